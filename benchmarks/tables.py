@@ -27,6 +27,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -44,10 +45,14 @@ from benchmarks.documents import (
     with_blocks,
     write_changed,
 )
+from taxfree._runtime.dispatch import Dispatcher
 from taxfree.fingerprints import size_field
-from taxfree.measuring.results import DISPATCH, LIBRARY, Row, by_problem, fastest
-from taxfree.shapes import format_problem, heading
+from taxfree.measuring.results import DISPATCH, Row, by_problem, fastest, machine_name
+from taxfree.settings import Settings
+from taxfree.shapes import format_problem, heading, recorded_problem
 from taxfree_cli.pictures import plot_times
+from taxfree_kernels.hardware import KNOWN
+from taxfree_tuning_db import Table, shipped_records
 
 COLUMNS = (
     "library eager", "library graph", "ours, unfused", "best fused", "dispatch", "speed-up",
@@ -83,7 +88,8 @@ SUMMARY: Sequence[tuple[str, Mapping[str, Sequence[Any]]]] = (
 )
 SUMMARY_CAPTION = (
     "Microseconds, median of the slowest rank: our fastest variant in a graph, fused or not; what "
-    "dispatch runs there; the library's fastest, in a graph or eager, and its time over dispatch's."
+    "dispatch picks there today, from the same measurements; the library's fastest, in a graph or "
+    "eager, and its time over dispatch's."
 )
 _LARGE = range(1025, 1 << 20)
 #: label, operation, and the problems: field -> values
@@ -99,8 +105,8 @@ HIGHLIGHTS: Sequence[tuple[str, str, Mapping[str, Sequence[Any]]]] = (
     ("decode attention, batch 4 and 8", "flash_decode", {"batch": (4, 8)}),
 )
 HIGHLIGHTS_CAPTION = (
-    "Speed-up over the library's fastest path, in a graph or eager: of what dispatch ran in a "
-    "graph, and of our fastest variant there."
+    "Speed-up over the library's fastest path, in a graph or eager: of what dispatch picks today "
+    "in a graph, and of our fastest variant there, from the same measurements."
 )
 #: path of a block -> as tables name it
 BLOCK_PATHS = {"library": "NCCL + cuBLAS", "torch": "PyTorch's ops", "dispatch": "taxfree"}
@@ -233,12 +239,12 @@ def summary(root: Path, machine: str) -> str:
     lines, shown = [], []
     for op, wanted in SUMMARY:
         for group in _measured(root, machine, op, wanted):
-            shown += group
-            ours, dispatch, library = _compared(group)
+            ours, dispatch, library = compared = _compared(group, machine)
+            shown += filter(None, compared)
             fields = {f: v for f, v in group[0].problem.items() if f not in _COMMON}
-            named = [_named(ours), _us(dispatch), _named(library)]
-            times = library.median_us / dispatch.median_us
-            lines.append([f"{op} {format_problem(op, fields)}", *named, f"{times:.2f}"])
+            named = [_named(ours), _named(dispatch), _named(library)]
+            times = f"{library.median_us / dispatch.median_us:.2f}" if dispatch else "-"
+            lines.append([f"{op} {format_problem(op, fields)}", *named, times])
     return f"{table(header, lines, text=[0])}\n{SUMMARY_CAPTION}{_age(shown)}\n"
 
 
@@ -248,13 +254,16 @@ def highlights(root: Path, machine: str) -> str:
     lines, shown = [], []
     for label, op, wanted in HIGHLIGHTS:
         groups = _measured(root, machine, op, wanted)
-        shown += [row for group in groups for row in group]
         sizes = [str(_size(group)) for group in groups]
-        compared = [_compared(group) for group in groups]
-        by_dispatch = [library.median_us / ran.median_us for _, ran, library in compared]
+        compared = [_compared(group, machine) for group in groups]
+        shown += [row for rows in compared for row in rows if row]
+        by_dispatch = [library.median_us / pick.median_us for _, pick, library in compared if pick]
         by_ours = [library.median_us / ours.median_us for ours, _, library in compared]
         of = f"{size_field(op)} = {_span(sizes[0], sizes[-1], '...')}"
-        spans = [_span(f"{min(x):.2f}", f"{max(x):.2f}", " to ") for x in (by_dispatch, by_ours)]
+        spans = [
+            _span(f"{min(x):.2f}", f"{max(x):.2f}", " to ") if x else "-"
+            for x in (by_dispatch, by_ours)
+        ]
         lines.append([label, of, *spans])
     return f"{table(header, lines, text=[0, 1])}\n{HIGHLIGHTS_CAPTION}{_age(shown)}\n"
 
@@ -278,16 +287,31 @@ def _size(group: Sequence[Row]) -> int:
     return int(group[0].problem[size_field(group[0].op)])
 
 
-def _compared(group: Sequence[Row]) -> tuple[Row, Row, Row]:
-    """Our fastest in a graph, what dispatch ran there, and the library's fastest."""
-    in_graph = [row for row in group if row.mode == "graph" and row.variant not in LIBRARY]
-    ours = fastest([row for row in in_graph if row.variant != DISPATCH])
-    dispatch = fastest([row for row in in_graph if row.variant == DISPATCH])
-    library = fastest([row for row in group if row.variant in LIBRARY])
+def _compared(group: Sequence[Row], machine: str) -> tuple[Row, Row | None, Row]:
+    """Our fastest in a graph, what dispatch picks there today, and the library's fastest."""
+    in_graph = [row for row in group if row.mode == "graph"]
+    others = [row for row in in_graph if not row.is_library]
+    ours = fastest([row for row in others if row.variant != DISPATCH])
+    library = fastest([row for row in group if row.is_library])
     assert ours is not None
-    assert dispatch is not None
     assert library is not None
-    return ours, dispatch, library
+    return ours, _picked(in_graph, machine), library
+
+
+def _picked(in_graph: Sequence[Row], machine: str) -> Row | None:
+    """The row of what dispatch picks today: its own, if it picked the same then; or any."""
+    problem = recorded_problem(in_graph[0].op, in_graph[0].problem)
+    assert problem is not None
+    pick = _dispatcher(machine).choose(in_graph[0].op, problem)
+    config = {"variant": pick.variant, **pick.config}
+    rows = sorted(in_graph, key=lambda row: row.variant != DISPATCH)
+    return next((row for row in rows if {"variant": row.variant} | row.config == config), None)
+
+
+@cache
+def _dispatcher(machine: str) -> Dispatcher:
+    hardware = next(x for x in KNOWN.values() if machine.startswith(machine_name(x.name)))
+    return Dispatcher(Table(shipped=shipped_records()), hardware, Settings())
 
 
 def block_tables(rows: Iterable[Mapping[str, Any]]) -> str:
@@ -519,7 +543,7 @@ def _step(row: Row | None, before: Row | None) -> str:
 
 def _cells(group: Sequence[Row]) -> list[str]:
     mode = "graph" if any(row.mode == "graph" for row in group) else "eager"
-    library = [row for row in group if row.variant in LIBRARY]
+    library = [row for row in group if row.is_library]
     timed = [row for row in group if row.mode == mode and row not in library]
     others = [row for row in timed if row.variant != DISPATCH]
     dispatch = fastest([row for row in timed if row.variant == DISPATCH])

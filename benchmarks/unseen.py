@@ -38,7 +38,6 @@ from typing import Any
 
 from benchmarks import model_error
 from benchmarks.documents import ROOT, is_current, table, with_blocks, write_changed
-from benchmarks.tables import LIBRARY
 from taxfree._runtime.prediction import (
     METHODS,
     Evidence,
@@ -52,7 +51,7 @@ from taxfree.fingerprints import interpolated_fields, versions
 from taxfree.measuring.results import DISPATCH, by_problem, load
 from taxfree.shapes import recorded_problem
 from taxfree_kernels.hardware import KNOWN
-from taxfree_kernels.variant import operation, operation_names
+from taxfree_kernels.variant import is_library, operation, operation_names
 from taxfree_tuning_db import (
     OF_A_BENCH,
     HardwareFingerprint,
@@ -102,12 +101,12 @@ class ProblemTimes:
         times = self.times.get(_name(variant, config))
         return None if times is None else statistics.fmean(times)
 
-    def best(self, variants: Sequence[str] | None = None) -> float:
-        """The shortest relative time of all variants, or of some."""
+    def best(self, of_library: bool = False) -> float:
+        """The shortest relative time of all variants, or of the library's."""
         return min(
             statistics.fmean(times)
             for name, times in self.times.items()
-            if variants is None or json.loads(name)[0] in variants
+            if not of_library or is_library(self.op, json.loads(name)[0])
         )
 
 
@@ -278,7 +277,9 @@ def judge(
         unmeasured=len(own) - beyond - len(known),
         judged=len(known),
         of_best=statistics.geometric_mean(shares) if known else None,
-        of_library=min((each.best(LIBRARY) / time for each, _, time in known), default=None),
+        of_library=min(
+            (each.best(of_library=True) / time for each, _, time in known), default=None
+        ),
         reach={
             name: max(
                 distance(each.problem, found.nearest.problem, name) for each, found, _ in known

@@ -17,6 +17,7 @@ VARIABLES: Mapping[str, str] = {
     "TAXFREE_DISABLE": "1: every dispatch is the library's baseline",
     "TAXFREE_STRICT": "1: a problem without a record of its own is an error",
     "TAXFREE_MODELLED": "1: where nothing measured serves, dispatch uses records of `tune --store`",
+    "TAXFREE_VERIFY": "0: a winner that another device lent runs without being timed here first",
     "TAXFREE_LOG": "a YAML file that collects problems without a record, for `tune --from`",
     "TAXFREE_TIMEOUT": f"seconds a rank waits for a peer; default: {DEFAULT_TIMEOUT_S:g}",
     "TAXFREE_DEBUG": "1: errors show a traceback",
@@ -38,6 +39,7 @@ class Settings:
         timeout_s: seconds a rank waits for a peer.
         log: where problems that ran without a record of their own are collected, if anywhere.
         debug: show tracebacks.
+        verify: time a winner that another device lent beside the library before it runs.
     """
 
     disable: bool = False
@@ -46,6 +48,7 @@ class Settings:
     timeout_s: float = DEFAULT_TIMEOUT_S
     log: Path | None = None
     debug: bool = False
+    verify: bool = True
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] = os.environ) -> Settings:
@@ -61,6 +64,7 @@ class Settings:
             timeout_s=_seconds(environ, "TAXFREE_TIMEOUT", DEFAULT_TIMEOUT_S),
             log=_path(environ, "TAXFREE_LOG"),
             debug=_switch(environ, "TAXFREE_DEBUG"),
+            verify=_switch(environ, "TAXFREE_VERIFY", default="1"),
         )
 
     def steering(self) -> dict[str, bool]:
@@ -73,11 +77,12 @@ class Settings:
             "TAXFREE_DISABLE": self.disable,
             "TAXFREE_STRICT": self.strict,
             "TAXFREE_MODELLED": self.modelled,
+            "TAXFREE_VERIFY": self.verify,
         }
 
 
-def _switch(environ: Mapping[str, str], name: str) -> bool:
-    text = environ.get(name, "").strip().lower()
+def _switch(environ: Mapping[str, str], name: str, default: str = "") -> bool:
+    text = environ.get(name, "").strip().lower() or default
     if text not in _ON + _OFF:
         raise UsageError(f"{name}={text} is neither on nor off", f"set {name}=1 or {name}=0")
     return text in _ON

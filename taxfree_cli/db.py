@@ -34,7 +34,7 @@ from taxfree_cli.record_views import (
     print_trials,
     print_verdicts,
 )
-from taxfree_kernels.hardware import KNOWN
+from taxfree_kernels.hardware import KNOWN, Hardware
 from taxfree_kernels.variant import operation_names
 from taxfree_tuning_db import (
     Database,
@@ -180,23 +180,19 @@ def why_command(
     db: options.Db = None,
     json: options.Json = False,
 ) -> None:
-    """Print, step by step, how a problem is looked up for each recorded GPU model."""
+    """Print, step by step, how a problem is looked up for recorded GPU models and this one."""
     if not shapes:
         raise UsageError("no problem is given", 'for example --shapes "m=16 n=3584 k=8192"')
     from taxfree._runtime.dispatch import look_up  # loads torch
 
     table = _table(db)
     records = _selected(table, op, gpu)
-    problems = expand(op, _request(op, shapes, gpus, dtype, records))
-    limits = {each.name: each for each in KNOWN.values()}
+    machines = _machines(records, gpu)
+    request = _request(op, shapes, gpus, dtype, records or _selected(table, op, None))
     allowed = Settings.from_environment().modelled
     answers = [
-        (
-            asdict(problem),
-            machine,
-            look_up(op, problem, table, machine, limits.get(machine.gpu), allowed),
-        )
-        for problem, machine in itertools.product(problems, _machines(records))
+        (asdict(problem), machine, look_up(op, problem, table, machine, limits, allowed))
+        for problem, (machine, limits) in itertools.product(expand(op, request), machines.items())
     ]
     if json:
         print_json({"op": op, "look_ups": [look_up_json(*answer) for answer in answers]})
@@ -394,14 +390,32 @@ def _selected(table: Table, op: str | None, gpu: str | None) -> list[Record]:
     ]
 
 
-def _machines(records: Sequence[Record]) -> list[HardwareFingerprint]:
-    machines = list(dict.fromkeys(record.hardware for record in records))
-    if not machines:
+def _machines(
+    records: Sequence[Record], gpu: str | None
+) -> dict[HardwareFingerprint, Hardware | None]:
+    """The devices of records, this machine's, and those that are named, with their known limits.
+
+    Raises:
+        NoRecord: there are none.
+    """
+    from taxfree.devices import available_gpus
+    from taxfree.fingerprints import hardware_fingerprint
+    from taxfree_kernels.fabric.open import hardware_here
+
+    limits = {each.name: each for each in KNOWN.values()}
+    found = {record.hardware: limits.get(record.hardware.gpu) for record in records}
+    here = [hardware_here()] if available_gpus() else []
+    for hardware in (*here, *(KNOWN.values() if gpu else ())):
+        machine = hardware_fingerprint(hardware)
+        is_asked = (gpu or "").lower() in machine.gpu.lower()
+        if is_asked and not any(machine.is_same(each) for each in found):
+            found[machine] = hardware
+    if not found:
         raise NoRecord(
             "no record names a GPU to look up",
             "run `taxfree tune` first; with --gpu, `taxfree db list` shows the recorded names",
         )
-    return machines
+    return found
 
 
 def _request(

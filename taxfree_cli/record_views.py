@@ -129,12 +129,24 @@ def _outcome(answer: LookUp) -> str:
         variant, config = answer.predicted
         return f"{answer.kind}, in graphs: {variant} {words(config)}".rstrip()
     if answer.record is None or answer.kind == "refused":
-        return f"{answer.kind}: the baseline runs"
-    winner = answer.record.winner
-    outcome = f"{answer.kind}: {winner.variant} {words(winner.config)}".rstrip()
+        return f"{answer.kind}: {_library(answer)}"
+    winner, kind = answer.record.winner, answer.kind
+    whose = f"{kind}: {answer.record.lender}" if kind == "lent" else kind
+    outcome = f"{whose}: {winner.variant} {words(winner.config)}".rstrip()
     if not answer.soft_mismatches:
         return outcome
     return f"{outcome} (measured with another {', '.join(answer.soft_mismatches)})"
+
+
+def _library(answer: LookUp) -> str:
+    """What runs of the library: one path, or two."""
+    named = {
+        mode: "the baseline" if variant == "baseline" else f"{variant} {words(config)}".rstrip()
+        for mode, (variant, config) in answer.library.items()
+    }
+    if len(set(named.values())) < 2:
+        return f"{named.get('graph', 'the baseline')} runs"
+    return f"{named['graph']} runs in graphs, {named['eager']} in eager calls"
 
 
 def _row(record: Record) -> list[object]:
@@ -147,8 +159,14 @@ def _row(record: Record) -> list[object]:
         ours,
         baseline,
         baseline / ours if ours else 0.0,
-        "modelled" if record.is_modelled else record.provenance.get("source", ""),
+        _source(record),
     ]
+
+
+def _source(record: Record) -> str:
+    if record.is_lent:
+        return f"lent: {record.lender}"
+    return "modelled" if record.is_modelled else record.provenance.get("source", "")
 
 
 def _rows(role: str, measured: Measurement) -> list[list[object]]:

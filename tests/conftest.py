@@ -83,6 +83,12 @@ def _dealt(item: pytest.Item) -> tuple[str, tuple[int, ...]] | None:
 
 
 @pytest.fixture
+def no_library_results(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For tests with tables of their own: of the library's paths only the baseline is known."""
+    monkeypatch.setattr("taxfree._runtime.library.evidence", lambda: ())
+
+
+@pytest.fixture
 def sample(request: pytest.FixtureRequest) -> Sample:
     """What the test takes of its lists in this run."""
     return Sample.of_test(request.config.option.sample, request.node.nodeid)

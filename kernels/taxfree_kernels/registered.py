@@ -61,6 +61,7 @@ class RegisteredVariant(Variant):
 
     name = "registered"
     fused = False
+    is_library = True
 
     def unsupported_reason(self, problem: Problem, hardware: Hardware) -> str | None:
         if hardware.backend == "interpreter":

@@ -184,6 +184,9 @@ class Variant(ABC):
     #: rank can compile its plans. False for library paths and for our stand-alone collectives.
     fused: ClassVar[bool] = True
 
+    #: whether it runs the library's kernels and collectives; gains are over the fastest of these.
+    is_library: ClassVar[bool] = False
+
     #: whether a search tries it without being asked by name. False for the paper's intermediate
     #: steps, which are kept to show the gain of each step, and for what several GPUs have not run.
     searched: ClassVar[bool] = True
@@ -387,6 +390,12 @@ def variants(op: str) -> Mapping[str, Variant]:
     problem_class(op)
     found = {variant.name: variant for variant in _discover(f"taxfree_kernels.{op}")}
     return dict(sorted(found.items(), key=lambda item: (item[0] != "baseline", item[0])))
+
+
+def is_library(op: str, name: str) -> bool:
+    """Whether a variant of an operation is the library's; one that no longer exists is not."""
+    variant = variants(op).get(name)
+    return variant is not None and variant.is_library
 
 
 def _discover(package: str) -> Iterator[Variant]:

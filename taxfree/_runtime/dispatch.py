@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 from taxfree import fingerprints
 from taxfree._runtime.legality import illegal, refused
+from taxfree._runtime.library import BASELINE, fastest
 from taxfree._runtime.prediction import predicted
 from taxfree.errors import NoRecord
 from taxfree.settings import Settings
@@ -33,12 +34,16 @@ from taxfree_tuning_db import (
     stale_reason,
 )
 from taxfree_tuning_db import look_up as find_record
+from taxfree_tuning_db.lookup import LIBRARY_STEP
+from taxfree_tuning_db.lookup import Kind as LookUpKind
 
+_MODES = ("graph", "eager")
+_BASELINE: tuple[str, dict[str, Any]] = (BASELINE.variant, {})
 _WORTH_A_PLAN = 0.97  # of the winner's eager time: a slower variant gets no eager plan of its own
 
 Kind = Literal[
-    "exact", "another version", "neighbour", "predicted", "modelled", "baseline", "disabled",
-    "unprepared",
+    "exact", "another version", "neighbour", "lent", "predicted", "modelled", "baseline",
+    "disabled", "unprepared",
 ]  # fmt: skip
 
 
@@ -48,9 +53,9 @@ class Choice:
 
     Args:
         kind: "exact": its own record; "another version": its own record, measured with an earlier
-            or a later version of the variant; "neighbour": a similar problem's config; "predicted":
-            what the cost model expects to be the fastest, where results show that such predictions
-            hold;
+            or a later version of the variant; "neighbour": a similar problem's config; "lent": a
+            record, or a similar problem's, of another device that computes alike; "predicted": what
+            the cost model expects to be the fastest, where results show that such predictions hold;
             "modelled": a record that was modelled for such a device, if the settings allow it;
             "baseline": no record serves; "disabled": the environment, or ranks that disagree,
             forbid fused variants; "unprepared": first called under graph capture.
@@ -58,6 +63,7 @@ class Choice:
         why: one line.
         eager: what runs instead outside graph capture, if something else was faster there: plans
             with many launches win in graphs and lose in eager calls.
+        lender: the GPU that lent the record, also if it was tried here since; empty if none did.
     """
 
     kind: Kind
@@ -65,6 +71,12 @@ class Choice:
     config: dict[str, Any] = field(default_factory=dict)
     why: str = ""
     eager: Choice | None = None
+    lender: str = ""
+
+    @property
+    def source(self) -> str:
+        """The kind, and the GPU that lends."""
+        return f"lent: {self.lender}" if self.kind == "lent" else self.kind
 
     @property
     def in_eager_calls(self) -> str:
@@ -94,9 +106,9 @@ class Dispatcher:
         settings: Settings | None = None,
         only: Collection[str] | None = None,
     ) -> None:
-        self._table, self._hardware, self._only = table, hardware, only
-        self._settings = settings or Settings.from_environment()
         self._fingerprint = fingerprints.hardware_fingerprint(hardware)
+        self._table, self._hardware, self._only = table.own(self._fingerprint), hardware, only
+        self._settings = settings or Settings.from_environment()
 
     def limited_to(self, names: Collection[str]) -> Dispatcher:
         """The same, for calls that only these variants and the baseline can run."""
@@ -118,22 +130,53 @@ class Dispatcher:
         found = self.look_up(op, problem)
         if self._settings.strict and found.kind != "exact":
             raise NoRecord(*_explain_miss(problem, self._fingerprint, found))
+        library = self._library(found)
         if found.predicted is not None and self._may_run(found.predicted[0]):
             variant, config = found.predicted
-            in_eager_calls = Choice("predicted", "baseline", why="predictions are for graphs")
-            return Choice("predicted", variant, config, found.lookup_trace[-1].why, in_eager_calls)
+            why, of_graphs = found.lookup_trace[-1].why, "predictions are for graphs"
+            eager = dataclasses.replace(library.of("eager"), kind="predicted", why=of_graphs)
+            return Choice("predicted", variant, config, why, eager)
         if found.record is None or found.kind == "refused":
-            return Choice("baseline", "baseline", why=found.why_not)
+            return library
         if found.kind == "modelled":
             modelled = found.record.winner
             if not self._may_run(modelled.variant):
-                return Choice("baseline", "baseline", why="the modelled variant cannot run here")
+                return dataclasses.replace(library, why="the modelled variant cannot run here")
             why = "modelled for such a device; nothing was measured"
             return Choice("modelled", modelled.variant, dict(modelled.config), why)
+        kind: Kind = found.kind if found.kind in ("neighbour", "lent") else "exact"
         record = self._limited(op, problem, found.record)
-        eager = self._eager(found, op, problem, record)
-        winner, why = record.winner, _source(op, problem, found, record)
-        return Choice(_kind(found, op, winner), winner.variant, dict(winner.config), why, eager)
+        return self.of_record(kind, problem, record, _source(op, problem, found, record))
+
+    def _library(self, found: LookUp) -> Choice:
+        """The library's path where no record serves, in graphs and in eager calls."""
+        baseline = Choice("baseline", "baseline", why=found.why_not)
+        graph, eager = (
+            Choice("baseline", variant, dict(config), found.why_library)
+            if variant != "baseline" and self._may_run(variant)
+            else baseline
+            for variant, config in (found.library.get(each, _BASELINE) for each in _MODES)
+        )
+        alike = (graph.variant, graph.config) == (eager.variant, eager.config)
+        return graph if alike else dataclasses.replace(graph, eager=eager)
+
+    def of_record(self, kind: Kind, problem: Problem, record: Record, why: str) -> Choice:
+        """The choice of a record's winner for a problem, in all calls or in graphs."""
+        winner, eager = record.winner, self._eager(kind, record.op, problem, record)
+        kind = _of_version(kind, record.op, winner)
+        return Choice(kind, winner.variant, dict(winner.config), why, eager, record.lender)
+
+    @property
+    def tries_lent(self) -> bool:
+        """Whether lent choices are tried before they run."""
+        return self._settings.verify
+
+    def after_trial(self, choice: Choice, problem: Problem, record: Record) -> Choice:
+        """What a lent choice becomes by the record of its trial on these ranks."""
+        mode = "graph" if "graph" in record.baseline.median_us else "eager"
+        times = [f"{each.median_us[mode]:.3g} us" for each in (record.winner, record.baseline)]
+        why = f"{choice.why}; here {record.winner.variant} {times[0]}, the library {times[1]}"
+        return self.of_record("lent", problem, record, why)
 
     def bounds(self, op: str, problem: Problem, name: str) -> tuple[int, int]:
         """The smallest and the largest size that are served together with a problem's.
@@ -196,7 +239,7 @@ class Dispatcher:
         )
         return dataclasses.replace(record, winner=winner, runners_up=tuple(measured))
 
-    def _eager(self, found: LookUp, op: str, problem: Problem, record: Record) -> Choice | None:
+    def _eager(self, kind: Kind, op: str, problem: Problem, record: Record) -> Choice | None:
         """The measurement of a record that beats its winner in eager calls and is still valid."""
         winner = record.winner
         if "eager" not in winner.median_us:
@@ -213,7 +256,8 @@ class Dispatcher:
         fastest = min(faster, key=lambda each: each.median_us["eager"])
         theirs = fastest.median_us["eager"]
         why = f"outside of graphs {theirs:.3g} us, {winner.variant} {ours:.3g}"
-        return Choice(_kind(found, op, fastest), fastest.variant, dict(fastest.config), why)
+        kind = _of_version(kind, op, fastest)
+        return Choice(kind, fastest.variant, dict(fastest.config), why)
 
     def _is_valid(self, op: str, problem: Problem, measured: Measurement) -> bool:
         """Whether a measurement is of a known variant, and its config serves a problem."""
@@ -239,10 +283,17 @@ def look_up(
         hardware: the same with its limits; None if they are not known, and nothing is refused.
         modelled: whether a modelled record may serve where nothing measured does.
     """
-    found = _measured(op, problem, table, fingerprint, hardware)
-    is_served = found.is_recorded or found.kind == "predicted"
+    table = table.own(fingerprint)
+    found = _found(op, problem, table, fingerprint, hardware)
+    if found.is_recorded:
+        return found
+    found = _lent(found, op, problem, table.lent_to(fingerprint), fingerprint, hardware)
+    if found.kind == "lent":
+        return found
+    found = _predicted(found, op, problem, table, fingerprint, hardware)
+    found = _with_library(found, problem, fingerprint, hardware)
     kind_of = table.modelled_for(fingerprint)
-    if is_served or not any(record.op == op for record in kind_of.records()):
+    if found.kind == "predicted" or not any(record.op == op for record in kind_of.records()):
         return found
     if not modelled:
         step = LookupStep("a modelled record", False, "there is one; TAXFREE_MODELLED=1 allows it")
@@ -250,12 +301,44 @@ def look_up(
     other = _found(op, problem, kind_of, fingerprint, hardware)
     if not other.is_recorded:
         return found
-    steps = (
-        *found.lookup_trace,
-        LookupStep("a modelled record", True, "nothing measured serves"),
-        *other.lookup_trace,
-    )
-    return dataclasses.replace(other, kind="modelled", lookup_trace=steps)
+    step = LookupStep("a modelled record", True, "nothing measured serves")
+    return _served("modelled", found, step, other)
+
+
+def _with_library(
+    found: LookUp,
+    problem: Problem,
+    fingerprint: HardwareFingerprint,
+    hardware: Hardware | None,
+) -> LookUp:
+    """A look-up with the library's fastest path; its step, if nothing is predicted."""
+    if hardware is None:
+        return found
+    paths, why = fastest(problem, fingerprint, hardware)
+    runs = {mode: (path.variant, path.config) for mode, path in paths.items()}
+    found = dataclasses.replace(found, library=runs)
+    if found.kind == "predicted":
+        return found
+    is_other = any(path != BASELINE for path in paths.values())
+    return _with_step(found, LookupStep(LIBRARY_STEP, is_other, why))
+
+
+def _tried(found: LookUp) -> tuple[LookupStep, ...]:
+    """The steps of a look-up, without the nearest record, with which a miss ends."""
+    return found.lookup_trace[: len(found.lookup_trace) - (found.kind == "miss")]
+
+
+def _with_step(found: LookUp, step: LookupStep) -> LookUp:
+    """A look-up with one more step."""
+    tried = _tried(found)
+    steps = (*tried, step, *found.lookup_trace[len(tried) :])
+    return dataclasses.replace(found, lookup_trace=steps)
+
+
+def _served(kind: LookUpKind, found: LookUp, step: LookupStep, other: LookUp) -> LookUp:
+    """The look-up in another table, which serves where the first does not."""
+    more = (each for each in other.lookup_trace if each not in found.lookup_trace)
+    return dataclasses.replace(other, kind=kind, lookup_trace=(*_tried(found), step, *more))
 
 
 def _found(
@@ -264,6 +347,7 @@ def _found(
     table: Table,
     fingerprint: HardwareFingerprint,
     hardware: Hardware | None,
+    nearest: bool = True,
 ) -> LookUp:
     """The record for a problem, or a neighbour's that is transferred to it."""
     asked, versions = dataclasses.asdict(problem), fingerprints.versions(op)
@@ -287,54 +371,74 @@ def _found(
         fingerprints.NEIGHBOUR_OCTAVES,
         why_not,
     )
-    found = find_record(table, query)
+    found = find_record(table, query, nearest)
     if found.record is not None and found.kind == "neighbour":
         return dataclasses.replace(found, record=fingerprints.transferred(found.record, problem))
     return found
 
 
-def _measured(
+def _lent(
+    found: LookUp,
+    op: str,
+    problem: Problem,
+    lent: Table,
+    fingerprint: HardwareFingerprint,
+    hardware: Hardware | None,
+) -> LookUp:
+    """The record that another device lends, else what was found, with the reason."""
+    if not any(record.op == op for record in lent.records()):
+        return found
+    other = _found(op, problem, lent, fingerprint, hardware, nearest=False)
+    looked_for = "a record of a device that computes alike"
+    if other.record is None or not other.is_recorded:
+        return _with_step(found, LookupStep(looked_for, False, other.why_not))
+    step = LookupStep(looked_for, True, f"lent: {other.record.lender}")
+    return _served("lent", found, step, other)
+
+
+def _predicted(
+    found: LookUp,
     op: str,
     problem: Problem,
     table: Table,
     fingerprint: HardwareFingerprint,
     hardware: Hardware | None,
 ) -> LookUp:
-    """The measured record that serves, else a prediction from measured ones."""
-    found = _found(op, problem, table, fingerprint, hardware)
-    if found.is_recorded or hardware is None:
+    """The prediction from measured records, else what was found, with the reason."""
+    if hardware is None:
         return found
     known = table.serving(fingerprints.versions(op))
     prediction, why = predicted(op, problem, known, fingerprint, hardware)
     step = LookupStep("a prediction for sizes without records", prediction is not None, why)
-    last = len(found.lookup_trace) - (found.kind == "miss")  # a miss ends with the nearest record
-    steps = (*found.lookup_trace[:last], step)
+    found = _with_step(found, step)
     if prediction is None:
-        return dataclasses.replace(found, lookup_trace=(*steps, *found.lookup_trace[last:]))
+        return found
     runs = prediction.variant, prediction.config
-    return LookUp("predicted", None, (), steps, prediction.nearest, runs)
+    return LookUp("predicted", None, (), _tried(found), prediction.nearest, runs)
 
 
-def _kind(found: LookUp, op: str, measured: Measurement) -> Kind:
-    """The kind of a choice of a measurement from the record that was found."""
-    if found.kind == "neighbour":
-        return "neighbour"
+def _of_version(kind: Kind, op: str, measured: Measurement) -> Kind:
+    """The kind of a choice of a measurement: "exact" only if it is of today's version."""
     is_current = stale_reason(measured, fingerprints.versions(op)) is None
-    return "exact" if is_current else "another version"
+    return kind if is_current or kind != "exact" else "another version"
 
 
 def _source(op: str, problem: Problem, found: LookUp, record: Record) -> str:
     """The record that serves a problem, in one line."""
     stale = stale_reason(record, fingerprints.versions(op))
     suffix = f", {stale}" if stale else ""
-    if found.kind != "neighbour":
+    if found.kind not in ("neighbour", "lent"):
         flags = ", ".join(found.soft_mismatches)
-        return f"its own record{suffix}" + (f", measured with another {flags}" if flags else "")
+        own = "its own record" + (
+            f", of a winner that {record.lender} lent" if record.is_lent else ""
+        )
+        return f"{own}{suffix}" + (f", measured with another {flags}" if flags else "")
     fields = record.problem
     ignored = fingerprints.ignored_fields(op)
     differing = [name for name in ignored if fields[name] != getattr(problem, name)]
     named = (*fingerprints.interpolated_fields(op), *differing)
-    return "the record of " + " ".join(f"{name}={fields[name]}" for name in named) + suffix
+    whose = f"{record.lender}'s" if found.kind == "lent" else "the"
+    return f"{whose} record of " + " ".join(f"{name}={fields[name]}" for name in named) + suffix
 
 
 def _explain_miss(

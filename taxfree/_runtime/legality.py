@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Protocol
 
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.variant import Problem, Variant, variants
-from taxfree_tuning_db import Measurement
 
 
-def illegal(op: str, problem: Problem, measured: Measurement, hardware: Hardware) -> str | None:
+class Candidate(Protocol):
+    """A variant and its config, however they are known."""
+
+    @property
+    def variant(self) -> str: ...
+
+    @property
+    def config(self) -> Mapping[str, Any]: ...
+
+
+def illegal(op: str, problem: Problem, measured: Candidate, hardware: Hardware) -> str | None:
     """Why a config that was measured on another problem does not serve this one, or None."""
     variant = variants(op)[measured.variant]
     if variant.unsupported_reason(problem, hardware) is None:
@@ -22,7 +31,7 @@ def illegal(op: str, problem: Problem, measured: Measurement, hardware: Hardware
     return refused(op, problem, measured, hardware)
 
 
-def refused(op: str, problem: Problem, measured: Measurement, hardware: Hardware) -> str | None:
+def refused(op: str, problem: Problem, measured: Candidate, hardware: Hardware) -> str | None:
     """Why a measured config does not run today, or None."""
     reason = refusal(variants(op)[measured.variant], problem, hardware, measured.config)
     return None if reason is None else f"{measured.variant}: {reason}"

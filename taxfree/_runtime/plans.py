@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from taxfree._runtime import collectives
+from taxfree._runtime import collectives, lending
 from taxfree._runtime.collectives import Failure
 from taxfree._runtime.dispatch import Choice, Dispatcher, Kind
 from taxfree._runtime.legality import refusal
@@ -69,7 +69,7 @@ class Entry:
         plan: the choice.
         eager: takes its place outside of graph capture, if there is one.
         kernels: what is compiled for them, and for the other sizes of their plan.
-        is_tuned: the largest of the sizes that share the plan has a record of its own.
+        is_tuned: the largest of the sizes that share the plan was tuned.
         calls: how many there were.
     """
 
@@ -94,21 +94,33 @@ class Entry:
 
 
 @dataclass
+class _Part:
+    """What this rank has made of a choice.
+
+    Args:
+        plan: None until it is ready.
+        refused: sizes that the choice does not serve.
+        kernels: what is compiled for the others.
+    """
+
+    plan: Ready | None = None
+    refused: frozenset[int] = frozenset()
+    kernels: frozenset[Any] = frozenset()
+
+
+@dataclass
 class _Made:
     """A bucket, and what this rank has made for it so far.
 
     Args:
         bucket, choice: what is planned.
-        plans: ours by mode, "graph" or "eager"; and the library's, as "library", if needed.
-        refused: sizes that the choice does not serve.
-        kernels: what is compiled for them.
+        parts: of each mode, "graph" or "eager", that does not run the baseline; and the baseline's,
+            as "library", if it is needed.
     """
 
     bucket: Bucket
     choice: Choice
-    plans: dict[str, Ready] = field(default_factory=dict)
-    refused: set[int] = field(default_factory=set)
-    kernels: set[Any] = field(default_factory=set)
+    parts: dict[str, _Part] = field(default_factory=dict)
 
     @property
     def modes(self) -> dict[str, Choice]:
@@ -118,27 +130,58 @@ class _Made:
 
     @property
     def ours(self) -> list[tuple[_Made, str, Choice]]:
-        """The modes that do not run the library."""
+        """The modes that do not run the baseline."""
         return [(self, mode, each) for mode, each in self.modes.items() if each.variant != BASELINE]
 
     @property
-    def needs_library(self) -> bool:
-        return bool(self.refused) or len(self.ours) < len(self.modes)
+    def refused(self) -> set[int]:
+        """Sizes that the library serves, because a choice does not."""
+        return {size for _, mode, _ in self.ours for size in self.parts[mode].refused}
 
-    def plan(self, mode: str) -> Ready | None:
-        """The plan of a mode, if there is one."""
-        choice = self.modes.get(mode)
-        if choice is None:
-            return None
-        return self.plans["library" if choice.variant == BASELINE else mode]
+    @property
+    def needs_trial(self) -> bool:
+        """Whether another device lent it, and it is not the baseline."""
+        return self.choice.kind == "lent" and bool(self.ours)
+
+    @property
+    def needs_library(self) -> bool:
+        return self.needs_trial or bool(self.refused) or len(self.ours) < len(self.modes)
+
+    def part(self, mode: str) -> _Part:
+        """What serves a mode."""
+        return self.parts["library" if self.modes[mode].variant == BASELINE else mode]
+
+    @property
+    def kernels(self) -> frozenset[Any]:
+        """What is compiled for the sizes."""
+        library = [self.parts["library"]] if self.refused else []
+        return frozenset().union(
+            *(each.kernels for each in (*library, *map(self.part, self.modes)))
+        )
+
+    @property
+    def tried(self) -> list[tuple[Choice, _Part]]:
+        """The library and ours, to be tried beside each other."""
+        ours = [(choice, self.parts[mode]) for _, mode, choice in self.ours]
+        return [(Choice("baseline", BASELINE), self.parts["library"]), *ours]
+
+    def settle(self, choice: Choice) -> None:
+        """Run what was the fastest of those that were tried."""
+
+        def tried(wanted: Choice) -> _Part:
+            key = wanted.variant, wanted.config
+            return next(part for each, part in self.tried if (each.variant, each.config) == key)
+
+        parts = {mode: tried(choice.of(mode)) for mode in ("graph", "eager")}
+        self.choice = choice
+        self.parts |= parts
 
     def fall_back(self, kind: Kind, why: str) -> None:
         """Let the library serve the bucket, with a warning that says why."""
         warnings.warn(
             f"{self.bucket.problem} runs the baseline: {why}", RuntimeWarning, stacklevel=6
         )
-        self.choice = Choice(kind, BASELINE, why=why)
-        self.plans, self.refused, self.kernels = {}, set(), set()
+        self.choice, self.parts = Choice(kind, BASELINE, why=why), {}
 
 
 class Plans:
@@ -147,10 +190,13 @@ class Plans:
     Args:
         fabric: the ranks.
         dispatcher: chooses what is planned.
+        keep: stores the records of what was tried, on one rank.
     """
 
-    def __init__(self, fabric: Fabric, dispatcher: Dispatcher) -> None:
-        self._fabric, self._dispatcher = fabric, dispatcher
+    def __init__(
+        self, fabric: Fabric, dispatcher: Dispatcher, keep: lending.Keep | None = None
+    ) -> None:
+        self._fabric, self._dispatcher, self._keep = fabric, dispatcher, keep
         self._entries: dict[Any, list[Entry | None]] = {}  # by family, then by size
 
     def __iter__(self) -> Iterator[Entry]:
@@ -242,6 +288,8 @@ class Plans:
         self._agree(missing, called, made)
         self._add_ours([step for each in made for step in each.ours])
         self._add_library([each for each in made if each.needs_library])
+        if self._dispatcher.tries_lent:
+            self._try_lent([each for each in made if each.needs_trial])
         for each in made:
             self._enter(each)
 
@@ -254,8 +302,8 @@ class Plans:
         alone.__dict__["workspace"] = Workspace(self._fabric.device, has_pool=False)
         plan = Ready(variants(op_of(problem))[BASELINE].plan(problem, alone, {}))
         choice = Choice("unprepared", BASELINE, why=why)
-        record = self._dispatcher.look_up(op_of(problem), self.bucket(problem).problem)
-        is_tuned = record.kind == "exact"
+        found = self._dispatcher.look_up(op_of(problem), self.bucket(problem).problem)
+        is_tuned = found.kind == "exact" and found.record is not None and not found.record.lender
         return Entry(Bucket(problem, rows_of(problem)), choice, plan, is_tuned=is_tuned)
 
     def _agree(self, missing: list[Problem], called: Problem | None, made: list[_Made]) -> None:
@@ -276,25 +324,27 @@ class Plans:
         """Make the choices ready; where one fails on a rank, the library serves its bucket."""
         found = ready_plans(self._fabric, [partial(self._make, *step) for step in steps])
         for (made, mode, choice), plan in zip(steps, found, strict=True):
-            if not isinstance(plan, Failure):
-                made.plans[mode] = plan
-            elif made.modes.get(mode) is choice:  # it has not fallen back yet
+            if made.modes.get(mode) is not choice:  # it has fallen back
+                continue
+            if isinstance(plan, Failure):
                 made.fall_back("baseline", f"{choice.variant}: {plan.why}")
+            else:
+                made.parts[mode].plan = plan
 
     def _make(self, made: _Made, mode: str, choice: Choice) -> Plan:
         """Plan and compile a choice for the sizes that it serves, without the peers."""
         bucket, variant = made.bucket, variants(op_of(made.bucket.problem))[choice.variant]
-        made.refused |= {
+        refused = frozenset(
             size
             for size in bucket.sizes[:-1]
             if refusal(variant, bucket.of(size), self._fabric.hardware, choice.config) is not None
-        }
+        )
         plan = variant.plan(bucket.problem, self._fabric, choice.config)
-        served = (size for size in bucket.sizes if size not in made.refused)
-        made.kernels |= self._compile(plan, bucket, served)
+        served = (size for size in bucket.sizes if size not in refused)
+        made.parts[mode] = _Part(None, refused, self._compile(plan, bucket, served))
         return plan
 
-    def _compile(self, plan: Plan, bucket: Bucket, sizes: Iterable[int]) -> set[Any]:
+    def _compile(self, plan: Plan, bucket: Bucket, sizes: Iterable[int]) -> frozenset[Any]:
         """Compile all that calls of these sizes launch; what that is."""
         first: dict[tuple[Any, ...], tuple[int, tuple[Kernel, ...]]] = {}  # of those compiled alike
         for size in sizes:
@@ -302,11 +352,11 @@ class Plans:
             first.setdefault(tuple(each.specialization for each in kernels), (size, kernels))
         for size, _ in first.values():
             plan.compile(size, *meta_tensors(bucket.of(size), self._fabric.rank))
-        return {
+        return frozenset(
             (each.function, *each.constants.items(), *each.options.items(), *each.specialization)
             for _, kernels in first.values()
             for each in kernels
-        }
+        )
 
     def _require_same_calls(self, calls: Sequence[tuple[list[Problem], Problem | None]]) -> None:
         """Raise, on every rank, when one of them gives other problems."""
@@ -332,27 +382,47 @@ class Plans:
             problem = each.bucket.problem
             try:
                 plan = variants(op_of(problem))[BASELINE].plan(problem, self._fabric, {})
-                each.kernels |= self._compile(plan, each.bucket, each.bucket.sizes)
+                kernels = self._compile(plan, each.bucket, each.bucket.sizes)
             except Exception as error:
                 raise TaxfreeError(
                     f"cannot run {problem} even by the library: {one_line(error)}"
                 ) from error
+            each.parts["library"] = _Part(kernels=kernels)
             return plan
 
         found = ready_plans(self._fabric, [partial(make, each) for each in made])
         for each, plan in zip(made, found, strict=True):
             if isinstance(plan, Failure):
                 raise TaxfreeError(f"rank {plan.rank} {plan.why}", "is its memory exhausted?")
-            each.plans["library"] = plan
+            each.parts["library"].plan = plan
+
+    def _try_lent(self, made: Sequence[_Made]) -> None:
+        """Try lent choices beside the library, run what is faster, and keep it; collective."""
+        records = []
+        for each in made:
+            op, problem = op_of(each.bucket.problem), each.bucket.problem
+            lent = self._dispatcher.look_up(op, problem).record
+            assert lent is not None
+            plans = [(choice, part.plan) for choice, part in each.tried if part.plan is not None]
+            record = lending.tried(self._fabric, problem, lent, plans)
+            if isinstance(record, str):
+                each.fall_back("baseline", f"{each.choice.source}: {record}")
+                self._add_library([each])
+            else:
+                records.append(record)
+                each.settle(self._dispatcher.after_trial(each.choice, problem, record))
+        if records and self._keep is not None:
+            self._keep(records)
 
     def _enter(self, made: _Made) -> None:
         """Let a bucket's sizes run what was made."""
-        bucket, choice, kernels = made.bucket, made.choice, frozenset(made.kernels)
+        bucket, choice, kernels = made.bucket, made.choice, made.kernels
         entries = self.by_size(bucket.problem)
         entries.extend([None] * (bucket.high + 1 - len(entries)))
-        plan, eager = made.plan("graph"), made.plan("eager")
+        plan, *eagers = (made.part(mode).plan for mode in made.modes)
+        eager = eagers[0] if eagers else None
         assert plan is not None
-        is_tuned = choice.kind == "exact"
+        is_tuned = choice.kind == "exact" and not choice.lender
         last = Bucket(bucket.problem, bucket.high)
         entries[bucket.high] = Entry(last, choice, plan, eager, kernels, is_tuned)
         if bucket.low == bucket.high:
@@ -363,7 +433,9 @@ class Plans:
         if made.refused:
             why = f"{choice.variant} {choice.config} does not serve this size"
             library = Choice("baseline", BASELINE, why=why)
-            entry = Entry(below, library, made.plans["library"], None, kernels)
+            plan = made.parts["library"].plan
+            assert plan is not None
+            entry = Entry(below, library, plan, None, kernels)
             for size in made.refused:
                 entries[size] = entry
 

@@ -26,6 +26,7 @@ from torch.compiler import is_compiling
 from taxfree import problems
 from taxfree._runtime.aside import aside
 from taxfree._runtime.dispatch import Choice, Dispatcher
+from taxfree._runtime.lending import Keep
 from taxfree._runtime.order import OneThread, StreamOrder
 from taxfree._runtime.plans import BASELINE, Bucket, Entry, Plans, rows_of
 from taxfree._runtime.signatures import (
@@ -101,11 +102,12 @@ class Runtime(contextlib.AbstractContextManager["Runtime"]):
         plan_on_first_call: bool = True,
         heap_bytes: int = 0,
         unrecorded: UnrecordedProblems | None = None,
+        keep: Keep | None = None,
     ) -> None:
         self._fabric, self._dispatcher = fabric, dispatcher
         self._plan_on_first_call = plan_on_first_call
         self._heap_bytes, self._unrecorded = heap_bytes, unrecorded
-        self._plans = Plans(fabric, dispatcher)
+        self._plans = Plans(fabric, dispatcher, keep)
         self._gather_plans = Plans(fabric, dispatcher.limited_to(_SEVERAL_WEIGHTS))
         self._by_arguments: dict[Any, list[Entry | None]] = {}
         self._seen: dict[tuple[Any, ...], _Seen] = {}
@@ -617,7 +619,7 @@ class Runtime(contextlib.AbstractContextManager["Runtime"]):
         except NoRecord as error:
             lines = [f"nothing: {error.message}"]
         else:
-            lines = [f"{choice.variant} {choice.config or ''}".rstrip() + f" ({choice.kind})"]
+            lines = [f"{choice.variant} {choice.config or ''}".rstrip() + f" ({choice.source})"]
             lines.append(f"because: {choice.why}")
             if choice.in_eager_calls:
                 lines.append(choice.in_eager_calls)
@@ -626,11 +628,11 @@ class Runtime(contextlib.AbstractContextManager["Runtime"]):
         return "\n".join(lines)
 
     def stats(self) -> dict[str, dict[str, int]]:
-        """Calls by problem (as text, with its sizes) and kind of choice."""
+        """Calls by problem (as text, with its sizes) and kind of choice, such as "exact"."""
         found: dict[str, Counter[str]] = {}
         for entry in self._entries():
             if entry.calls:
-                found.setdefault(str(entry), Counter())[entry.choice.kind] += entry.calls
+                found.setdefault(str(entry), Counter())[entry.choice.source] += entry.calls
         for problem, calls in self._unprepared.items():
             found.setdefault(str(problem), Counter())["unprepared"] += calls
         return {problem: dict(kinds) for problem, kinds in found.items()}

@@ -11,13 +11,13 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-import torch
 import torch.distributed as dist
 
 import taxfree._runtime.ops  # registers the torch ops  # noqa: F401
 from taxfree import fingerprints
 from taxfree._runtime.collectives import vote
 from taxfree._runtime.dispatch import Dispatcher
+from taxfree._runtime.lending import keep_in
 from taxfree._runtime.runtime import Runtime
 from taxfree._runtime.unrecorded import UnrecordedProblems
 from taxfree._version import __version__
@@ -25,8 +25,7 @@ from taxfree.errors import TaxfreeError, UsageError
 from taxfree.settings import Settings
 from taxfree.shapes import recorded_problem
 from taxfree_kernels.fabric.layout import arena_bytes
-from taxfree_kernels.fabric.open import choose, open_fabric
-from taxfree_kernels.hardware import KNOWN
+from taxfree_kernels.fabric.open import hardware_here, open_fabric
 from taxfree_kernels.variant import operation_names
 from taxfree_tuning_db import (
     Database,
@@ -85,7 +84,8 @@ def init(
         raise UsageError(
             "no process group", "call torch.distributed.init_process_group() before taxfree.init()"
         )
-    settings, records = _agreed(group, heap_bytes, timeout_s, db)
+    path = Path(os.path.expanduser(default_path() if db is None else db))
+    settings, records = _agreed(group, heap_bytes, timeout_s, path)
     if records is None:
         settings, records = dataclasses.replace(settings, disable=True), []
     table = Table(user=records, shipped=shipped_records())
@@ -97,14 +97,15 @@ def init(
     fabric.static_cache = static_cache
     dispatcher = Dispatcher(table, fabric.hardware, settings)
     unrecorded = None if settings.log is None or fabric.rank else UnrecordedProblems(settings.log)
-    return Runtime(fabric, dispatcher, plan_on_first_call, heap_bytes, unrecorded)
+    keep = None if fabric.rank else keep_in(path)
+    return Runtime(fabric, dispatcher, plan_on_first_call, heap_bytes, unrecorded, keep)
 
 
 def _agreed(
     group: dist.ProcessGroup | None,
     heap_bytes: int | None,
     timeout_s: float | None,
-    db: str | Path | None,
+    db: Path,
 ) -> tuple[Settings, list[Record] | None]:
     """The settings, and rank 0's table if all ranks have the same settings and versions.
 
@@ -115,7 +116,7 @@ def _agreed(
     try:
         _require_positive(heap_bytes=heap_bytes, timeout_s=timeout_s)
         settings = Settings.from_environment()
-        table = _read_table(default_path() if db is None else Path(db)) if rank == 0 else None
+        table = _read_table(db) if rank == 0 else None
     except (UsageError, DatabaseError) as error:
         problem = error
     told = None if problem is None else (problem.message, problem.hint)
@@ -164,18 +165,18 @@ def _require_positive(**arguments: float | None) -> None:
 
 def _read_table(path: Path) -> list[dict[str, Any]]:
     try:
-        with Database(Path(os.path.expanduser(path)), read_only=True) as database:
+        with Database(path, read_only=True) as database:
             return [record.to_json() for record in database.records()]
     except DatabaseMissing:
         return []  # nothing tuned yet: what is shipped, else the baseline
 
 
 def _heap_bytes(records: Iterable[Record], world_size: int) -> int:
-    is_host = choose() == "host"
-    slot = _HOST_SLOT_BYTES if is_host else _GPU_SLOT_BYTES
-    gpu = KNOWN["cpu"].name if is_host else torch.cuda.get_device_name()
-    for record in records:
-        if record.hardware.gpu != gpu or record.problem["world_size"] != world_size:
+    hardware = hardware_here()
+    slot = _HOST_SLOT_BYTES if hardware.backend == "interpreter" else _GPU_SLOT_BYTES
+    own = fingerprints.hardware_fingerprint(hardware)
+    for record in records:  # those that are lent, too
+        if not record.hardware.computes_like(own) or record.problem["world_size"] != world_size:
             continue
         problem = recorded_problem(record.op, record.problem)
         if problem is not None:

@@ -20,13 +20,12 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args
 
 from taxfree.errors import TaxfreeError, UsageError
+from taxfree_kernels.variant import is_library
 from taxfree_tuning_db import files
 from taxfree_tuning_db.renamed import with_new_names
 
 SCHEMA = 1
 DISPATCH = "dispatch"  # in the place of a variant: what the dispatcher picks
-#: variants that run the library's kernels and collectives, not ours
-LIBRARY = ("baseline", "registered", "library", "torch_fused", "torch_symm_mem")
 LEAST_CHANGE = 0.03  # of a time: less is not called a change, however quiet the machine
 
 Mode = Literal["eager", "graph"]
@@ -96,6 +95,11 @@ class Row:
     def speedup(self) -> float | None:
         """Over the baseline in the row's own mode."""
         return self.speedup_graph if self.mode == "graph" else self.speedup_eager
+
+    @property
+    def is_library(self) -> bool:
+        """Whether its variant is the library's."""
+        return is_library(self.op, self.variant)
 
     @property
     def key(self) -> str:

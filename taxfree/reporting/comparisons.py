@@ -8,9 +8,10 @@ from typing import Any
 
 from taxfree import fingerprints
 from taxfree.cost_model import MACHINES, bounds_of
-from taxfree.measuring.results import DISPATCH, LIBRARY, Results, Row, by_problem
+from taxfree.measuring.results import DISPATCH, Results, Row, by_problem
 from taxfree.reporting.sources import Recorded, Sources, machine_of, machine_of_record
 from taxfree.shapes import heading, recorded_problem
+from taxfree_kernels.variant import is_library
 from taxfree_tuning_db import Measurement
 
 EVEN = 0.05  # a smaller difference from the library counts as none
@@ -109,8 +110,8 @@ def _of_record(recorded: Recorded) -> Comparison:
         us, is_current = each.median_us[in_mode], each.version == versions.get(each.variant)
         return Timed(each.variant, each.config, in_mode, us, is_current)
 
-    libraries = [each for name, each in measured.items() if name in LIBRARY]
-    others = [each for name, each in measured.items() if name not in LIBRARY]
+    libraries = [each for name, each in measured.items() if is_library(record.op, name)]
+    others = [each for each in measured.values() if each not in libraries]
     return Comparison(
         record.op,
         record.problem,
@@ -153,8 +154,8 @@ def _of_benches(benches: Sequence[tuple[str, Results]]) -> Iterator[Comparison]:
 
 
 def _is_library(row: Row) -> bool:
-    """Whether a row is of the library's kernels: by name, or as it has no kernel of ours."""
-    return row.variant != DISPATCH and (row.variant in LIBRARY or row.version is None)
+    """Whether a row is the library's: its variant says so, or it is none of ours."""
+    return row.variant != DISPATCH and (row.is_library or row.version is None)
 
 
 def _timed(row: Row) -> Timed:

@@ -62,9 +62,13 @@ class TuningHistory:
 
         A candidate whose last trial failed is left out.
         """
-        place = record_key(op, problem, fingerprints.hardware_fingerprint(hardware))
-        last = self._last_trials(op, place)
-        records = [record for record in self.records if record.key == place]
+        fingerprint = fingerprints.hardware_fingerprint(hardware)
+        last = self._last_trials(op, record_key(op, problem, fingerprint))
+        records = [
+            record
+            for record in self.records
+            if (record.op, record.problem) == (op, problem) and record.hardware.is_same(fingerprint)
+        ]
         measured = [each for r in records for each in (r.winner, *r.runners_up)]
         trials = [trial for trial in last.values() if trial.state == "measured"]
         trials.sort(key=lambda trial: min(trial.median_us.values()))

@@ -173,7 +173,7 @@ class Lacking:
 
     Args:
         problem: the problem.
-        reason: "no record", or the version that its record was measured with.
+        reason: "no record", the version that its record was measured with, or who lent its winner.
     """
 
     problem: Problem
@@ -191,7 +191,10 @@ def lacking(problems: Iterable[Problem], table: Table, gpu: str | None) -> list[
         op = op_of(problem)
         versions = fingerprints.versions(op)
         records = of_gpu.get(_place(op, dataclasses.asdict(problem)), [])
-        stale = [stale_reason(record, versions) for record in records]
+        stale = [
+            f"{record.lender} lent its winner" if record.is_lent else stale_reason(record, versions)
+            for record in records
+        ]
         if None not in stale:
             found.append(Lacking(problem, next(filter(None, stale), "no record")))
     return found

@@ -22,6 +22,8 @@ from taxfree_tuning_db import (
     shipped_records,
 )
 
+pytestmark = pytest.mark.usefixtures("no_library_results")
+
 H200 = HardwareFingerprint("NVIDIA H200", "sm_90", 132, 141 << 30, "nvlink")
 MI300X = HardwareFingerprint("AMD MI300X", "gfx942", 304, 192 << 30, "xgmi", 8)
 SOFTWARE = SoftwareFingerprint("0.1.0", "3.6.0", "2.11.0", "580.65", "cuda 13.0", "nccl 2.28.9")

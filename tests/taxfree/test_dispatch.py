@@ -13,7 +13,16 @@ from taxfree.errors import NoRecord
 from taxfree.settings import Settings
 from taxfree_kernels.hardware import KNOWN
 from taxfree_kernels.variant import problem_class, variants
-from taxfree_tuning_db import OF_A_MODEL, Measurement, Record, Table
+from taxfree_tuning_db import (
+    OF_A_LENDER,
+    OF_A_MODEL,
+    Measurement,
+    Record,
+    Table,
+    shipped_records,
+)
+
+pytestmark = pytest.mark.usefixtures("no_library_results")
 
 OP = "all_gather_matmul"
 HARDWARE = KNOWN["h200"]
@@ -223,6 +232,63 @@ class TestChoice:
 
     def test_an_empty_table_gives_the_baseline(self) -> None:
         assert dispatcher().choose(OP, PROBLEM).variant == "baseline"
+
+
+class TestLentRecords:
+    """Of a device that computes alike, for one without records of its own."""
+
+    def lent(self, *records: Record, **settings: Any) -> Dispatcher:
+        other = dataclasses.replace(KNOWN["h100"], name="NVIDIA H100 80GB HBM3")
+        return Dispatcher(Table(shipped=records), other, Settings(**settings))
+
+    @pytest.mark.parametrize("m", [64, 48])
+    def test_one_serves_as_an_own_one_would(self, m: int) -> None:
+        problem = dataclasses.replace(PROBLEM, m=m)
+        choice = self.lent(record()).choose(OP, problem)
+        assert (choice.kind, choice.source) == ("lent", "lent: NVIDIA H200")
+        assert (choice.variant, choice.config) == ("push", push_config(PROBLEM))
+        assert choice.why == "NVIDIA H200's record of m=64"
+        steps = [step.why for step in self.lent(record()).look_up(OP, problem).lookup_trace]
+        assert "lent: NVIDIA H200" in steps
+
+    def test_outside_of_graphs_runs_what_was_faster_there(self) -> None:
+        winner = measurement("push", 20.0, 60.0, **push_config(PROBLEM))
+        found = record(winner=winner, baseline=measurement("baseline", 40.0, 50.0))
+        choice = self.lent(found).choose(OP, PROBLEM)
+        assert (choice.of("graph").variant, choice.of("eager").variant) == ("push", "baseline")
+
+    @pytest.mark.parametrize("m", [64, 48])
+    def test_its_own_and_their_neighbours_come_first(self, m: int) -> None:
+        own = record(
+            dataclasses.replace(PROBLEM, m=m),
+            winner=measurement("baseline", 40.0),
+            hardware=fingerprints.hardware_fingerprint(KNOWN["h100"]),
+        )
+        choice = Dispatcher(Table(user=[own, record()]), KNOWN["h100"], Settings())
+        found = choice.choose(OP, PROBLEM)
+        assert (found.kind, found.variant) == ("exact" if m == 64 else "neighbour", "baseline")
+
+    def test_limits_are_the_borrowers(self) -> None:
+        small = dataclasses.replace(KNOWN["h100"], shared_memory=1024)
+        config = variants(OP)["push_tma"].seed_configs(PROBLEM, HARDWARE)[0]
+        large = record(winner=measurement("push_tma", 20.0, **config))
+        choice = Dispatcher(Table(shipped=[large]), small, Settings()).choose(OP, PROBLEM)
+        assert (choice.kind, choice.variant) == ("baseline", "baseline")
+
+    def test_one_is_no_record_of_its_own(self) -> None:
+        with pytest.raises(NoRecord):
+            self.lent(record(), strict=True).choose(OP, PROBLEM)
+
+    def test_what_was_verified_is(self) -> None:
+        provenance = {"source": "user", "method": OF_A_LENDER, "lender": "NVIDIA H200"}
+        choice = dispatcher(record(provenance=provenance)).choose(OP, PROBLEM)
+        assert choice.kind == choice.source == "exact"
+        assert choice.why == "its own record, of a winner that NVIDIA H200 lent"
+
+    def test_data_sheets_find_the_shipped_records(self) -> None:
+        """Their memory is not quite what drivers report."""
+        found = Dispatcher(Table(shipped=shipped_records()), HARDWARE, Settings())
+        assert found.choose(OP, PROBLEM).kind == "exact"
 
 
 class TestEnvironment:

@@ -19,6 +19,8 @@ from taxfree_kernels.hardware import KNOWN
 from taxfree_kernels.variant import problem_class, variants
 from taxfree_tuning_db import Record, Table, shipped_records
 
+pytestmark = pytest.mark.usefixtures("no_library_results")
+
 SHIPPED = shipped_records()
 HARDWARE = dataclasses.replace(
     KNOWN["h200"], memory_bytes=SHIPPED[0].hardware.memory_bytes

@@ -151,6 +151,27 @@ def faster_in_graphs_only(fabric: Any) -> Any:
     return right, moved, rt.memory().plans, rt.explain(problem)
 
 
+def lose_one_of_two(fabric: Any) -> Any:
+    """What would run in graphs cannot be planned, what would in eager calls can."""
+    from taxfree_kernels.errors import PlanError
+    from taxfree_kernels.variant import variants
+
+    problem = problem_of()
+    record, second = (record_of(fabric, problem, each) for each in ("push", "one_shot"))
+    slow = dataclasses.replace(record.winner, median_us={"eager": 3.0})
+    record = dataclasses.replace(record, winner=slow, runners_up=(second.winner,))
+    rt = runtime_of(fabric, record)
+    (a, weight, _), expected = tensors_of(fabric, problem)
+    push = type(variants("all_gather_matmul")["push"])
+    with (
+        mock.patch.object(push, "plan", side_effect=PlanError("no room")),
+        warnings.catch_warnings(record=True) as caught,
+    ):
+        warnings.simplefilter("always")
+        y = rt.all_gather_matmul(a, weight, gather_dim=1)
+    return torch.equal(y, expected), rt.choice(problem).variant, len(caught)
+
+
 def heap_too_small(fabric: Any) -> Any:
     problem = problem_of(m=40_000, k=64)
     rt = runtime_of(fabric, record_of(fabric, problem))
@@ -263,6 +284,9 @@ class TestPlanning:
             assert fused == [False, True]
             assert plans == 2
             assert "in eager calls baseline: outside of graphs 2 us, push 3" in text
+
+    def test_what_one_mode_lacks_runs_in_none(self, ranks: Ranks) -> None:
+        assert run(ranks, "lose_one_of_two") == [(True, "baseline", 1)] * WORLD
 
     def test_a_problem_too_large_for_the_heap_runs_the_baseline(self, ranks: Ranks) -> None:
         for variant, why in run(ranks, "heap_too_small"):

@@ -27,9 +27,10 @@ def test_all_are_read():
         "TAXFREE_TIMEOUT": "2.5",
         "TAXFREE_LOG": "/some/problems.yaml",
         "TAXFREE_DEBUG": "ON",
+        "TAXFREE_VERIFY": "0",
     }
     assert environment.keys() == VARIABLES.keys()
-    expected = Settings(True, True, True, 2.5, Path("/some/problems.yaml"), True)
+    expected = Settings(True, True, True, 2.5, Path("/some/problems.yaml"), True, False)
     assert Settings.from_environment(environment) == expected
 
 
@@ -57,3 +58,4 @@ def test_ranks_must_agree_on_what_steers_dispatch_and_on_nothing_else():
     assert one.steering() == Settings().steering()
     for name in ("TAXFREE_DISABLE", "TAXFREE_STRICT", "TAXFREE_MODELLED"):
         assert Settings.from_environment({name: "1"}).steering() != Settings().steering()
+    assert Settings.from_environment({"TAXFREE_VERIFY": "0"}).steering() != Settings().steering()

@@ -117,6 +117,11 @@ class TestLacking:
         assert missing.reason == "measured with version 0 of push, now 1"
         assert lacking([PROBLEM], Table([stale], [RECORD]), "CPU") == []
 
+    def test_a_winner_that_was_lent_was_not_tuned(self):
+        lent = replace(RECORD, provenance={"method": "lent", "lender": "another"})
+        (missing,) = lacking([PROBLEM], Table([lent]), "CPU")
+        assert missing.reason == "another lent its winner"
+
     def test_shipped_tables_serve_the_papers_shapes_on_h200(self):
         request = ShapeRequest(["paper"], world_sizes=(8,), dtype="bf16")
         asked = expand(OP, request)

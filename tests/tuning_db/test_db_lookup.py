@@ -70,6 +70,48 @@ class TestModelled:
         assert len(list(table.modelled_for(H200).records())) == 1
 
 
+class TestOtherDevices:
+    """What serves a device beside records of exactly its fingerprint."""
+
+    def test_its_records_serve_whatever_its_driver_says_of_its_memory(self):
+        then = replace(H200, memory_bytes=H200.memory_bytes - (1 << 30))
+        table = table_of(record_of(16, hardware=then))
+        assert find(table, 16).kind == "miss"
+        answer = find(table.own(H200), 16)
+        assert (answer.kind, answer.record) == ("exact", record_of(16))
+        half = replace(H200, memory_bytes=H200.memory_bytes // 2)
+        assert table.own(half) is table
+        kind = table_of(modelled_record_of(16, hardware=replace(then, gpu="of a data sheet")))
+        assert find(kind.modelled_for(H200), 16).kind == "exact"
+
+    def test_devices_that_compute_alike_lend_the_nearest_in_memory_first(self):
+        h100 = replace(H200, gpu="NVIDIA H100", memory_bytes=H200.memory_bytes // 2)
+        h400 = replace(H200, gpu="NVIDIA H400", memory_bytes=H200.memory_bytes * 2)
+        far = record_of(16, hardware=h400, winner=replace(PUSH, config={"block_m": 32}))
+        table = table_of(far, record_of(16), record_of(64))
+        found = look_up(
+            table.lent_to(h100), Query(OP, problem_of(16), h100, SOFTWARE, VERSIONS, ("m",))
+        )
+        assert (found.kind, found.record.winner, found.record.lender) == ("exact", PUSH, H200.gpu)
+        assert found.record.hardware == h100
+        assert list(table_of(record_of(16)).lent_to(H200).records()) == []
+
+    @pytest.mark.parametrize(
+        "change",
+        [{"compute_units": 114}, {"architecture": "sm_100"}, {"num_xcds": 2}, {"link": "pcie"}],
+    )
+    def test_others_lend_nothing(self, change):
+        other = replace(H200, gpu="another", **change)
+        assert list(table_of(record_of(16)).lent_to(other).records()) == []
+
+    def test_what_was_lent_serves_its_own_problem_and_nothing_that_ships_for_it(self):
+        lent = record_of(16, provenance={"source": "user", "method": "lent", "lender": "another"})
+        assert find(table_of(lent), 16).record == lent
+        assert find(table_of(lent), 20).kind == "miss"
+        shipped = record_of(16, provenance={"source": "shipped"})
+        assert find(Table(user=[lent], shipped=[shipped]), 16).record == shipped
+
+
 class TestExact:
     def test_its_own_record_is_found(self):
         answer = find(table_of(record_of(16), record_of(64)), 64)

@@ -31,6 +31,7 @@ from .lookup import LookUp, LookupStep, Query, Table, differing_fields, look_up,
 from .records import (
     MODES,
     OF_A_BENCH,
+    OF_A_LENDER,
     OF_A_MODEL,
     SCHEMA_VERSION,
     TRIAL_STATES,
@@ -50,6 +51,7 @@ from .tables import shipped_records
 __all__ = [
     "MODES",
     "OF_A_BENCH",
+    "OF_A_LENDER",
     "OF_A_MODEL",
     "SCHEMA_VERSION",
     "TRIAL_STATES",

@@ -12,7 +12,7 @@ from typing import IO, Any, Literal, TypeAlias
 
 from .errors import DatabaseUnreadable, InvalidRecord, NotAnExport
 from .files import is_database, write
-from .records import OF_A_BENCH, Record
+from .records import OF_A_BENCH, OF_A_LENDER, Record
 from .store import Database
 
 EXPORT_MARK = "taxfree_tuning_db"
@@ -84,9 +84,9 @@ def plan_import(
     """Return what an import would do; nothing is stored.
 
     A measured record beats a modelled one. Of two records of the same taxfree version, one from a
-    search beats one from a bench; then the one with more samples behind its winner wins, then the
-    newer. Of different versions of the same winner the later wins, of different versions of taxfree
-    the newer record. In a tie, the known record stays.
+    search beats one from a bench, and both beat one that was lent; then the one with more samples
+    behind its winner wins, then the newer. Of different versions of the same winner the later wins,
+    of different versions of taxfree the newer record. In a tie, the known record stays.
 
     Args:
         known: key -> the record that there is, or None.
@@ -249,9 +249,11 @@ def _is_better(one: Record, other: Record) -> bool:
     return _worth(one) > _worth(other)
 
 
-def _worth(record: Record) -> tuple[bool, int, datetime]:
-    is_of_a_search = record.provenance.get("method") != OF_A_BENCH
-    return is_of_a_search, record.winner.samples, _created(record)
+def _worth(record: Record) -> tuple[int, int, datetime]:
+    method = record.provenance.get("method")
+    least_first = (OF_A_LENDER, OF_A_BENCH)
+    candidates = least_first.index(method) if method in least_first else len(least_first)
+    return candidates, record.winner.samples, _created(record)
 
 
 def _created(record: Record) -> datetime:

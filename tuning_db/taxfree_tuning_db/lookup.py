@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Literal, TypeAlias
 
 from .records import HardwareFingerprint, Record, Scalar, SoftwareFingerprint, record_key
@@ -12,42 +12,90 @@ from .staleness import stale_reason
 
 _KNOWN = "a known variant"
 _RUNS = "a config that runs this problem"
+LIBRARY_STEP = "the library's fastest path"
 _FIXED = "world_size"  # decides more than any other field which variant is fastest
 
 Kind: TypeAlias = Literal[
-    "exact", "another version", "neighbour", "predicted", "modelled", "refused", "miss"
+    "exact", "another version", "neighbour", "lent", "predicted", "modelled", "refused", "miss"
 ]
 
 
 class Table:
     """Records in memory; the user's take precedence over the shipped ones, record by record.
 
-    A shipped record of today's version of its winner precedes a user's of another version.
-    Modelled records are kept apart.
+    A shipped record of today's version of its winner precedes a user's of another version, and any
+    that was lent to the user's device. Modelled records are kept apart.
 
     Attributes:
         modelled: the user's modelled records.
     """
 
     def __init__(self, user: Iterable[Record] = (), shipped: Iterable[Record] = ()) -> None:
-        self._layers: dict[str, list[Record]] = {}
         user = list(user)
         self.modelled = tuple(record for record in user if record.is_modelled)
-        for record in [*(each for each in user if not each.is_modelled), *shipped]:
+        measured = [*(each for each in user if not each.is_modelled), *shipped]
+        self._fill(sorted(measured, key=lambda each: each.is_lent))
+
+    def _fill(self, records: Iterable[Record]) -> None:
+        self._records = tuple(records)
+        self._layers: dict[str, list[Record]] = {}
+        for record in self._records:
             self._layers.setdefault(record.key, []).append(record)
+        self._lent: dict[HardwareFingerprint, Table] = {}
+
+    @classmethod
+    def _of(cls, records: Iterable[Record]) -> Table:
+        table = cls()
+        table._fill(records)
+        return table
+
+    def own(self, hardware: HardwareFingerprint) -> Table:
+        """This table, with the records of a device under the fingerprint that it has today."""
+        if not any(_has_former_name(each, hardware) for each in self._records):
+            return self
+        table = self._of(
+            replace(each, hardware=hardware) if _has_former_name(each, hardware) else each
+            for each in self._records
+        )
+        table.modelled = self.modelled
+        return table
+
+    def lent_to(self, hardware: HardwareFingerprint) -> Table:
+        """A table of what other devices lend to one: the nearest in memory first.
+
+        Its records have the borrower's fingerprint, and name the lender in their provenance.
+        """
+        if hardware not in self._lent:
+
+            def distance(record: Record) -> tuple[int, str]:
+                lender = record.hardware
+                return abs(lender.memory_bytes - hardware.memory_bytes), lender.gpu
+
+            lenders = [
+                record
+                for record in self._records
+                if record.hardware.computes_like(hardware) and not record.hardware.is_same(hardware)
+            ]
+            self._lent[hardware] = self._of(
+                replace(
+                    record,
+                    hardware=hardware,
+                    provenance=record.provenance | {"lender": record.hardware.gpu},
+                )
+                for record in sorted(lenders, key=distance)
+            )
+        return self._lent[hardware]
 
     def modelled_for(self, hardware: HardwareFingerprint) -> Table:
         """A table of the modelled records of a device's kind, with the device's own name.
 
         Before there is a device, only what its data sheet says is known, and not its driver's name.
         """
-        found, table = [], Table()
-        for record in self.modelled:
-            if replace(record.hardware, gpu=hardware.gpu) == hardware:
-                found.append(replace(record, hardware=hardware))
-        for record in found:
-            table._layers.setdefault(record.key, []).append(record)
-        return table
+        return self._of(
+            replace(record, hardware=hardware)
+            for record in self.modelled
+            if record.hardware.is_kind_of(hardware)
+        )
 
     def records(self) -> Iterator[Record]:
         """Yield the measured record that takes precedence for each key."""
@@ -61,9 +109,12 @@ class Table:
         return tuple(sorted(layers, key=lambda each: stale_reason(each, versions) is not None))
 
     def serving(self, versions: Mapping[str, int]) -> Iterator[Record]:
-        """Yield the record of each key that serves others: the first of a known variant."""
+        """Yield the record of each key that serves others: the first of a known variant.
+
+        A winner that was lent serves none: it was tried on its own problem alone.
+        """
         for key in self._layers:
-            layers = self.layers(key, versions)
+            layers = [each for each in self.layers(key, versions) if not each.is_lent]
             yield from [each for each in layers if each.winner.variant in versions][:1]
 
 
@@ -88,15 +139,18 @@ class LookUp:
 
     Args:
         kind: `exact`, `another version` (the problem's own record, of another version of its
-            winner), `neighbour`, `predicted` and `modelled` may be used; `refused` (its own record,
-            of an unknown variant or a config that does not run) may only be shown; `miss` means
-            that nothing was found. `look_up` itself answers neither `predicted` nor `modelled`.
+            winner), `neighbour`, `lent`, `predicted` and `modelled` may be used; `refused` (its own
+            record, of an unknown variant or a config that does not run) may only be shown; `miss`
+            means that nothing was found. `look_up` itself answers neither `lent`, `predicted` nor
+            `modelled`.
         record: the record of that kind, or None for a prediction or a miss.
         soft_mismatches: fields of the software fingerprint that differ from the record's.
         lookup_trace: the steps taken, in order.
         nearest: for a prediction, the record it starts from; for a miss, the record of the same
             operation that differs least, not for use.
         predicted: for a prediction, the variant and its config.
+        library: mode -> variant and config of the library's fastest path, where nothing measured
+            serves; empty if results do not tell.
     """
 
     kind: Kind
@@ -105,6 +159,7 @@ class LookUp:
     lookup_trace: tuple[LookupStep, ...]
     nearest: Record | None = None
     predicted: tuple[str, dict[str, Scalar]] | None = None
+    library: Mapping[str, tuple[str, dict[str, Scalar]]] = field(default_factory=dict)
 
     @property
     def is_recorded(self) -> bool:
@@ -117,6 +172,12 @@ class LookUp:
         steps = [step for step in self.lookup_trace if step.looked_for in (_KNOWN, _RUNS)]
         wrong = [step.why for step in steps if not step.found]
         return (wrong or [self.lookup_trace[-1].why])[0]
+
+    @property
+    def why_library(self) -> str:
+        """Why the library's path is that; empty if nothing was looked for."""
+        steps = [step.why for step in self.lookup_trace if step.looked_for == LIBRARY_STEP]
+        return "".join(steps[:1])
 
 
 @dataclass(frozen=True)
@@ -167,11 +228,14 @@ class Query:
         return any(own[name] < asked[name] for name in self.interpolated_fields)  # type: ignore[operator]
 
 
-def look_up(table: Table, query: Query) -> LookUp:
+def look_up(table: Table, query: Query, nearest: bool = True) -> LookUp:
     """Find the record for a problem: its own, else that of its nearest neighbour that serves.
 
     Neighbours of larger sizes come first: their tiles fit all rows, and smaller ones need more
     tiles. The problem's own record, if it cannot run, is returned where no neighbour serves.
+
+    Args:
+        nearest: whether a miss names the record that differs least.
 
     Raises:
         InvalidRecord: a field of the problem is not a finite scalar.
@@ -188,9 +252,11 @@ def look_up(table: Table, query: Query) -> LookUp:
         return trace.answer("neighbour", record)
     if own:
         return trace.answer("refused", own[0])
-    nearest, why = _nearest(table, query)
-    trace.step(f"the nearest record of {query.op}, not for use", nearest is not None, why)
-    return LookUp("miss", None, (), tuple(trace.steps), nearest)
+    if not nearest:
+        return LookUp("miss", None, (), tuple(trace.steps))
+    record, why = _nearest(table, query)
+    trace.step(f"the nearest record of {query.op}, not for use", record is not None, why)
+    return LookUp("miss", None, (), tuple(trace.steps), record)
 
 
 class _Trace:
@@ -286,6 +352,10 @@ def neighbours(
         return _distance(record.problem, problem, near), unlike, sizes
 
     return sorted(alike, key=rank)
+
+
+def _has_former_name(record: Record, hardware: HardwareFingerprint) -> bool:
+    return record.hardware != hardware and record.hardware.is_same(hardware)
 
 
 def differing_fields(

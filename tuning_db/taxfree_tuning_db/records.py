@@ -19,7 +19,9 @@ from .renamed import with_new_names
 
 SCHEMA_VERSION = 1
 OF_A_BENCH = "bench"  # `method` of a record that a bench has made, not a search
+OF_A_LENDER = "lent"  # `method` of a record of a winner that another device lent, and no search
 OF_A_MODEL = "modelled"  # `method` of a record whose times are modelled: nothing was measured
+_SAME_MEMORY = 0.05  # of a device: drivers report less than the part has, and not always the same
 
 Scalar: TypeAlias = int | str | bool | float
 Mode: TypeAlias = Literal["eager", "graph"]
@@ -33,7 +35,7 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True)
 class HardwareFingerprint:
-    """The hardware a record was measured on; a record serves no other.
+    """The hardware a record was measured on; devices that compute like it may borrow the record.
 
     Args:
         gpu: product name, as the driver gives it.
@@ -56,6 +58,20 @@ class HardwareFingerprint:
             _text(name, getattr(self, name))
         for name in ("compute_units", "memory_bytes", "num_xcds"):
             _count(name, getattr(self, name))
+
+    def computes_like(self, other: HardwareFingerprint) -> bool:
+        """Whether two devices differ in nothing but their names, memory and clocks."""
+        names = ("architecture", "compute_units", "link", "num_xcds")
+        return all(getattr(self, name) == getattr(other, name) for name in names)
+
+    def is_kind_of(self, other: HardwareFingerprint) -> bool:
+        """Whether two devices differ in nothing but their names; one may not be their driver's."""
+        apart = abs(self.memory_bytes - other.memory_bytes)
+        return self.computes_like(other) and apart <= _SAME_MEMORY * other.memory_bytes
+
+    def is_same(self, other: HardwareFingerprint) -> bool:
+        """Whether both are of one device, whatever a driver says of its memory."""
+        return self.gpu == other.gpu and self.is_kind_of(other)
 
 
 @dataclass(frozen=True)
@@ -131,7 +147,8 @@ class Record:
         seconds_spent: duration of the search, in seconds.
         provenance: `source` ("user", "imported" or "shipped"), `created` (ISO time), perhaps
             `from` (the file of an import), `commit` (of the sources that were measured), `method`
-            (:data:`OF_A_BENCH`, :data:`OF_A_MODEL`), ...
+            (:data:`OF_A_BENCH`, :data:`OF_A_LENDER`, :data:`OF_A_MODEL`), `lender` (the GPU that
+            lent it), ...
         schema: version of this layout.
     """
 
@@ -166,6 +183,16 @@ class Record:
     def is_modelled(self) -> bool:
         """Whether its times are modelled; a device that it was modelled for never ran it."""
         return self.provenance.get("method") == OF_A_MODEL
+
+    @property
+    def is_lent(self) -> bool:
+        """Whether another device lent the winner, which was only timed beside the library here."""
+        return self.provenance.get("method") == OF_A_LENDER
+
+    @property
+    def lender(self) -> str:
+        """The GPU that lent it; empty if none did."""
+        return self.provenance.get("lender", "")
 
     @property
     def key(self) -> str:

@@ -137,6 +137,7 @@ class Baseline(Variant):
 
     name = "baseline"
     fused = False
+    is_library = True
 
     def plan(self, problem: AllGatherMatmul, fabric: Fabric, config: Config) -> Plan:
         return BaselinePlan(problem, fabric)

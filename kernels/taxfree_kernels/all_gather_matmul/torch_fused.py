@@ -37,6 +37,7 @@ class TorchFused(Variant):
 
     name = "torch_fused"
     fused = False
+    is_library = True
 
     def unsupported_reason(self, problem: AllGatherMatmul, hardware: Hardware) -> str | None:
         if hardware.backend != "cuda":

@@ -84,6 +84,7 @@ class Baseline(Variant):
 
     name = "baseline"
     fused = False
+    is_library = True
 
     def plan(self, problem: Attention, fabric: Fabric, config: Config) -> Plan:
         return BaselinePlan(problem, fabric)

@@ -38,9 +38,10 @@ class CudaFabric(GpuFabric):
     name = "cuda"
     backend = "cuda"
 
-    def _find_hardware(self) -> Hardware:
-        properties = torch.cuda.get_device_properties(self.device)
-        limits = triton.runtime.driver.active.utils.get_device_properties(self.device.index)
+    @staticmethod
+    def hardware_of(device: torch.device) -> Hardware:
+        properties = torch.cuda.get_device_properties(device)
+        limits = triton.runtime.driver.active.utils.get_device_properties(device.index)
         return Hardware(
             name=properties.name,
             backend="cuda",

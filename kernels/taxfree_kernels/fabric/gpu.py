@@ -39,16 +39,17 @@ class GpuFabric(Fabric):
         self.group = group if group is not None else dist.distributed_c10d._get_default_group()
         self.rank, self.world_size = dist.get_rank(self.group), dist.get_world_size(self.group)
         self.device = current_device()
-        self.hardware = self._find_hardware()
+        self.hardware = self.hardware_of(self.device)
         self._refuse_shared_gpus()
         self._arena, bases = self._map_arenas(heap_bytes)
         self.heap = SymmetricHeap(self._arena)
         self.heap_bases = torch.tensor(bases, dtype=torch.int64, device=self.device)
         self._polls_per_second = polls_per_second(self)
 
+    @staticmethod
     @abstractmethod
-    def _find_hardware(self) -> Hardware:
-        """Limits of this rank's GPU."""
+    def hardware_of(device: torch.device) -> Hardware:
+        """Limits of a GPU."""
 
     def _refuse_shared_gpus(self) -> None:
         uuids: list[str] = [""] * self.world_size

@@ -9,7 +9,9 @@ import torch
 from taxfree_kernels.errors import FabricUnavailable
 from taxfree_kernels.fabric import cuda, host, rocm
 from taxfree_kernels.fabric.barrier import DeviceBarrier
+from taxfree_kernels.fabric.gpu import current_device
 from taxfree_kernels.fabric.heap import Pool
+from taxfree_kernels.hardware import KNOWN, Hardware
 
 if TYPE_CHECKING:
     import torch.distributed as dist
@@ -47,6 +49,19 @@ def choose(name: str = "auto") -> str:
     if reason is not None:
         raise FabricUnavailable(f"fabric {name}: {reason}", "see `taxfree doctor`")
     return name
+
+
+def hardware_here() -> Hardware:
+    """Limits of the device that a rank of this process has.
+
+    Raises:
+        FabricUnavailable: as of :func:`choose`.
+    """
+    name = choose()
+    if name == "host":
+        return KNOWN["cpu"]
+    provider = {"cuda": cuda.CudaFabric, "rocm": rocm.RocmFabric}[name]
+    return provider.hardware_of(current_device())
 
 
 def open_fabric(

@@ -77,8 +77,9 @@ class RocmFabric(GpuFabric):
     name = "rocm"
     backend = "hip"
 
-    def _find_hardware(self) -> Hardware:
-        properties = torch.cuda.get_device_properties(self.device)
+    @staticmethod
+    def hardware_of(device: torch.device) -> Hardware:
+        properties = torch.cuda.get_device_properties(device)
         architecture = _architecture(properties)
         return Hardware(
             name=properties.name,

@@ -92,6 +92,7 @@ class Baseline(Variant):
 
     name = "baseline"
     fused = False
+    is_library = True
 
     def plan(self, problem: FlashDecode, fabric: Fabric, config: Config) -> Plan:
         return BaselinePlan(problem, fabric, spaces.seed_configs(problem, fabric.hardware)[0])

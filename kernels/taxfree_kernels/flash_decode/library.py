@@ -20,6 +20,7 @@ class Library(DecodeVariant):
 
     name = "library"
     fused = False
+    is_library = True
 
     def space(self, problem: FlashDecode, hardware: Hardware) -> Space:
         space = super().space(problem, hardware)

@@ -112,6 +112,7 @@ class Baseline(Variant):
 
     name = "baseline"
     fused = False
+    is_library = True
 
     def plan(self, problem: MatmulAllReduce, fabric: Fabric, config: Config) -> Plan:
         return BaselinePlan(problem, fabric)

@@ -81,6 +81,7 @@ class TorchSymmMem(Variant):
 
     name = "torch_symm_mem"
     fused = False
+    is_library = True
 
     def unsupported_reason(self, problem: MatmulAllReduce, hardware: Hardware) -> str | None:
         if hardware.backend != "cuda":

@@ -111,6 +111,7 @@ class Baseline(Variant):
 
     name = "baseline"
     fused = False
+    is_library = True
 
     def plan(self, problem: MatmulReduceScatter, fabric: Fabric, config: Config) -> Plan:
         return BaselinePlan(problem, fabric)

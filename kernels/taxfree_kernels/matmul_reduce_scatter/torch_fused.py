@@ -34,6 +34,7 @@ class TorchFused(Variant):
 
     name = "torch_fused"
     fused = False
+    is_library = True
 
     def unsupported_reason(self, problem: MatmulReduceScatter, hardware: Hardware) -> str | None:
         if hardware.backend != "cuda":

@@ -1,0 +1,170 @@
+"""The library's fastest path, where committed results show which one that is.
+
+Which of NCCL, its registered buffers, and PyTorch's ops is the fastest depends on the size of the
+message, the number of ranks and the device, and less on the rest. ``library.json`` has their times
+of committed results: ``benchmarks/library.py`` writes it, and judges the rule on problems that are
+left out.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from functools import cache, cached_property
+from importlib.resources import files
+from typing import Any
+
+from taxfree._runtime.legality import illegal
+from taxfree._runtime.prediction import fixed_fields
+from taxfree.shapes import recorded_problem
+from taxfree_kernels.hardware import Hardware
+from taxfree_kernels.variant import Problem, op_of, operation, variants
+from taxfree_tuning_db import HardwareFingerprint
+
+_OCTAVES = {"link_bytes": 2.0, "flops": 3.0}  # within which a result is near
+_WORTH_IT = 0.97  # of the baseline's time
+
+
+@dataclass(frozen=True)
+class Path:
+    """A variant of the library with its config, and its times in microseconds by mode."""
+
+    variant: str
+    config: dict[str, Any]
+    median_us: dict[str, float] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        return " ".join([self.variant, *(f"{key}={each}" for key, each in self.config.items())])
+
+
+BASELINE = Path("baseline", {})
+
+
+@dataclass(frozen=True)
+class Measured:
+    """The library's paths on one problem, measured together.
+
+    Args:
+        op, problem: the problem.
+        hardware: the device.
+        paths: of each variant that serves the fastest config, the baseline's among them.
+    """
+
+    op: str
+    problem: Problem
+    hardware: HardwareFingerprint
+    paths: tuple[Path, ...]
+
+    @cached_property
+    def fixed(self) -> dict[str, Any]:
+        """What other problems must have in common with it."""
+        return fixed_fields(self.op, dataclasses.asdict(self.problem))
+
+    def us(self, variant: str, mode: str) -> float:
+        """The time of a variant; infinite if there is none."""
+        same = (each for each in self.paths if each.variant == variant)
+        return min((each.median_us.get(mode, math.inf) for each in same), default=math.inf)
+
+
+@cache
+def evidence() -> tuple[Measured, ...]:
+    """All that is committed."""
+    text = files("taxfree._runtime").joinpath("library.json").read_text(encoding="utf-8")
+    return tuple(
+        Measured(group["op"], problem, HardwareFingerprint(**group["hardware"]), paths)
+        for group in json.loads(text)
+        for fields, *timed in group["measured"]
+        if (problem := recorded_problem(group["op"], fields)) is not None
+        and (paths := tuple(Path(*each) for each in timed))
+    )
+
+
+def fastest(
+    problem: Problem,
+    fingerprint: HardwareFingerprint,
+    hardware: Hardware,
+    known: Iterable[Measured] | None = None,
+) -> tuple[dict[str, Path], str]:
+    """The library's fastest path in graphs and in eager calls, and why; empty if it is not known.
+
+    Times over the baseline's are interpolated between the nearest results of smaller and of larger
+    messages.
+
+    Args:
+        fingerprint, hardware: of the ranks.
+        known: results; by default all that are committed.
+    """
+    results = evidence() if known is None else known
+    own = [each for each in results if each.hardware.is_same(fingerprint)]
+    alike = [each for each in results if each.hardware.computes_like(fingerprint)]
+    around = _around(problem, own) or _around(problem, alike)
+    if around is None:
+        return {}, "no results of devices alike are near enough"
+    found, said = {}, []
+    legal = _legal(problem, around, hardware)
+    for mode, where in (("graph", "in graphs"), ("eager", "in eager calls")):
+        ratios = [_ratio(problem, path.variant, mode, around) for path in legal]
+        ratio, best = min(zip(ratios, legal, strict=True), key=lambda each: each[0])
+        found[mode] = best if ratio <= _WORTH_IT else BASELINE
+        said.append(f"{best} {where} {ratio:.2f}")
+    where = f"{' and '.join(map(_sizes, around))} on {around[0].hardware.gpu}"
+    return found, f"{', '.join(said)} of the baseline's time, by {where}"
+
+
+def _around(problem: Problem, known: Iterable[Measured]) -> tuple[Measured, Measured] | None:
+    """The nearest results of smaller and of larger messages.
+
+    A message that is smaller than all takes about the time of the smallest.
+    """
+    op, fixed = op_of(problem), fixed_fields(op_of(problem), dataclasses.asdict(problem))
+    near: list[tuple[float, str, float, Measured]] = []
+    for each in known:
+        if each.op != op or each.fixed != fixed:
+            continue
+        apart = {work: _octaves(each.problem, problem, work) for work in _OCTAVES}
+        if all(abs(apart[work]) <= most for work, most in _OCTAVES.items()):
+            message, flops = apart["link_bytes"], apart["flops"]
+            near.append((abs(message) + abs(flops) / 2, repr(each.problem), message, each))
+    near.sort(key=lambda each: each[:2])
+    smaller = next((each for *_, message, each in near if message <= 0), None)
+    larger = next((each for *_, message, each in near if message >= 0 and each != smaller), None)
+    return None if larger is None else (smaller or larger, larger)
+
+
+def _sizes(measured: Measured) -> str:
+    found = operation(measured.op)
+    names = (*found.interpolated_fields, *found.family_fields)
+    return " ".join(f"{name}={getattr(measured.problem, name)}" for name in names)
+
+
+def _octaves(one: Problem, other: Problem, work: str) -> float:
+    """log2 of the ratio of two problems' bytes or operations."""
+    ours, theirs = (getattr(each.cost, work) for each in (one, other))
+    return math.log2(ours / theirs) if ours and theirs else math.inf
+
+
+def _share(problem: Problem, around: tuple[Measured, Measured]) -> float:
+    """Where a problem is between two others: 0 with the first, 1 with the second."""
+    smaller, larger = (each.problem for each in around)
+    whole = _octaves(larger, smaller, "link_bytes")
+    return _octaves(problem, smaller, "link_bytes") / whole if whole else 0.5
+
+
+def _ratio(problem: Problem, variant: str, mode: str, around: tuple[Measured, Measured]) -> float:
+    """The time of a variant over the baseline's, interpolated over the bytes of messages."""
+    smaller, larger = (each.us(variant, mode) / each.us("baseline", mode) for each in around)
+    share = _share(problem, around)
+    return float(smaller ** (1 - share) * larger**share)
+
+
+def _legal(problem: Problem, around: tuple[Measured, Measured], hardware: Hardware) -> list[Path]:
+    """The paths that can run a problem, with the configs of the nearer result."""
+    op, nearer = op_of(problem), around[_share(problem, around) > 0.5]
+    return [
+        each
+        for each in nearer.paths
+        if each.variant in variants(op) and illegal(op, problem, each, hardware) is None
+    ]
