@@ -115,7 +115,12 @@ class Fabric(ABC):
     def barrier(self) -> None:
         """Wait until every rank's device is idle."""
         self.synchronize()
-        dist.barrier(self.group)
+        self._meet(self.group)
+
+    def _meet(self, group: dist.ProcessGroup) -> None:
+        """A barrier of the hosts; NCCL is told its device, which it else warns of guessing."""
+        is_nccl = "nccl" in dist.get_backend_config(group)
+        dist.barrier(group, device_ids=[self.device.index] if is_nccl else None)
 
     def close(self) -> None:
         """Free everything once no peer uses it; collective. A second call does nothing.
@@ -132,7 +137,7 @@ class Fabric(ABC):
             self.barrier()
         finally:
             self.release()
-        dist.barrier(group)  # a driver frees memory once no peer maps it
+        self._meet(group)  # a driver frees memory once no peer maps it
 
     def release(self) -> None:
         """Free this rank's memory and group without its peers; rank and device stay readable.
