@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from taxfree.errors import UsageError
 
@@ -19,6 +21,7 @@ VARIABLES: Mapping[str, str] = {
     "TAXFREE_MODELLED": "1: where nothing measured serves, dispatch uses records of `tune --store`",
     "TAXFREE_VERIFY": "0: a winner that another device lent runs without being timed here first",
     "TAXFREE_LOG": "a YAML file that collects problems without a record, for `tune --from`",
+    "TAXFREE_AUTOTUNE": "time such as 60s: what is planned without a record is tuned before",
     "TAXFREE_TIMEOUT": f"seconds a rank waits for a peer; default: {DEFAULT_TIMEOUT_S:g}",
     "TAXFREE_DEBUG": "1: errors show a traceback",
 }
@@ -26,6 +29,7 @@ VARIABLES: Mapping[str, str] = {
 
 _ON = ("1", "true", "yes", "on")
 _OFF = ("", "0", "false", "no", "off")
+_UNITS = {"s": 1, "m": 60, "h": 3600}
 
 
 @dataclass(frozen=True)
@@ -38,6 +42,7 @@ class Settings:
         modelled: dispatch modelled records where nothing measured serves.
         timeout_s: seconds a rank waits for a peer.
         log: where problems that ran without a record of their own are collected, if anywhere.
+        autotune_s: seconds for tuning problems when they are planned; None for no tuning.
         debug: show tracebacks.
         verify: time a winner that another device lent beside the library before it runs.
     """
@@ -47,6 +52,7 @@ class Settings:
     modelled: bool = False
     timeout_s: float = DEFAULT_TIMEOUT_S
     log: Path | None = None
+    autotune_s: float | None = None
     debug: bool = False
     verify: bool = True
 
@@ -63,12 +69,13 @@ class Settings:
             modelled=_switch(environ, "TAXFREE_MODELLED"),
             timeout_s=_seconds(environ, "TAXFREE_TIMEOUT", DEFAULT_TIMEOUT_S),
             log=_path(environ, "TAXFREE_LOG"),
+            autotune_s=_duration(environ, "TAXFREE_AUTOTUNE"),
             debug=_switch(environ, "TAXFREE_DEBUG"),
             verify=_switch(environ, "TAXFREE_VERIFY", default="1"),
         )
 
-    def steering(self) -> dict[str, bool]:
-        """The settings that affect dispatch, on which all ranks must agree.
+    def steering(self) -> dict[str, Any]:
+        """The settings that affect dispatch or what is collective, on which all ranks must agree.
 
         The path of the database is not among them: only rank 0 reads the table. Neither is the
         timeout: it bounds each rank's own waits.
@@ -78,7 +85,23 @@ class Settings:
             "TAXFREE_STRICT": self.strict,
             "TAXFREE_MODELLED": self.modelled,
             "TAXFREE_VERIFY": self.verify,
+            "TAXFREE_AUTOTUNE": self.autotune_s,
         }
+
+
+def duration(name: str, text: str) -> float:
+    """The seconds that a text such as 90s, 10m or 1h stands for.
+
+    Args:
+        name: of what was given, for the error.
+
+    Raises:
+        UsageError: it stands for none, or for no time at all.
+    """
+    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)([smh])", text.strip())
+    if match is None or float(match[1]) == 0:
+        raise UsageError(f"invalid {name} {text!r}", "give a duration such as 90s, 10m or 1h")
+    return float(match[1]) * _UNITS[match[2]]
 
 
 def _switch(environ: Mapping[str, str], name: str, default: str = "") -> bool:
@@ -93,6 +116,11 @@ def _path(environ: Mapping[str, str], name: str) -> Path | None:
     if text and not text.endswith((".yaml", ".yml")):
         raise UsageError(f"{name}={text} is no YAML file", f"for example {name}=problems.yaml")
     return Path(text).expanduser() if text else None
+
+
+def _duration(environ: Mapping[str, str], name: str) -> float | None:
+    text = environ.get(name, "").strip()
+    return duration(name, text) if text else None
 
 
 def _seconds(environ: Mapping[str, str], name: str, default: float) -> float:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import re
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -18,6 +17,7 @@ from rich.live import Live
 from rich.text import Text
 
 from taxfree.errors import Interrupted, NoRecord, UsageError
+from taxfree.settings import duration
 from taxfree.shapes import choose, expand, format_problem
 from taxfree_cli import options
 from taxfree_cli.asked import problems_here
@@ -103,8 +103,8 @@ Store: TypeAlias = Annotated[
     ),
 ]
 
+
 _TRIALS = 32
-_SECONDS = {"s": 1, "m": 60, "h": 3600}
 
 
 def tune(
@@ -136,7 +136,7 @@ def tune(
     """
     if place().node and (check or dry_run or hardware is not None):
         return  # what measures nothing is done once
-    seconds = None if budget is None else _seconds(budget)
+    seconds = None if budget is None else duration("--budget", budget)
     if from_file is not None:
         shapes = [*(shapes or ()), _problems_file(from_file)]
     given = options.ShapeOptions(op, shapes, gpus, dtype, model, tp)
@@ -451,13 +451,6 @@ def _verdict_row(problem: Problem, verdict: Verdict) -> dict[str, Any]:
         "shared": max((each.shared_memory for each in resources), default=None),
         "refused": verdict.refused,
     }
-
-
-def _seconds(text: str) -> float:
-    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)([smh])", text.strip())
-    if match is None or float(match[1]) == 0:
-        raise UsageError(f"invalid --budget {text!r}", "give a duration such as 90s, 10m or 1h")
-    return float(match[1]) * _SECONDS[match[2]]
 
 
 def _row(tuned: Tuned) -> dict[str, Any]:
