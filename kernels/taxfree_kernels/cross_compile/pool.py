@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -103,10 +103,25 @@ class CompilePool:
         for _ in range(count):
             self._idle.put(None)  # started at the first request that needs it
         self._started: list[_Worker] = []
+        self._begun: dict[str, Future[dict[str, Any]]] = {}
+
+    def begin(self, requests: Iterable[dict[str, Any]]) -> None:
+        """Let processes answer requests whose answers will be asked for later."""
+        for each in requests:
+            text = json.dumps(each)
+            if text not in self._begun:
+                self._begun[text] = self._threads.submit(self._answer, each)
 
     def answers(self, requests: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
         """The answer to each request, in their order, as soon as it is there."""
-        return self._threads.map(self._answer, requests)
+        begun = [self._taken(each) for each in requests]
+        return (each.result() for each in begun)
+
+    def _taken(self, request: dict[str, Any]) -> Future[dict[str, Any]]:
+        text = json.dumps(request)
+        if text in self._begun:
+            return self._begun.pop(text)
+        return self._threads.submit(self._answer, request)
 
     def _answer(self, request: dict[str, Any]) -> dict[str, Any]:
         worker = self._idle.get()

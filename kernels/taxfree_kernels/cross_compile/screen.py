@@ -75,6 +75,14 @@ class Screen:
         )
         return [each if each.refused else self._verdict(each, next(answers)) for each in found]
 
+    def begin(self, op: str, problem: Problem, candidates: Iterable[tuple[str, Config]]) -> None:
+        """Begin to compile candidates, which no variant refuses, for verdicts that come later."""
+        if self._hardware.backend != "interpreter":
+            self._pool.begin(
+                request(op, problem, name, config, self._hardware, self._heap_bytes)
+                for name, config in candidates
+            )
+
     def _refuses(self, op: str, problem: Problem, name: str, config: Config) -> str | None:
         variant = registry.variants(op).get(name)
         if variant is None:
@@ -100,6 +108,10 @@ class Screen:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Kill the processes."""
         self._pool.close()
 
 

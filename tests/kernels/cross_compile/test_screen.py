@@ -126,6 +126,16 @@ class TestPool:
             answers = list(pool.answers([self.ASKED, self.ASKED]))
         assert answers == [{"error": "compiling took longer than 1 s"}] * 2
 
+    def test_what_was_begun_is_compiled_once(self, tmp_path: Path) -> None:
+        log = tmp_path / "log"
+        body = f"open({str(log)!r}, 'a').write('x')\nraise OSError('no')\n"
+        with CompilePool(1, triton_path=fake_triton(tmp_path, body)) as pool:
+            pool.begin([self.ASKED, self.ASKED])
+            (answer,) = pool.answers([self.ASKED])
+            assert (answer["error"], log.read_text()) == ("OSError: no", "x")
+            list(pool.answers([self.ASKED]))
+        assert log.read_text() == "xx"
+
     def test_gives_the_first_line_of_an_exception(self) -> None:
         with CompilePool(1) as pool:
             (answer,) = pool.answers([{**self.ASKED, "op": "nonsense"}])
