@@ -27,7 +27,7 @@ from taxfree_tuning_db import Database, Record
 if TYPE_CHECKING:
     from taxfree.tuning.fleet import Fleet
 
-_POLL_S = 1.0  # for what other nodes measure
+_POLL_S = 1.0  # for what others measure
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ def run(
     """
     database.require_writable()  # before hours of measuring
     begun, remaining = time.monotonic(), len(problems)
-    with _alone(database.path):
+    with alone(database.path):
         for world_size in dict.fromkeys(problem.world_size for problem in problems):
             alike = [problem for problem in problems if problem.world_size == world_size]
             with _tuner(
@@ -108,7 +108,9 @@ def run(
                     share = None
                     if seconds is not None:
                         share = (begun + seconds - time.monotonic()) / remaining
-                    result = _tune(tuner, waiting[0], Budget(trials, share), only)
+                    following = waiting[1] if len(waiting) > 1 else None
+                    budget = Budget(trials, share)
+                    result = tune_one(tuner, waiting[0], budget, only, following)
                     if result is not None:
                         waiting.popleft()
                         remaining, pending = remaining - 1, 0
@@ -121,15 +123,19 @@ def run(
                         pending = 0
 
 
-def _tune(
-    tuner: Tuner, problem: Problem, budget: Budget, only: Sequence[str] | None
+def tune_one(
+    tuner: Tuner,
+    problem: Problem,
+    budget: Budget,
+    only: Sequence[str] | None = None,
+    following: Problem | None = None,
 ) -> Tuned | NotTuned | None:
     """The outcome of a problem; None while other nodes are measuring it."""
     if not variants_for(problem, tuner.hardware, only):
         reasons = refusals(problem, tuner.hardware, only)
         why = "; ".join(f"{name}: {reason}" for name, reason in reasons.items())
         return NotTuned(problem, "refused", why)
-    record = tuner.tune(op_of(problem), problem, budget)
+    record = tuner.tune(op_of(problem), problem, budget, following)
     if record is None and tuner.is_pending:
         return None
     if record is None and tuner.disturbed:
@@ -166,22 +172,31 @@ def _tuner(
 
 
 @contextlib.contextmanager
-def _alone(path: Path) -> Iterator[None]:
+def alone(path: Path, wait_s: float = 0.0) -> Iterator[None]:
     """Keep other processes from tuning into a database; released when this process ends.
 
     Two searches would mark each other's trials as failed, and disturb each other's timings. This is
     not SQLite's lock, so other processes may still read and write.
 
+    Args:
+        wait_s: how long to wait for another process.
+
     Raises:
         TaxfreeError: another process is tuning into it.
     """
+    deadline = time.monotonic() + wait_s
     with path.open("rb") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise TaxfreeError(
-                f"another taxfree tune writes into {path}", "wait for it, or give another --db"
-            ) from None
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() >= deadline:
+                    raise TaxfreeError(
+                        f"another taxfree tune writes into {path}",
+                        "wait for it, or give another --db",
+                    ) from None
+                time.sleep(_POLL_S)
         yield
 
 

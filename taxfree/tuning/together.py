@@ -10,13 +10,13 @@ from taxfree.errors import WorkerLost
 from taxfree.measuring.groups import deadline_s
 from taxfree.measuring.results import Mode
 from taxfree.measuring.trial import Candidate, Outcome, try_candidates
-from taxfree.workers.group import TaskFailed, Workers
+from taxfree.workers.group import Groups, TaskFailed
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.variant import Problem, op_of
 
 BASELINE = Candidate("baseline", {})
 _FINALS = 3  # times the repetitions of a search
-_ATTEMPTS, _PAUSE_S = 3, 10.0  # of finals that are disturbed
+_ATTEMPTS, _PAUSE_S = 3, 10.0  # at finals that are disturbed
 
 
 class Together:
@@ -25,13 +25,14 @@ class Together:
     Args:
         workers: the ranks.
         hardware: of the ranks.
+        attempts: at finals that are disturbed.
 
     Attributes:
         mode, modes: "graph" or "eager": the mode that decides, and all modes that are timed.
     """
 
-    def __init__(self, workers: Workers, hardware: Hardware) -> None:
-        self._workers, self._hardware = workers, hardware
+    def __init__(self, workers: Groups, hardware: Hardware, attempts: int = _ATTEMPTS) -> None:
+        self._workers, self._hardware, self._attempts = workers, hardware, attempts
         self.mode: Mode = "graph" if hardware.backend != "interpreter" else "eager"
         self.modes: tuple[Mode, ...] = ("graph", "eager") if self.mode == "graph" else ("eager",)
 
@@ -45,7 +46,7 @@ class Together:
 
     def finals(self, problem: Problem, candidates: Sequence[Candidate]) -> list[Outcome]:
         """Return the outcomes of more repetitions; tried again, after a pause, where disturbed."""
-        for attempt in range(_ATTEMPTS):
+        for attempt in range(self._attempts):
             if attempt:
                 time.sleep(_PAUSE_S)
             outcomes = self._timed(problem, candidates, _FINALS * self._repetitions)

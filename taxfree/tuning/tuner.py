@@ -10,10 +10,11 @@ the recorded winner. Times of a busy or throttled GPU are recorded as such and d
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Protocol
@@ -26,10 +27,10 @@ from taxfree.tuning.candidates import every_candidate, first_candidates, serves,
 from taxfree.tuning.search import Search
 from taxfree.tuning.together import BASELINE, Together
 from taxfree.tuning.winner import measurement_of, record_of
-from taxfree.workers.group import Workers
+from taxfree.workers.group import Groups
 from taxfree_kernels.cross_compile.screen import Screen
 from taxfree_kernels.hardware import Hardware
-from taxfree_kernels.variant import Problem, Variant
+from taxfree_kernels.variant import Problem, Variant, op_of
 from taxfree_tuning_db import (
     Database,
     Measurement,
@@ -104,6 +105,7 @@ class Tuner:
         progress: receives every event.
         fleet: nodes that tune the same problems.
         is_exhaustive: try every config that no variant refuses, instead of searching.
+        is_hasty: wait for no GPU that is busy, and keep no study, only what the database holds.
 
     Attributes:
         hardware: of the workers' devices.
@@ -116,7 +118,7 @@ class Tuner:
     def __init__(
         self,
         database: Database,
-        workers: Workers,
+        workers: Groups,
         hardware: Hardware,
         screen: Screen,
         seed: int = 0,
@@ -124,17 +126,25 @@ class Tuner:
         progress: Progress = lambda event: None,
         fleet: Fleet | None = None,
         is_exhaustive: bool = False,
+        is_hasty: bool = False,
     ) -> None:
-        self._is_exhaustive = is_exhaustive
+        self._is_exhaustive, self._is_hasty = is_exhaustive, is_hasty
         self._database, self.hardware, self._fleet = database, hardware, fleet
         self._screen, self._seed, self._only, self._progress = screen, seed, only, progress
         self._fingerprint = fingerprints.hardware_fingerprint(hardware)
         self._pace_s: float | None = None  # of a unit, with its share of the finals
-        self._together = Together(workers, hardware)
+        self._together = Together(workers, hardware, **({"attempts": 1} if is_hasty else {}))
+        self._ahead: tuple[Problem, list[Candidate]] | None = None
         self.mode, self.modes = self._together.mode, self._together.modes
 
-    def tune(self, op: str, problem: Problem, budget: Budget) -> Record | None:
+    def tune(
+        self, op: str, problem: Problem, budget: Budget, following: Problem | None = None
+    ) -> Record | None:
         """Search, decide, and store the record of one problem.
+
+        Args:
+            op, problem, budget: what is tuned, and for how long.
+            following: the problem that is tuned next: its first candidates are compiled meanwhile.
 
         Returns:
             The record; None if time ran out before anything was tried, the decision was disturbed,
@@ -176,6 +186,9 @@ class Tuner:
                 break  # the space is exhausted, or other nodes have measured enough
             batch = self._screened(op, problem, search, batch)
             tried += len(batch)
+            if following is not None:
+                self._compile_ahead(following)
+                following = None
             outcomes = self._together.search(problem, [BASELINE, *batch])
             baseline = outcomes[0]
             if baseline.timings:
@@ -185,6 +198,8 @@ class Tuner:
                 self._report(search, problem, budget, baseline_us, _note(outcome))
             if baseline.disturbed:
                 self.disturbed = baseline.disturbed
+                if self._is_hasty:
+                    return None
                 time.sleep(_PAUSE_S)
         if variants_for(problem, self.hardware, self._only) and not search.has_tried:
             return None
@@ -228,7 +243,6 @@ class Tuner:
 
     def _search(self, op: str, problem: Problem) -> Search:
         found = variants_for(problem, self.hardware, self._only)
-        versions = fingerprints.versions(op)
         every = self._most = None
         if self._is_exhaustive:
             every = every_candidate(found, problem, self.hardware, self._seed)
@@ -238,29 +252,54 @@ class Tuner:
             problem,
             self.hardware,
             self._seed,
-            self._database.path.with_suffix(".journal"),
+            None if self._is_hasty else self._database.path.with_suffix(".journal"),
             self._study(op, problem, found),
             self._fleet,
             every,
         )
         self._refused: set[str] = set()
         self._stored: set[str] = set()
-        for trial in self._database.trials(self._key(op, problem)):
-            if trial.version != versions.get(trial.variant):
-                continue
-            candidate = Candidate(trial.variant, trial.config)
-            if trial.state == "measured" and trial.reason:  # disturbed
-                continue
+        for candidate, trial in self._trials(op, problem):
             self._stored.add(key(candidate))
             if trial.state == "refused":  # by rules and a compiler that may have changed
                 self._refused.add(key(candidate))
             else:
                 search.learn(candidate, trial.median_us.get(self.mode))
         if every is None:
-            nearby = self._winners_nearby(op, problem)
-            first = first_candidates(found, problem, self.hardware, nearby)
-            search.enqueue([*self._winners_of_other_versions(op, problem), *first])
+            search.enqueue(self._first_candidates(op, problem))
         return search
+
+    def _trials(self, op: str, problem: Problem) -> Iterator[tuple[Candidate, TrialRecord]]:
+        """The trials of earlier runs that hold today."""
+        versions = fingerprints.versions(op)
+        for trial in self._database.trials(self._key(op, problem)):
+            is_disturbed = trial.state == "measured" and trial.reason
+            if trial.version == versions.get(trial.variant) and not is_disturbed:
+                yield Candidate(trial.variant, trial.config), trial
+
+    def _first_candidates(self, op: str, problem: Problem) -> list[Candidate]:
+        if self._ahead is not None and self._ahead[0] == problem:
+            return self._ahead[1]
+        found = variants_for(problem, self.hardware, self._only)
+        nearby = self._winners_nearby(op, problem)
+        first = first_candidates(found, problem, self.hardware, nearby)
+        return [*self._winners_of_other_versions(op, problem), *first]
+
+    def _compile_ahead(self, problem: Problem) -> None:
+        """Let the screen compile what the search of the next problem asks for first."""
+        op, found = op_of(problem), variants_for(problem, self.hardware, self._only)
+        first = self._first_candidates(op, problem)
+        self._ahead = problem, first  # what wins until then does not change it
+        trials = self._trials(op, problem)
+        known = {key(candidate) for candidate, trial in trials if trial.state != "refused"}
+        new = [
+            (each.variant, each.config)
+            for each in first
+            if each.variant in found
+            and key(each) not in known
+            and serves(found[each.variant], problem, self.hardware, each.config)
+        ]
+        self._screen.begin(op, problem, new[: self._batch])
 
     def _study(self, op: str, problem: Problem, found: Mapping[str, Variant]) -> str:
         """A name that changes with what a study cannot survive: kernels, compiler, and choices."""
@@ -275,7 +314,7 @@ class Tuner:
     def _winners_of_other_versions(self, op: str, problem: Problem) -> list[Candidate]:
         """What the problem's own records name, measured with another version of its variant."""
         place, versions = self._key(op, problem), fingerprints.versions(op)
-        shipped = (record for record in shipped_records() if record.key == place)
+        shipped = (record for record in self._shipped if record.key == place)
         winners = [each.winner for each in (self._database.get(place), *shipped) if each]
         return [
             Candidate(each.variant, each.config)
@@ -287,7 +326,7 @@ class Tuner:
         """Configs that won on the most similar problems, in the user's records and shipped ones."""
         records = [
             record
-            for record in (*self._database.records(), *shipped_records())
+            for record in (*self._database.records(), *self._shipped)
             if record.op == op and recorded_problem(op, record.problem) is not None
         ]
         nearest = neighbours(
@@ -304,6 +343,10 @@ class Tuner:
                 if measured.variant != "baseline":
                     found.append(Candidate(measured.variant, measured.config))
         return found
+
+    @functools.cached_property
+    def _shipped(self) -> tuple[Record, ...]:
+        return shipped_records()
 
     def _screened(
         self, op: str, problem: Problem, search: Search, batch: list[Candidate]

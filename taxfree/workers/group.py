@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 from taxfree.errors import HardwareError, TaxfreeError, WorkerLost
 from taxfree.workers.process import start_worker
@@ -157,7 +157,7 @@ class WorkerGroup(contextlib.AbstractContextManager["WorkerGroup"]):
                 deadline = min(deadline, time.monotonic() + _GRACE_S)
             if time.monotonic() >= deadline and len(replies) < self.world_size:
                 if failed:
-                    raise _PartialFailure(*_cause(replies))
+                    raise _PartialFailure(*cause(replies))
                 late = sorted(set(range(self.world_size)) - set(replies))
                 raise WorkerLost(
                     f"{_ranks(late)} did not finish {task.rpartition(':')[2]} in time",
@@ -165,7 +165,7 @@ class WorkerGroup(contextlib.AbstractContextManager["WorkerGroup"]):
                     is_late=True,
                 )
         if failed:
-            raise TaskFailed(*_cause(replies))
+            raise TaskFailed(*cause(replies))
         return [replies[rank][1] for rank in range(self.world_size)]
 
     def _lost(self, rank: int, task: str) -> WorkerLost:
@@ -236,6 +236,26 @@ class WorkerGroup(contextlib.AbstractContextManager["WorkerGroup"]):
             self.kill()
 
 
+class Group(Protocol):
+    """Ranks that run tasks: `WorkerGroup`, or those of :mod:`taxfree.workers.local`."""
+
+    def call(
+        self,
+        task: Callable[Concatenate[Fabric, _P], _T],
+        deadline_s: float,
+        *args: _P.args,
+        **kwargs: _P.kwargs,
+    ) -> list[_T]:
+        """See `WorkerGroup.call`."""
+
+
+class Groups(Protocol):
+    """Where ranks come from: `Workers`, or those of :mod:`taxfree.workers.local`."""
+
+    def group(self) -> Group:
+        """See `Workers.group`."""
+
+
 class Workers(contextlib.AbstractContextManager["Workers"]):
     """A worker group that is started again after it was lost.
 
@@ -272,8 +292,8 @@ class _PartialFailure(TaskFailed):
     """A task raised on some ranks while others went on waiting for them."""
 
 
-def _cause(replies: Mapping[int, tuple[str, Any]]) -> tuple[int, dict[str, Any]]:
-    """A rank that failed, and how, as close to the cause as can be told.
+def cause(replies: Mapping[int, tuple[str, Any]]) -> tuple[int, dict[str, Any]]:
+    """A rank that failed, and its `TaskFailed` details, as close to the cause as can be told.
 
     A driver's failure comes before all others, because these may be timeouts of ranks that waited
     for that one. A timeout that only follows another rank's comes last. Otherwise the first that

@@ -56,6 +56,20 @@ class PassingScreen:
         return [Verdict(name, config, {}) for name, config in asked]
 
 
+class BeginningScreen(PassingScreen):
+    """Keeps what it is to compile ahead, and what it is asked for."""
+
+    def __init__(self):
+        self.begun, self.asked = [], []
+
+    def begin(self, op, problem, candidates):
+        self.begun.append((problem, list(candidates)))
+
+    def verdicts(self, op, problem, asked):
+        self.asked.append((problem, asked))
+        return super().verdicts(op, problem, asked)
+
+
 class RefusingScreen:
     """Refuses the default of push."""
 
@@ -432,6 +446,54 @@ class TestBudget:
         _, trials, _ = tune(db, script, trials=4)
         seconds = [trial.seconds for trial in trials if trial.state == "measured"]
         assert seconds == [(6.0 + 4.0) / 5] * 4
+
+
+class TestAhead:
+    def test_the_next_problems_first_batch_is_compiled_while_this_one_is_timed(self, db):
+        """Also where this one's winner would come first in a search of the next."""
+        from taxfree.tuning.tuner import Budget, Tuner
+        from taxfree.workers.group import Workers
+
+        first, second = (problem_class(OP)(**PROBLEM | {"m": m}) for m in (5, 6))
+        screen, group = BeginningScreen(), ScriptedGroup(time_of, KNOWN["h200"])
+        with Database(db) as database:
+            tuner = Tuner(database, Workers(lambda: group), group.hardware, screen)
+            tuner.tune(OP, first, Budget(12), following=second)
+            assert [problem for problem, _ in screen.asked] == [first]
+            tuner.tune(OP, second, Budget(12))
+        (problem, begun), (_, asked) = screen.begun[0], screen.asked[1]
+        assert problem == second
+        assert begun == asked[: len(begun)]
+        assert len(begun) > 3
+
+    def test_what_is_known_already_is_not(self, db):
+        from taxfree.tuning.tuner import Budget, Tuner
+        from taxfree.workers.group import Workers
+
+        first, second = (problem_class(OP)(**PROBLEM | {"m": m}) for m in (5, 6))
+        screen, group = BeginningScreen(), ScriptedGroup(time_of, KNOWN["h200"])
+        with Database(db) as database:
+            tuner = Tuner(database, Workers(lambda: group), group.hardware, screen, only=["push"])
+            tuner.tune(OP, second, Budget(12))
+            tuner.tune(OP, first, Budget(12), following=second)
+        (_, tried), (_, begun) = screen.asked[0], screen.begun[0]
+        assert not [each for each in begun if each in tried]
+
+
+class TestHasty:
+    def test_it_waits_for_no_busy_gpu_and_keeps_no_study(self, db):
+        from taxfree.tuning.tuner import Budget, Tuner
+        from taxfree.workers.group import Workers
+
+        busy = dataclasses.replace(timed(9.0), disturbed="GPU 0 is shared")
+        group = ScriptedGroup(lambda candidate: busy)
+        with Database(db) as database:
+            tuner = Tuner(database, Workers(lambda: group), CPU, PassingScreen(), is_hasty=True)
+            assert tuner.tune(OP, problem_class(OP)(**PROBLEM), Budget(8)) is None
+            assert tuner.disturbed == "GPU 0 is shared"
+            assert list(database.records()) == []
+        assert len(group.calls) == 1
+        assert [path.name for path in db.parent.iterdir()] == [db.name]
 
 
 class TestSearching:
