@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -22,11 +22,27 @@ class Failure:
     why: str
 
 
+@dataclass(frozen=True)
+class Left:
+    """The vote of a rank that does not go on with what all do together, and why."""
+
+    why: Any
+
+
+class PeersLeft(Exception):
+    """Ranks do not go on: why, by rank."""
+
+    def __init__(self, why: Mapping[int, Any]) -> None:
+        super().__init__(f"ranks {list(why)} have left")
+        self.why = why
+
+
 def vote(group: dist.ProcessGroup | None, value: Any) -> list[Any]:
     """Every rank's value, indexed by rank; collective.
 
     Raises:
         PeerTimeout: not all ranks joined within the process group's own timeout.
+        PeersLeft: some voted that they have `Left`; raised on all.
     """
     values: list[Any] = [None] * dist.get_world_size(group)
     try:
@@ -37,6 +53,9 @@ def vote(group: dist.ProcessGroup | None, value: Any) -> list[Any]:
             f"{str(error).partition(chr(10))[0]}",
             "all ranks make the same calls in the same order; one may have failed before",
         ) from error
+    left = {rank: each.why for rank, each in enumerate(values) if isinstance(each, Left)}
+    if left:
+        raise PeersLeft(left)
     return values
 
 

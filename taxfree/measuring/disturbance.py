@@ -32,8 +32,7 @@ class Watch:
 
     def reasons(self) -> str:
         """Why measurements since construction cannot be trusted, on any rank; empty if they can."""
-        global _last_work
-        _last_work = time.monotonic()
+        worked()
         if self._uuid:
             self._found += [shared_reason(self._uuid, self._own), slow_reason(self._uuid)]
         found = [each for own in vote(self._group, self._found) for each in own if each]
@@ -41,6 +40,12 @@ class Watch:
 
 
 _last_work = -_QUIET_S
+
+
+def worked() -> None:
+    """Note that this process has used its GPU until now."""
+    global _last_work
+    _last_work = time.monotonic()
 
 
 def _is_quiet() -> bool:

@@ -141,21 +141,29 @@ class Calls:
         return plan
 
     def hang(self) -> str | None:
-        """Who timed out waiting for whom so far, or None; the pool is reset and works again."""
-        self.fabric.synchronize()
-        pools, found = (self.fabric.pool, self.fabric.device_barrier.pool), None
-        for pool in pools:
-            try:
-                pool.check_at_rest()
-            except PeerTimeout as error:
-                found = found or (error.is_secondary, error.message)
-        timeouts = [each for each in vote(self.fabric.group, found) if each is not None]
-        if not timeouts:
-            return None
-        for pool in pools:
-            pool.reset()
-        _, message = min(timeouts, key=lambda each: each[0])  # who waited, before whoever followed
-        return str(message)
+        """As the function of this name."""
+        return hang(self.fabric)
+
+
+def hang(fabric: Fabric) -> str | None:
+    """Who timed out waiting for whom so far, or None; the pools are reset and work again.
+
+    Collective.
+    """
+    fabric.synchronize()
+    pools, found = (fabric.pool, fabric.device_barrier.pool), None
+    for pool in pools:
+        try:
+            pool.check_at_rest()
+        except PeerTimeout as error:
+            found = found or (error.is_secondary, error.message)
+    timeouts = [each for each in vote(fabric.group, found) if each is not None]
+    if not timeouts:
+        return None
+    for pool in pools:
+        pool.reset()
+    _, message = min(timeouts, key=lambda each: each[0])  # who waited, before whoever followed
+    return str(message)
 
 
 class Bench(Calls):
@@ -214,6 +222,15 @@ def open_bench(fabric: Fabric, op: str, problem: dict[str, Any]) -> Bench:
         gc.collect()
         _bench = Bench(fabric, op, problem)
     return _bench
+
+
+def close_bench() -> None:
+    """Free the inputs of the last problem."""
+    global _bench
+    _bench = None
+    gc.collect()
+    if torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
 
 
 def try_candidates(

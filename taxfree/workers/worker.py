@@ -39,7 +39,7 @@ def main() -> None:
     try:
         fabric = _open(options)
     except Exception as error:
-        connection.send(_failure(error))
+        connection.send(("failed", failure(error)))
         return
     connection.send(("done", fabric.hardware))
     _serve(connection, fabric)
@@ -105,7 +105,7 @@ def _serve(connection: Connection, fabric: Any) -> None:
         try:
             reply = ("done", pkgutil.resolve_name(task)(fabric, *args, **kwargs))
         except Exception as error:
-            reply = _failure(error)
+            reply = ("failed", failure(error))
         connection.send(reply)
     if fabric.backend == "interpreter":
         import torch.distributed as dist
@@ -114,10 +114,11 @@ def _serve(connection: Connection, fabric: Any) -> None:
         dist.destroy_process_group()
 
 
-def _failure(error: Exception) -> tuple[str, dict[str, Any]]:
+def failure(error: BaseException) -> dict[str, Any]:
+    """What is told of an error in a task; see `TaskFailed`."""
     is_for_users = isinstance(getattr(error, "message", None), str)
     told: Any = error if is_for_users else _explanation(error)
-    details = {
+    return {
         "kind": type(error).__name__,
         "message": told.message,
         "hint": getattr(told, "hint", ""),
@@ -125,10 +126,9 @@ def _failure(error: Exception) -> tuple[str, dict[str, Any]]:
         "is_secondary": getattr(error, "is_secondary", False),
         "traceback": traceback.format_exc(),
     }
-    return "failed", details
 
 
-def _explanation(error: Exception) -> TaxfreeError:
+def _explanation(error: BaseException) -> TaxfreeError:
     """The message for an error that was not written for users."""
     said = one_line(error)
     if "out of memory" in said:
