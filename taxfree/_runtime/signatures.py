@@ -239,7 +239,9 @@ ATTENTION = Signature(
         None if cu_seqlens is None else (q.shape[:1], cu_seqlens.dtype, cu_seqlens.device),
     ),
     sizes=lambda _, q, k, v, cu_seqlens, *others: (
-        (*q.shape[:2], -1) if cu_seqlens is None else (cu_seqlens.numel() - 1, *q.shape[:1])
+        (*q.shape[:2], -1)[:2]
+        if cu_seqlens is None
+        else (cu_seqlens.numel() - 1, *q.shape[:1])
     ),
     fits=lambda fabric, batch, q, k, v, cu_seqlens, *others: (
         q.shape[:1] == k.shape[:1] == v.shape[:1]
