@@ -15,7 +15,7 @@ from taxfree_kernels.device.peers import Group, Peers, translate
 from taxfree_kernels.errors import PeerTimeout
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.launch import Kernel, compiling
-from tests.kernels.tasks import Case, Inputs, bound_waits, everybodys, private
+from tests.kernels.tasks import Case, Inputs, everybodys, private
 
 
 @triton.jit
@@ -349,7 +349,7 @@ def absent_peer(fabric: Fabric, case: Case, timeout_s: float) -> dict[str, Any]:
             found["NaN"] = bool(missing.isnan().all())
             found["neither right nor NaN"] = int(((out != exact) & ~out.isnan()).sum())
         everybodys(own, None)
-        bound_waits(own, 30.0)  # a busy machine is no fault
+        own.pool.bound_waits(30.0)  # a busy machine is no fault
         found["right after the reset"] = [bool((inputs.run(plan) == exact).all()) for _ in range(3)]
         found["error after the reset"] = _error(own)
         return found

@@ -68,13 +68,6 @@ def private(fabric: Fabric, timeout_s: float = 30.0, heap_bytes: int = 1 << 20) 
     return open_fabric(fabric.name, fabric.group, heap_bytes, timeout_s)
 
 
-def bound_waits(fabric: Fabric, seconds: float) -> None:
-    """Give a fabric's waits another bound, and reset its pool; collective."""
-    pool = fabric.pool
-    pool._limit, pool.timeout_s = fabric.ticks(seconds), seconds
-    pool.reset()
-
-
 def everybodys(fabric: Fabric, value: Any) -> list[Any]:
     values: list[Any] = [None] * fabric.world_size
     dist.all_gather_object(values, value, fabric.group)

@@ -14,7 +14,7 @@ from typing import Any
 from taxfree_kernels.errors import PeerTimeout
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.launch import Kernel, launch_normally, launching_through
-from tests.kernels.tasks import Case, Inputs, bound_waits, private
+from tests.kernels.tasks import Case, Inputs, private
 
 
 def call_with_a_fault(
@@ -30,7 +30,7 @@ def call_with_a_fault(
     """
     plan, inputs = case.plan(fabric), Inputs(fabric, case, seed=1, integers=True)
     found: dict[str, Any] = {"before": _is_right(inputs, inputs.run(plan)), "calls": []}
-    bound_waits(fabric, bound_s)
+    fabric.pool.bound_waits(bound_s)
     if fabric.rank == fabric.world_size - 1:
         if phase == "after":
             inputs.run(plan)
@@ -52,7 +52,7 @@ def call_with_a_fault(
 
 def call_again(fabric: Fabric, case: Case) -> bool:
     """Reset, and call three times: whether all is well."""
-    bound_waits(fabric, 30.0)  # a busy machine is no fault
+    fabric.pool.bound_waits(30.0)  # a busy machine is no fault
     plan, inputs = case.plan(fabric), Inputs(fabric, case, seed=2, integers=True)
     right = [_is_right(inputs, inputs.run(plan)) for _ in range(3)]
     return all(right) and _error(fabric) is None
@@ -65,7 +65,7 @@ def call_with_a_late_rank(
     with private(fabric) as own:
         plan, inputs = case.plan(own), Inputs(own, case, seed=1, integers=True)
         inputs.run(plan)
-        bound_waits(own, bound_s)
+        own.pool.bound_waits(bound_s)
         if own.rank == own.world_size - 1:
             time.sleep(late_s)
         begin = time.monotonic()
@@ -84,7 +84,7 @@ def call_on_after_the_bound(
         calls = [Inputs(own, case, seed=seed, integers=True) for seed in range(4)]
         plan = case.plan(own)
         calls[0].run(plan)
-        bound_waits(own, bound_s)
+        own.pool.bound_waits(bound_s)
         if own.rank == own.world_size - 1:
             time.sleep(late_s)
         outs = [inputs.run(plan) for inputs in calls]

@@ -122,9 +122,7 @@ class Pool:
         self._slots = fabric.heap.empty(2 * slot_bytes, torch.uint8)
         self._report = fabric.host_words(control.REPORT_WORDS)
         self._code = self._report.numpy()  # indexing a tensor costs a microsecond a call
-        self._limit = fabric.ticks(timeout_s)
-        self.timeout_s = timeout_s
-        self.reset()
+        self.bound_waits(timeout_s)
 
     def slots(self, count: int, dtype: torch.dtype) -> tuple[torch.Tensor, int]:
         """The first slot as `count` elements, and the elements from a slot to the next.
@@ -197,6 +195,11 @@ class Pool:
                 "see why that rank came late or is stuck; then reset on all ranks",
                 is_secondary=True,
             )
+
+    def bound_waits(self, timeout_s: float) -> None:
+        """Give waits another timeout, in seconds, and reset the pool; collective as `reset`."""
+        self._limit, self.timeout_s = self._fabric.ticks(timeout_s), timeout_s
+        self.reset()
 
     def reset(self, generation: int = 0) -> None:
         """Make the pool usable again; collective, with no call in flight on any rank."""
