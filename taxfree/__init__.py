@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any
 from taxfree._version import __version__
 
 if TYPE_CHECKING:
+    from taxfree._runtime.autotune import autotune
+    from taxfree._runtime.autotuning import Autotuned
     from taxfree._runtime.dispatch import Choice
     from taxfree._runtime.runtime import Memory, Runtime
     from taxfree._runtime.startup import init
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "AllGatherMatmul": "taxfree_kernels.all_gather_matmul.problem",
+    "Autotuned": "taxfree._runtime.autotuning",
     "Choice": "taxfree._runtime.dispatch",
     "FabricUnavailable": "taxfree_kernels.errors",
     "MatmulAllReduce": "taxfree_kernels.matmul_all_reduce.problem",
@@ -46,6 +49,7 @@ _HOMES = {
     "SizeRange": "taxfree_kernels.variant",
     "TaxfreeError": "taxfree.errors",
     "UsageError": "taxfree.errors",
+    "autotune": "taxfree._runtime.autotune",
     "enable": "taxfree.models.parallel",
     "init": "taxfree._runtime.startup",
     "report": "taxfree.models.report",
@@ -54,6 +58,7 @@ _HOMES = {
 __all__ = [
     "AllGatherMatmul",
     "Attention",
+    "Autotuned",
     "Choice",
     "FabricUnavailable",
     "FlashDecode",
@@ -68,6 +73,7 @@ __all__ = [
     "TaxfreeError",
     "UsageError",
     "__version__",
+    "autotune",
     "enable",
     "init",
     "report",

@@ -35,6 +35,7 @@ RESULTS = Path(__file__).parents[1] / "results" / "accept"
 PROBLEMS = Path(__file__).with_name("problems.yaml")
 LEAST = 0.97  # of the fastest library path's speed, for what dispatch runs
 ADDED_US = 3.0  # by dispatch to an eager call of the library
+AUTOTUNED_S = 4.0  # for a problem, on average, in the ranks of an engine
 ACCOUNTED = 0.1  # of a call's time, that an account may leave open
 SOURCES = ("kernels", "taxfree", "taxfree_cli", "tuning_db", "benchmarks", "tests")
 
@@ -105,6 +106,8 @@ def steps(gpus: int, folder: Path) -> Iterator[Step]:
     asked = (*on, "--dtype", "bf16", "--shapes", str(PROBLEMS), "--json")
     yield DOCTOR
     yield Step("tune", taxfree("tune", *asked, "--trials", "8"), 120, tuned, database)
+    yield Step("autotune", launched(gpus, "autotune"), 90, autotuned,
+               {"TAXFREE_DB": str(folder / "autotuned.sqlite")})  # fmt: skip
     yield Step("bench", taxfree("bench", *asked), 90, benched, database)
     yield Step("explain", taxfree("explain", *asked), 120, explained, database)
     yield Step("db verify", taxfree("db", "verify", "--sample", "2", "--json"), 60, None, database)
@@ -175,6 +178,15 @@ def tuned(out: str) -> tuple[Any, list[str]]:
     names = ("op", "problem", "winner", "mode", "median_us", "speedup", "measured", "seconds")
     left = [f"{row['op']} {row['problem']}: {row['reason']}" for row in document["skipped"]]
     return [{name: row[name] for name in names} for row in document["rows"]], left
+
+
+def autotuned(out: str) -> tuple[Any, list[str]]:
+    """What was tuned in the ranks of a program, and what it took."""
+    document, wrong = same(out)
+    left = [each for each in document["rows"] if each["winner"] is None]
+    wrong += [f"{row['op']} {row['problem']}: {row['reason']}" for row in left]
+    mean = document["seconds"] / len(document["rows"])
+    return document, wrong + [f"a problem takes {mean:.1f} s"] * (mean > AUTOTUNED_S)
 
 
 def found_machine(out: str) -> tuple[Any, list[str]]:

@@ -10,7 +10,7 @@ import bisect
 import dataclasses
 import functools
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -113,6 +113,16 @@ class Dispatcher:
     def limited_to(self, names: Collection[str]) -> Dispatcher:
         """The same, for calls that only these variants and the baseline can run."""
         return Dispatcher(self._table, self._hardware, self._settings, names)
+
+    @property
+    def is_disabled(self) -> bool:
+        """Whether only the baseline may run."""
+        return self._settings.disable
+
+    def add(self, records: Iterable[Record]) -> None:
+        """Choose by these records of the user's, too, from now on; on all ranks the same."""
+        self._table = self._table.with_records(records)
+        Dispatcher._ends.cache_clear()
 
     def look_up(self, op: str, problem: Problem) -> LookUp:
         """The record that serves a problem, with the steps that led to it."""

@@ -11,7 +11,7 @@ import copy
 import dataclasses
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -28,6 +28,7 @@ from taxfree_kernels.fabric.workspace import Workspace
 from taxfree_kernels.launch import Kernel
 from taxfree_kernels.meta import meta_tensors
 from taxfree_kernels.variant import Plan, Problem, Ready, SizeRange, op_of, resized, variants
+from taxfree_tuning_db import Record
 
 BASELINE = "baseline"
 
@@ -198,19 +199,21 @@ class Plans:
     ) -> None:
         self._fabric, self._dispatcher, self._keep = fabric, dispatcher, keep
         self._entries: dict[Any, list[Entry | None]] = {}  # by family, then by size
+        self._replaced: dict[int, Entry] = {}  # by id; captured graphs may hold their addresses
 
     def __iter__(self) -> Iterator[Entry]:
-        """Each entry once."""
+        """Each entry once, with those that were replaced."""
         found = {
             id(each): each for entries in list(self._entries.values()) for each in entries if each
         }
-        return iter(found.values())
+        return iter((found | self._replaced).values())
 
     def clear(self) -> None:
         """Forget all."""
         for entries in self._entries.values():
             entries.clear()  # a runtime holds these lists
         self._entries.clear()
+        self._replaced.clear()
 
     def by_size(self, problem: Problem) -> list[Entry | None]:
         """The entries of all sizes of a problem; it grows as sizes are planned."""
@@ -220,6 +223,25 @@ class Plans:
         """The entry of a problem, if it has been planned."""
         entries, size = self.by_size(problem), rows_of(problem)
         return entries[size] if size < len(entries) else None
+
+    def is_tuned(self, problem: Problem) -> bool:
+        """Whether the largest problem that is planned with this one was tuned."""
+        found = self._dispatcher.look_up(op_of(problem), self.bucket(problem).problem)
+        return found.kind == "exact" and found.record is not None and not found.record.lender
+
+    def untuned(self, ranges: Iterable[SizeRange]) -> Iterator[Problem]:
+        """Problems whose records would serve all sizes of the ranges that were not tuned yet."""
+        for sizes in ranges:
+            name = rows_field(op_of(sizes.problem))
+            first, last = sizes.bounds
+            size = max(first, 1)
+            while size <= last:
+                problem = resized(sizes.problem, **{name: size})
+                high = self.bucket(problem).high
+                if not self.is_tuned(problem):
+                    high = min(high, last, 1 << (size - 1).bit_length())
+                    yield resized(problem, **{name: high})
+                size = high + 1
 
     def choice(self, problem: Problem) -> Choice:
         """The variant that runs, or would run, for a problem, and why."""
@@ -293,6 +315,28 @@ class Plans:
         for each in made:
             self._enter(each)
 
+    def renew(self, records: Collection[Record]) -> None:
+        """Plan by new records, the same on all ranks, what was not tuned yet; collective."""
+        self._dispatcher.add(records)
+        ops, wanted = {record.op for record in records}, dict[Problem, Bucket]()
+        for entries in self._entries.values():
+            high = 0
+            for size, entry in enumerate(entries):
+                if entry is None or entry.is_tuned or op_of(entry.bucket.problem) not in ops:
+                    continue
+                self._replace(entries, size)
+                if size > high:
+                    problem = entry.bucket.of(size)
+                    wanted[problem] = self.bucket(problem)
+                    high = wanted[problem].high
+        self.prepare(wanted)
+
+    def _replace(self, entries: list[Entry | None], size: int, by: Entry | None = None) -> None:
+        old = entries[size]
+        if old is not None:
+            self._replaced[id(old)] = old
+        entries[size] = by
+
     def unprepared(self, problem: Problem, why: str) -> Entry:
         """The library's path for a call that all ranks make unplanned; nothing of it is kept.
 
@@ -302,9 +346,8 @@ class Plans:
         alone.__dict__["workspace"] = Workspace(self._fabric.device, has_pool=False)
         plan = Ready(variants(op_of(problem))[BASELINE].plan(problem, alone, {}))
         choice = Choice("unprepared", BASELINE, why=why)
-        found = self._dispatcher.look_up(op_of(problem), self.bucket(problem).problem)
-        is_tuned = found.kind == "exact" and found.record is not None and not found.record.lender
-        return Entry(Bucket(problem, rows_of(problem)), choice, plan, is_tuned=is_tuned)
+        bucket, is_tuned = Bucket(problem, rows_of(problem)), self.is_tuned(problem)
+        return Entry(bucket, choice, plan, is_tuned=is_tuned)
 
     def _agree(self, missing: list[Problem], called: Problem | None, made: list[_Made]) -> None:
         """Vote on what is planned; where ranks choose differently, the library runs.
@@ -424,12 +467,13 @@ class Plans:
         assert plan is not None
         is_tuned = choice.kind == "exact" and not choice.lender
         last = Bucket(bucket.problem, bucket.high)
-        entries[bucket.high] = Entry(last, choice, plan, eager, kernels, is_tuned)
+        self._replace(entries, bucket.high, Entry(last, choice, plan, eager, kernels, is_tuned))
         if bucket.low == bucket.high:
             return
         below = Bucket(bucket.of(bucket.high - 1), bucket.low)
         entry = Entry(below, _below(choice, bucket), plan, eager, kernels, is_tuned)
-        entries[bucket.low : bucket.high] = [entry] * (bucket.high - bucket.low)
+        for size in bucket.sizes[:-1]:
+            self._replace(entries, size, entry)
         if made.refused:
             why = f"{choice.variant} {choice.config} does not serve this size"
             library = Choice("baseline", BASELINE, why=why)

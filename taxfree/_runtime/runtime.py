@@ -18,6 +18,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -25,6 +26,7 @@ from torch.compiler import is_compiling
 
 from taxfree import problems
 from taxfree._runtime.aside import aside
+from taxfree._runtime.autotuning import Autotuned, Autotuning
 from taxfree._runtime.dispatch import Choice, Dispatcher
 from taxfree._runtime.lending import Keep
 from taxfree._runtime.order import OneThread, StreamOrder
@@ -40,7 +42,7 @@ from taxfree._runtime.signatures import (
     Signature,
     aligned,
 )
-from taxfree._runtime.unrecorded import UnrecordedProblems
+from taxfree._runtime.unrecorded import MetProblems, UnrecordedProblems
 from taxfree.errors import NoRecord, UsageError
 from taxfree.fingerprints import interpolated_fields
 from taxfree.settings import Settings
@@ -95,6 +97,8 @@ class Runtime(contextlib.AbstractContextManager["Runtime"]):
     :meth:`close` does nothing.
     """
 
+    _is_autotuned = False  # whether a block of taxfree.autotune wants to know what is met
+
     def __init__(
         self,
         fabric: Fabric,
@@ -103,10 +107,18 @@ class Runtime(contextlib.AbstractContextManager["Runtime"]):
         heap_bytes: int = 0,
         unrecorded: UnrecordedProblems | None = None,
         keep: Keep | None = None,
+        database: Path | None = None,
+        autotune_s: float = 0.0,
     ) -> None:
         self._fabric, self._dispatcher = fabric, dispatcher
         self._plan_on_first_call = plan_on_first_call
         self._heap_bytes, self._unrecorded = heap_bytes, unrecorded
+        self._collecting: list[MetProblems] = [] if unrecorded is None else [unrecorded]
+        self._met: MetProblems | None = None
+        if Runtime._is_autotuned:
+            self._collect_met()
+        self._database = database
+        self._autotuning = self._tuning_for(autotune_s) if autotune_s else None
         self._plans = Plans(fabric, dispatcher, keep)
         self._gather_plans = Plans(fabric, dispatcher.limited_to(_SEVERAL_WEIGHTS))
         self._by_arguments: dict[Any, list[Entry | None]] = {}
@@ -352,9 +364,8 @@ class Runtime(contextlib.AbstractContextManager["Runtime"]):
             if entry.choice.kind != "unprepared":
                 found = problem, self._plans.by_size(problem), rows_of(problem)
                 _remember(self._given, id(problem), found)
-        if self._unrecorded is not None:
-            fields = interpolated_fields(op_of(problem))
-            self._collect(entry, *(getattr(problem, name) for name in fields))
+        if self._collecting:
+            self._collect(entry, *_sizes_of(problem))
         return self._launch(entry, tensors, out)
 
     def _all_gather_matmuls(
@@ -456,7 +467,7 @@ class Runtime(contextlib.AbstractContextManager["Runtime"]):
             if rows == 0 and signature.fits(self._fabric, 0, *arguments):
                 return self._of_nothing(arguments[0], out, shape)
             entry = self._entry(signature, rows, shape, arguments)
-        if self._unrecorded is not None:
+        if self._collecting:
             self._collect(entry, *signature.sizes(self.world_size, *arguments))
         inputs = signature.inputs(self._on_device, *arguments)
         if out is None:
@@ -487,9 +498,10 @@ class Runtime(contextlib.AbstractContextManager["Runtime"]):
             self._calling.leave()
 
     def _collect(self, entry: Entry, *sizes: int) -> None:
-        """Note a call of these sizes, if notes are taken and it is not tuned."""
-        if self._unrecorded is not None and not entry.is_tuned:
-            self._unrecorded.add(entry.bucket.problem, *sizes)
+        """Note a call of these sizes, if it is not tuned."""
+        if not entry.is_tuned:
+            for met in self._collecting:
+                met.add(entry.bucket.problem, *sizes)
 
     def _on_device(self, *numbers: float) -> torch.Tensor:
         """float32 [len(numbers)], made once; under capture it is part of the graph."""
@@ -537,12 +549,18 @@ class Runtime(contextlib.AbstractContextManager["Runtime"]):
         if not isinstance(problems, Iterable):
             raise UsageError(f"{problems!r} is no list of problems", "prepare([problem])")
         self._require_open()
-        wanted: dict[Problem, Bucket] = {}
+        ranges, wanted = list[SizeRange](), dict[Problem, Bucket]()
         for each in problems:
             self._require_ours(each.problem if isinstance(each, SizeRange) else each)
-            wanted |= self._plans.buckets(each if isinstance(each, SizeRange) else SizeRange(each))
+            ranges.append(each if isinstance(each, SizeRange) else SizeRange(each))
         with self._calling:
+            self._tune_first(ranges)
+            for sizes in ranges:
+                wanted |= self._plans.buckets(sizes)
             self._plans.prepare(wanted)
+        if self._met is not None:
+            for each in self._plans.untuned(ranges):
+                self._met.add(each, *_sizes_of(each), calls=0)
 
     def _entry(
         self, signature: Signature, rows: int, shape: tuple[int, ...], arguments: tuple[Any, ...]
@@ -569,10 +587,55 @@ class Runtime(contextlib.AbstractContextManager["Runtime"]):
         if not self._plan_on_first_call:
             return self._unprepared_entry(problem, plans, "not prepared")
         with self._calling:
+            self._tune_first([SizeRange(problem)])
             plans.prepare({problem: plans.bucket(problem)}, called=problem)
         entry = plans.find(problem)
         assert entry is not None
         return entry
+
+    def _collect_met(self) -> None:
+        """Count calls of problems without a record of their own, from now on."""
+        self._met = MetProblems()
+        self._collecting.append(self._met)
+
+    def _take_met(self) -> list[Problem]:
+        """The problems that were met since, the most frequent first; they count no longer."""
+        met, self._met = self._met, None
+        if met is None:
+            return []
+        self._collecting.remove(met)
+        return met.most_frequent_first()
+
+    def _tune_now(self, problems: Sequence[Problem], seconds: float) -> list[Autotuned]:
+        """Tune problems on these ranks; collective."""
+        if self._dispatcher.is_disabled:
+            return []
+        tuning = self._tuning_for(seconds)
+        with self._calling, contextlib.closing(tuning):
+            return self._tune(tuning, problems)
+
+    def _tuning_for(self, seconds: float) -> Autotuning:
+        return Autotuning(self._fabric, self._heap_bytes, self._database, seconds)
+
+    def _tune_first(self, ranges: Sequence[SizeRange]) -> None:
+        """Tune problems before they are planned, as ``TAXFREE_AUTOTUNE`` says; collective."""
+        tuning = self._autotuning
+        if tuning is not None:
+            self._tune(tuning, list(self._plans.untuned(ranges)))
+            if tuning.is_over:
+                tuning.close()
+                self._autotuning = None
+
+    def _tune(self, tuning: Autotuning, problems: Sequence[Problem]) -> list[Autotuned]:
+        """Tune problems on these ranks, and plan what is planned by the new records; collective."""
+        found = tuning.tune(problems)
+        records = [each.record for each in found if each.record is not None]
+        if records:
+            for plans in (self._plans, self._gather_plans):
+                plans.renew(records)
+            for held in (self._by_arguments, self._seen, self._given):
+                held.clear()
+        return found
 
     def _unprepared_entry(self, problem: Problem, plans: Plans, why: str) -> Entry:
         largest = plans.bucket(problem).problem  # one warning for what one plan would serve
@@ -714,8 +777,9 @@ class Runtime(contextlib.AbstractContextManager["Runtime"]):
             self._numbers,
         ):  # fmt: skip
             held.clear()
-        if self._unrecorded is not None:
-            self._unrecorded.close()
+        for each in (self._unrecorded, self._autotuning):
+            if each is not None:
+                each.close()
         return True
 
     def __exit__(self, kind: object, *_: object) -> None:
@@ -732,6 +796,10 @@ def _remember(held: dict[Any, Any], key: Any, value: Any) -> None:
     held[key] = value
 
 
+def _sizes_of(problem: Problem) -> tuple[int, ...]:
+    return tuple(getattr(problem, name) for name in interpolated_fields(op_of(problem)))
+
+
 def requires_grad(*arguments: Any) -> bool:
     """Whether autograd must see an operation with these arguments."""
     if torch.is_grad_enabled():
@@ -739,6 +807,11 @@ def requires_grad(*arguments: Any) -> bool:
             if isinstance(each, torch.Tensor) and each.requires_grad:
                 return True
     return False
+
+
+def runtimes() -> list[Runtime]:
+    """The open runtimes of this process, one for each group, in the order of the groups."""
+    return list(_runtimes.values())
 
 
 _runtimes: weakref.WeakValueDictionary[str, Runtime] = weakref.WeakValueDictionary()

@@ -98,7 +98,10 @@ def init(
     dispatcher = Dispatcher(table, fabric.hardware, settings)
     unrecorded = None if settings.log is None or fabric.rank else UnrecordedProblems(settings.log)
     keep = None if fabric.rank else keep_in(path)
-    return Runtime(fabric, dispatcher, plan_on_first_call, heap_bytes, unrecorded, keep)
+    autotune_s = 0.0 if settings.disable else settings.autotune_s or 0.0
+    return Runtime(
+        fabric, dispatcher, plan_on_first_call, heap_bytes, unrecorded, keep, path, autotune_s
+    )
 
 
 def _agreed(

@@ -1,4 +1,4 @@
-"""Problems that ran without a record of their own, for `taxfree tune --from`."""
+"""Problems that ran without a record of their own, to be tuned in the run or after it."""
 
 from __future__ import annotations
 
@@ -21,13 +21,42 @@ from taxfree.shapes import recorded_problem
 from taxfree_kernels.variant import Problem, op_of, resized
 
 
-class UnrecordedProblems:
-    """Counts calls, and adds them to a YAML list of shapes, the most frequent first.
+class MetProblems:
+    """Counts calls.
 
-    An entry stands for all sizes between two powers of two, with the largest of them that was
-    called. Its record serves them all, since a record serves sizes down to half its own. With an
-    entry for each size, an engine with 2000 different row counts would get a list that no search
+    One problem stands for all sizes between two powers of two, with the largest of them that was
+    called. Its record serves them all, since a record serves sizes down to half its own. With one
+    for each size, an engine with 2000 different row counts would get a list that no search
     finishes; an engine with few gets these as they are.
+    """
+
+    def __init__(self) -> None:
+        self._counts: dict[tuple[Any, ...], tuple[int, tuple[int, ...]]] = {}
+
+    def add(self, problem: Problem, *sizes: int, calls: int = 1) -> None:
+        """Count calls.
+
+        Args:
+            problem: of any size.
+            sizes: of the calls: rows, or sequences and keys, as in `interpolated_fields`.
+            calls: how many; none where a problem is to be listed behind those that are called.
+        """
+        key = (problem, *map(_octave, sizes))
+        before, largest = self._counts.get(key, (0, sizes))
+        self._counts[key] = before + calls, tuple(map(max, largest, sizes))
+
+    def _counted(self) -> list[tuple[Any, int]]:
+        counted = self._counts.items()
+        return [(_sized(problem, sizes), calls) for (problem, *_), (calls, sizes) in counted]
+
+    def most_frequent_first(self) -> list[Any]:
+        """The problems; of equally frequent ones the first that was met comes first."""
+        calls = _merged(self._counted())
+        return sorted(calls, key=lambda problem: -calls[problem])
+
+
+class UnrecordedProblems(MetProblems):
+    """Adds the calls to a YAML list of shapes, the most frequent first, for `taxfree tune --from`.
 
     Runs add up in one file, also processes that write at the same time. A file that holds something
     else is left alone. Where it cannot be written, one warning says so, and serving goes on.
@@ -37,37 +66,23 @@ class UnrecordedProblems:
     """
 
     def __init__(self, path: Path) -> None:
+        super().__init__()
         self._path = path
         self._process = os.getpid()
-        self._counts: dict[tuple[Any, ...], tuple[int, tuple[int, ...]]] = {}
         self._has_warned = False
         with self._warning():  # now, and not after a day of serving
             results.require_writable(path)
             _read(path)
         atexit.register(self.write)  # also for a runtime that nobody closed
 
-    def add(self, problem: Problem, *sizes: int) -> None:
-        """Count one call.
-
-        Args:
-            problem: of any size.
-            sizes: of the call: rows, or sequences and keys, as in `interpolated_fields`.
-        """
-        key = (problem, *map(_octave, sizes))
-        calls, largest = self._counts.get(key, (0, sizes))
-        self._counts[key] = calls + 1, tuple(map(max, largest, sizes))
-
     def write(self) -> None:
         """Add what was counted to the file; a fork of the process has nothing to add."""
         if not self._counts or self._process != os.getpid():
             return
-        counted = [
-            (_sized(problem, sizes), n) for (problem, *_), (n, sizes) in self._counts.items()
-        ]
         with self._warning():
             self._path.parent.mkdir(parents=True, exist_ok=True)
             with _locked(self._path):
-                _write(self._path, _merged([*_read(self._path), *counted]))
+                _write(self._path, _merged([*_read(self._path), *self._counted()]))
             self._counts.clear()
 
     def close(self) -> None:

@@ -16,7 +16,7 @@ from taxfree_kernels.variant import Problem, op_of
 
 BASELINE = Candidate("baseline", {})
 _FINALS = 3  # times the repetitions of a search
-_ATTEMPTS, _PAUSE_S = 3, 10.0  # at finals that are disturbed
+ATTEMPTS, _PAUSE_S = 3, 10.0  # at finals that are disturbed
 
 
 class Together:
@@ -31,7 +31,7 @@ class Together:
         mode, modes: "graph" or "eager": the mode that decides, and all modes that are timed.
     """
 
-    def __init__(self, workers: Groups, hardware: Hardware, attempts: int = _ATTEMPTS) -> None:
+    def __init__(self, workers: Groups, hardware: Hardware, attempts: int = ATTEMPTS) -> None:
         self._workers, self._hardware, self._attempts = workers, hardware, attempts
         self.mode: Mode = "graph" if hardware.backend != "interpreter" else "eager"
         self.modes: tuple[Mode, ...] = ("graph", "eager") if self.mode == "graph" else ("eager",)

@@ -25,7 +25,7 @@ from taxfree.measuring.trial import Candidate, Outcome, key
 from taxfree.shapes import recorded_problem
 from taxfree.tuning.candidates import every_candidate, first_candidates, serves, variants_for
 from taxfree.tuning.search import Search
-from taxfree.tuning.together import BASELINE, Together
+from taxfree.tuning.together import ATTEMPTS, BASELINE, Together
 from taxfree.tuning.winner import measurement_of, record_of
 from taxfree.workers.group import Groups
 from taxfree_kernels.cross_compile.screen import Screen
@@ -133,7 +133,7 @@ class Tuner:
         self._screen, self._seed, self._only, self._progress = screen, seed, only, progress
         self._fingerprint = fingerprints.hardware_fingerprint(hardware)
         self._pace_s: float | None = None  # of a unit, with its share of the finals
-        self._together = Together(workers, hardware, **({"attempts": 1} if is_hasty else {}))
+        self._together = Together(workers, hardware, 1 if is_hasty else ATTEMPTS)
         self._ahead: tuple[Problem, list[Candidate]] | None = None
         self.mode, self.modes = self._together.mode, self._together.modes
 

@@ -82,7 +82,7 @@ def together(fabric: Fabric, work: Callable[[LocalGroup], _T]) -> _T:
         return _follow(fabric)  # type: ignore[no-any-return]
     try:
         result = work(LocalGroup(fabric))
-    except BaseException as error:
+    except Exception as error:
         with contextlib.suppress(PeersLeft, PeerTimeout):
             vote(fabric.group, Left(failure(error)))
         raise
@@ -105,22 +105,18 @@ def _follow(fabric: Fabric) -> Any:
 
 def _run(fabric: Fabric, call: _Call) -> list[Any]:
     """Run a task, and return the results of all ranks."""
-    raised: BaseException | None = None
     try:
         result = pkgutil.resolve_name(call.task)(fabric, *call.args, **call.kwargs)
         return vote(fabric.group, result)
     except PeersLeft as error:
         left = error.why
-    except BaseException as error:
-        raised = error
+    except Exception as error:
         left = _leave(fabric, error)
     hang(fabric)
-    if raised is not None and not isinstance(raised, Exception):
-        raise raised
     raise TaskFailed(*cause({rank: ("failed", why) for rank, why in left.items()}))
 
 
-def _leave(fabric: Fabric, error: BaseException) -> Any:
+def _leave(fabric: Fabric, error: Exception) -> Any:
     """Tell the other ranks of an error; returns why ranks have left, by rank."""
     try:
         vote(fabric.group, Left(failure(error)))

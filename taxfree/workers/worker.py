@@ -114,7 +114,7 @@ def _serve(connection: Connection, fabric: Any) -> None:
         dist.destroy_process_group()
 
 
-def failure(error: BaseException) -> dict[str, Any]:
+def failure(error: Exception) -> dict[str, Any]:
     """What is told of an error in a task; see `TaskFailed`."""
     is_for_users = isinstance(getattr(error, "message", None), str)
     told: Any = error if is_for_users else _explanation(error)
@@ -128,7 +128,7 @@ def failure(error: BaseException) -> dict[str, Any]:
     }
 
 
-def _explanation(error: BaseException) -> TaxfreeError:
+def _explanation(error: Exception) -> TaxfreeError:
     """The message for an error that was not written for users."""
     said = one_line(error)
     if "out of memory" in said:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from benchmarks.accept import __main__ as accept
-from benchmarks.accept.__main__ import Step, benched, dispatched, explained, same
+from benchmarks.accept.__main__ import Step, autotuned, benched, dispatched, explained, same
 
 
 def row(variant: str, median_us: float, iqr_us: float = 0.0) -> dict[str, Any]:
@@ -72,6 +72,21 @@ def test_dispatch_may_not_add_much_to_calls_of_the_library(tmp_path) -> None:
     figures, wrong = dispatched(cost)("a table")
     assert figures == rows
     assert wrong == ["dispatch adds 3.1 us to AllGatherMatmul"]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "winner", "is_same", "wrong"),
+    [(7.9, "push", True, 0), (8.1, "push", True, 1), (2.0, None, True, 1), (2.0, "push", False, 1)],
+)
+def test_tuning_in_ranks_is_quick_complete_and_right(
+    seconds: float, winner: str | None, is_same: bool, wrong: int
+) -> None:
+    rows = [
+        {"op": "matmul_all_reduce", "problem": {}, "winner": each, "is_same": is_same or not at,
+         "reason": "out of budget"} for at, each in enumerate(("push", winner))
+    ]  # fmt: skip
+    _, found = autotuned(json.dumps({"seconds": seconds, "rows": rows}))
+    assert len(found) == wrong
 
 
 def test_another_result_is_an_error() -> None:

@@ -7,6 +7,7 @@ import subprocess
 import tomllib
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -41,11 +42,13 @@ def layer(**options: Any) -> Any:
     return RowParallelLinear(K * torch.distributed.get_world_size(), N, **given)
 
 
-def call(fabric: Any, database: str, options: dict[str, Any], shape: tuple[int, ...]) -> Any:
+def call(
+    fabric: Any, database: str, options: dict[str, Any], shape: tuple[int, ...], **config: Any
+) -> Any:
     """The relative error against float64, what was returned besides, the report, the most rows."""
     import taxfree
 
-    module, _ = opened(database)
+    module, _ = opened(database, **config)
     made = layer(**options)
     torch.manual_seed(5 + fabric.rank)
     x = torch.randn(*shape, K).bfloat16()
@@ -58,6 +61,16 @@ def call(fabric: Any, database: str, options: dict[str, Any], shape: tuple[int, 
     error = float((y.double() - expected).norm() / expected.norm())
     most = [size.max_rows for size in module._group().sizes.values()]
     return error, bias is not None, type(given) is tuple, taxfree.report(), most
+
+
+def tune_and_call(fabric: Any, database: str) -> Any:
+    """As `call`, of a size that has no record until the environment lets it be tuned."""
+    from tests.taxfree.test_autotune import few_trials, without_records
+
+    variables = {"TAXFREE_AUTOTUNE": "10m", "TAXFREE_DB": database}
+    with without_records(), few_trials(), mock.patch.dict(os.environ, variables):
+        error, *_, report, most = call(fabric, database, {}, (4,), most_rows=4)
+    return error, report, most
 
 
 def compile_norm(fabric: Any, database: str, rows: int) -> Any:
@@ -189,6 +202,15 @@ def test_a_layer_without_a_record_runs_vllms_own_forward(ranks: Ranks, tmp_path:
         assert error < 0.01
         assert most == [0]
         assert report.layers == {NAME: {"library: no record": 1}}
+
+
+def test_a_layer_may_be_tuned_when_it_is_made(ranks: Ranks, tmp_path: Path) -> None:
+    none = str(tmp_path / "none.sqlite")
+    for error, report, most in run(ranks, "tune_and_call", database=none):
+        assert error < 0.01
+        assert most == [4]
+        assert report.layers == {NAME: {"matmul_all_reduce": 1}}
+        assert list(report.problems.values()) == [{"exact": 1}]
 
 
 @pytest.mark.dealt("rows")

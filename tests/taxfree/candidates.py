@@ -159,4 +159,41 @@ VARIANT = Hangs()
 '''.lstrip()
 }
 
+#: raises on a rank for which a kernel of the others waits, in a phase of a trial
+RAISES_ALONE = {
+    "raises_alone": HANGS["hangs"]
+    .replace("HangingPlan(Plan)", "RaisingPlan(BaselinePlan)")
+    .replace("def __init__(self, problem, fabric):", "def __init__(self, problem, fabric, phase):")
+    .replace(
+        "        self._args =",
+        "        super().__init__(problem, fabric)\n"
+        "        self._right = {'check': 0, 'time': 2}[phase]\n"
+        "        self._args =",
+    )
+    .replace(
+        "        self._kernel(*self._args)",
+        "        self._right -= 1\n"
+        "        if self._right >= 0:\n"
+        "            return super().run(a, weight, bias, out)\n"
+        "        if self._args[-1] == 1:\n"
+        "            raise OSError('no')\n"
+        "        self._kernel(*self._args)",
+    )
+    .replace("HangingPlan(problem, fabric)", "RaisingPlan(problem, fabric, config['PHASE'])")
+    .replace('name = "hangs"', 'name = "raises_alone"\n    fused = False')
+    .replace(
+        "    def plan(self",
+        "    def space(self, problem, hardware):\n"
+        "        return {'PHASE': ('check', 'time')}\n\n"
+        "    def seed_configs(self, problem, hardware):\n"
+        "        return [{'PHASE': 'check'}, {'PHASE': 'time'}]\n\n"
+        "    def plan(self",
+    )
+    .replace(
+        "from taxfree_kernels.device import sync",
+        "from taxfree_kernels.all_gather_matmul.baseline import BaselinePlan\n"
+        "from taxfree_kernels.device import sync",
+    )
+}
+
 EVERY = WORKS | REFUSED | RAISES | WRONG | CRASHES | SLEEPS | POISONS | HANGS

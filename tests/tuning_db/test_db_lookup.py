@@ -151,6 +151,17 @@ class TestUserOverShipped:
         assert (neighbour.kind, neighbour.record) == ("neighbour", record_of(16))
 
 
+class TestWithRecords:
+    def test_they_come_first_and_nothing_else_changes(self):
+        old, new, shipped = record_of(16), record_of(16, winner=EARLIER), record_of(64)
+        before = Table(user=[old, modelled_record_of(32)], shipped=[shipped])
+        after = before.with_records([new])
+        assert list(before.records()) == [old, shipped]
+        assert list(after.records()) == [new, shipped]
+        assert after.layers(old.key) == (new, old)
+        assert after.modelled == before.modelled
+
+
 class TestAnotherVersion:
     @pytest.mark.parametrize("version", [0, 1, 3])
     def test_its_own_record_serves_and_says_so(self, version):

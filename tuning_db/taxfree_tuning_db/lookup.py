@@ -86,6 +86,12 @@ class Table:
             )
         return self._lent[hardware]
 
+    def with_records(self, records: Iterable[Record]) -> Table:
+        """A table of these records of the user's, and behind them of those of this one."""
+        table = self._of([*records, *self._records])
+        table.modelled = self.modelled
+        return table
+
     def modelled_for(self, hardware: HardwareFingerprint) -> Table:
         """A table of the modelled records of a device's kind, with the device's own name.
 

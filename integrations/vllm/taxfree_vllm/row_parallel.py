@@ -167,9 +167,12 @@ class _Size:
     def __init__(self, runtime: Runtime, problem: taxfree.MatmulAllReduce, max_rows: int) -> None:
         self._runtime, self._problem = runtime, problem
         self._found: dict[tuple[int, str], bool] = {}
+        settings = Settings.from_environment()
+        if settings.autotune_s is not None:  # what has no record is tuned before it is prepared
+            runtime.prepare([problem.for_rows(1, max_rows)])
         tried = sorted({*(1 << bits for bits in range(max_rows.bit_length())), max_rows})
         self.choices = {rows: str(runtime.choice(self._of(rows))) for rows in tried}
-        self._collects = Settings.from_environment().log is not None
+        self._collects = settings.log is not None
         self.max_rows = max_rows if self._collects else self._largest(tried)
         if self.max_rows:
             runtime.prepare([problem.for_rows(1, self.max_rows)])
