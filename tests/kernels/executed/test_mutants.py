@@ -7,15 +7,16 @@ from collections import Counter
 
 import pytest
 
-from tests.kernels.cross_compile.conftest import ROOT, run_python
+from tests.kernels.cross_compile.conftest import run_python
 from tests.kernels.executed.mutated import Result, cases
+from tests.tritons import needs_3_8
 
-PATH = ":".join(str(ROOT / each) for each in ("", "kernels", "tuning_db"))
+pytestmark = needs_3_8
 CACHE_CONTROL = ("buffer_wbl2", "buffer_wbl2 sc0", "buffer_inv", "buffer_inv sc0")
 
 
 def outcomes(*arguments):
-    out = run_python("-m", "tests.kernels.executed.changed", *arguments, PYTHONPATH=PATH)
+    out = run_python("-m", "tests.kernels.executed.changed", *arguments)
     return Result.of_json(json.loads(out)).outcomes
 
 
