@@ -127,7 +127,7 @@ docs: $(ENV) ## the documents as a site in site/, after those that are written f
 site: $(ENV) ## the documents as a site in site/, as they are
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
-instructions: $(TRITON36) ## compare compiled instructions with those of the base commit BASE; some minutes
+instructions: $(COMPILERS) ## compare compiled instructions with those of the base commit BASE; some minutes
 	$(BIN)/python -m benchmarks.instructions --base $(BASE)
 
 wheel: $(ENV) ## a wheel in dist/
