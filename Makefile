@@ -1,7 +1,8 @@
 # `make` alone says what there is to make.
 
 PYTHON ?= python3
-TORCH_INDEX ?=
+# Of torch's builds for the CPU. Where it does not answer, pip gets torch as it is set up to.
+TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 # Tests of a file run in one process, which keeps what they share. Three processes for two cores:
 # tests of ranks that wait or die leave a core idle for a fifth of the time.
 PYTEST_ARGS ?= -n 3 --dist loadfile --no-loadscope-reorder --durations 20
@@ -16,9 +17,11 @@ endif
 
 BIN := .venv/bin
 ENV := .venv/.stamp
-TRITON36 := .triton36/.stamp
 CONSTRAINTS := constraints-cpu.txt
 TORCH := $(shell grep '^torch==' $(CONSTRAINTS))
+# The oldest, the one that torch brings where it is built for CUDA, and the newest.
+TRITONS := 3.6.0 3.7.1 $(shell sed -n 's/^triton<=//p' $(CONSTRAINTS))
+COMPILERS := $(TRITONS:%=.tritons/%/.stamp)
 
 DEMO_DB := .demo/tuning.sqlite
 DEMO := --op all_gather_matmul --shapes demo --gpus 2 --db $(DEMO_DB)
@@ -31,9 +34,7 @@ DEMO := --op all_gather_matmul --shapes demo --gpus 2 --db $(DEMO_DB)
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 	@echo
-	@echo "The environment in .venv is for the CPU. Where plain pip finds no CPU build of torch:"
-	@echo "  make env TORCH_INDEX=https://download.pytorch.org/whl/cpu"
-	@echo "Another Python (>= 3.11): make env PYTHON=python3.12"
+	@echo "The environment in .venv is for the CPU. Another Python (>= 3.11): make env PYTHON=python3.12"
 
 prerequisites:
 	@for tool in git $(PYTHON); do \
@@ -51,19 +52,22 @@ prerequisites:
 env: $(ENV) ## the environment in .venv, for the CPU
 
 # The stamp is written last: without it an environment is half-made, and is made anew.
-# Torch comes first and alone, from its own index; the constraints then keep it.
+# Torch comes first and alone, from its own index if that has all it needs; the constraints keep it.
 $(ENV): pyproject.toml $(CONSTRAINTS) | prerequisites
 	@test -e $@ || rm -rf .venv
 	@rm -f $@
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) $(TORCH)
+	$(BIN)/pip install -c $(CONSTRAINTS) pip
+	$(BIN)/pip install $$($(BIN)/pip --retries 0 --timeout 10 install --dry-run --index-url $(TORCH_INDEX) \
+	  $(TORCH) >/dev/null 2>&1 && echo --index-url $(TORCH_INDEX)) $(TORCH)
 	$(BIN)/pip install -c $(CONSTRAINTS) -e '.[cpu,plot,report,fleet,check,chiplets,dev]'
 	@touch $@
 
-# Kernels must compile under the oldest Triton too; nothing is interpreted with this one.
-$(TRITON36): | $(ENV)
-	@rm -rf .triton36
-	$(BIN)/pip install --no-deps --target .triton36 triton==3.6.0
+# Tests compile kernels with each of these; the installed one need not lie aside as well.
+$(COMPILERS): .tritons/%/.stamp: $(ENV)
+	@rm -rf $(@D)
+	@mkdir -p $(@D)
+	$(BIN)/pip freeze | grep -qx triton==$* || $(BIN)/pip install --no-deps --target $(@D) triton==$*
 	@touch $@
 
 # `taxfree db show` exits with 1 where a shape has no record; make turns each failure into its own 2.
@@ -75,7 +79,7 @@ demo: $(ENV) ## tune, bench and explain three shapes on 2 CPU ranks; fails if on
 	$(BIN)/taxfree bench $(DEMO) --fabric host
 	$(BIN)/taxfree explain $(DEMO) --fabric host
 
-test: lint $(TRITON36) ## lint, types, import layers, tests that need no GPU; of long lists the part of today, or of the date SAMPLE
+test: lint $(COMPILERS) ## lint, types, import layers, tests that need no GPU; of long lists the part of today, or of the date SAMPLE
 	$(BIN)/pytest $(PYTEST_ARGS) --sample $(SAMPLE)
 
 test-all: test instructions ## and then the rest of the long lists, which a release needs
@@ -123,7 +127,7 @@ docs: $(ENV) ## the documents as a site in site/, after those that are written f
 site: $(ENV) ## the documents as a site in site/, as they are
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
-instructions: $(TRITON36) ## compare compiled instructions with those of the base commit BASE; some minutes
+instructions: $(COMPILERS) ## compare compiled instructions with those of the base commit BASE; some minutes
 	$(BIN)/python -m benchmarks.instructions --base $(BASE)
 
 wheel: $(ENV) ## a wheel in dist/

@@ -39,7 +39,7 @@ from taxfree_tuning_db.renamed import with_new_names
 
 ROOT = Path(__file__).parents[1]
 FILE = "benchmarks/digests.json"
-OLDEST_TRITON = ROOT / ".triton36"
+OLDEST_TRITON = ROOT / ".tritons" / "3.6.0"
 _TARGETS = {"h200": 3, "mi300x": 1}  # target -> problems of a variant that are compiled for it
 _TIMEOUT_S = 600.0
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import os
+import re
 import subprocess
 import sys
 import tomllib
@@ -121,7 +122,7 @@ def test_core_dependencies_name_neither_torch_nor_triton():
 
 def test_the_constraints_pin_all_that_is_named():
     lines = (ROOT / "constraints-cpu.txt").read_text().splitlines()
-    pinned = {line.split("==")[0].lower() for line in lines if "==" in line}
+    pinned = {re.split("[=<]", line)[0].lower() for line in lines if "=" in line}
     project = PYPROJECT["project"]
     named = [*project["dependencies"], *chain(*project["optional-dependencies"].values())]
     assert {name.split(">")[0].lower() for name in named} <= pinned

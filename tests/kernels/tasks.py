@@ -531,4 +531,4 @@ def heaps_mapped(fabric: Fabric) -> tuple[set[str], int, int]:
 
 def _mapped_heaps() -> list[str]:
     maps = Path("/proc/self/maps").read_text().splitlines()
-    return [line.split(maxsplit=5)[5] for line in maps if "taxfree" in line]
+    return [line.split(maxsplit=5)[5] for line in maps if "memfd:taxfree-heap" in line]

@@ -8,9 +8,8 @@ import subprocess
 
 import pytest
 
-from tests.ranks import KERNELS, PYTHON, ROOT, environment
-
-OLDEST = ROOT / ".triton36"
+from tests.ranks import KERNELS, PYTHON, environment
+from tests.tritons import FOLDERS, TRITONS
 
 
 def probe(*folders, source="from tests.kernels.interpreter_probe import main; main()"):
@@ -27,14 +26,10 @@ def probe(*folders, source="from tests.kernels.interpreter_probe import main; ma
 
 
 class TestBfloat16:
-    def test_is_that_of_torch_bit_for_bit(self):
-        assert wrong(probe()) == {}
-
-    def test_is_that_of_torch_with_the_oldest_triton_too(self):
-        if not OLDEST.is_dir():
-            pytest.skip("Triton 3.6 is not beside this checkout: make test brings it")
-        found = probe(OLDEST)
-        assert found["triton"] == "3.6.0"
+    @pytest.mark.parametrize("triton", TRITONS)
+    def test_is_that_of_torch_bit_for_bit(self, triton):
+        found = probe(*filter(None, [FOLDERS[triton]]))
+        assert found["triton"] == triton
         assert wrong(found) == {}
 
     def test_is_wrong_without_the_corrections(self):

@@ -93,6 +93,7 @@ def node(monkeypatch) -> SimpleNamespace:
     def world_size(group: Any = None) -> int:
         return WORLD if group is None else len(found.members)
 
+    monkeypatch.setattr(triton, "__version__", "3.8.0")
     monkeypatch.setattr(torch.version, "hip", "7.2")
     monkeypatch.setattr(torch.version, "cuda", None)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from textwrap import indent
+
 _HEAD = '''
 """{what}."""
 
@@ -13,7 +15,6 @@ import time
 
 from taxfree_kernels.all_gather_matmul.baseline import BaselinePlan
 from taxfree_kernels.errors import PlanError
-from taxfree_kernels.launch import _launcher
 from taxfree_kernels.variant import Variant
 
 
@@ -25,9 +26,11 @@ class ThePlan(BaselinePlan):
         super().__init__(problem, fabric)
         self.fabric, self.config = fabric, config
 
+    def compile(self, size, *tensors, **launching):
+{compile}
+
     def run(self, a, weight, bias, out):
-        compiling = _launcher.get() is not None
-        self.calls += not compiling
+        self.calls += 1
 {call}
         return super().run(a, weight, bias, out)
 
@@ -52,16 +55,13 @@ VARIANT = TheVariant()
 
 
 def variant(
-    name: str, what: str, plan: str = "pass", call: str = "pass", space: str = "{}"
-) -> dict[str, str]:
-    """A variant that is the baseline, but for statements at planning and at each call."""
-    indented = [f"        {line}" for line in plan.splitlines()]
-    called = [f"        {line}" for line in call.splitlines()]
-    return {
-        name: _HEAD.format(
-            name=name, what=what, plan="\n".join(indented), call="\n".join(called), space=space
-        ).lstrip()
-    }
+    name: str, what: str, plan: str = "pass", compile: str = "pass", call: str = "pass",
+    space: str = "{}",
+) -> dict[str, str]:  # fmt: skip
+    """A variant that is the baseline, but for statements when it plans, compiles and is called."""
+    body = {"plan": plan, "compile": compile, "call": call}
+    indented = {at: indent(statements, " " * 8) for at, statements in body.items()}
+    return {name: _HEAD.format(name=name, what=what, space=space, **indented).lstrip()}
 
 
 WORKS = variant("works", "Is the baseline")
@@ -97,14 +97,15 @@ def dies(phases: tuple[str, ...]) -> dict[str, str]:
     Args:
         phases: of "plan", "compile", "check" and "time".
     """
+    kill = "os.kill(os.getpid(), signal.SIGKILL)"
     return variant(
         "dies",
         "Dies in a phase of a trial",
-        plan="if config['PHASE'] == 'plan' and fabric.rank: os.kill(os.getpid(), signal.SIGKILL)",
+        plan=f"if fabric.rank and config['PHASE'] == 'plan': {kill}",
+        compile=f"if self.fabric.rank and self.config['PHASE'] == 'compile': {kill}",
         call=(
-            "phase = 'compile' if compiling else 'check' if self.calls <= 2 else 'time'\n"
-            "if self.config['PHASE'] == phase and self.fabric.rank:\n"
-            "    os.kill(os.getpid(), signal.SIGKILL)"
+            "phase = 'check' if self.calls <= 2 else 'time'\n"
+            f"if self.fabric.rank and self.config['PHASE'] == phase: {kill}"
         ),
         space=f"{{'PHASE': {phases!r}}}",
     )

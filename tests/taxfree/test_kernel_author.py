@@ -12,6 +12,7 @@ import subprocess
 import pytest
 
 from tests.ranks import OP, PYTHON, ROOT, copy_of_kernels, environment
+from tests.tritons import FOLDERS, NEWEST
 
 PAGE = (ROOT / "docs" / "write-a-variant.md").read_text(encoding="utf-8")
 VARIANT = f"{OP}/two_steps.py"
@@ -77,6 +78,7 @@ def run_the_checker(author, op, name, _):
 
 def compile_for_all_targets(author, op, name, _):
     options = ["--compiled", "--op", op, "--variant", name, "--json"]
+    options += ["--triton", str(FOLDERS[NEWEST])] if FOLDERS[NEWEST] else []
     reports = json.loads(author("check", *options))["reports"]
     assert {report["architecture"] for report in reports} == TARGETS
 

@@ -57,7 +57,7 @@ def is_right(rt: Any, problem: Any, seed: int = 1) -> bool:
 
 def held() -> tuple[int, int, int, int]:
     """Mapped heaps, KiB of shared memory, open files and threads of this process."""
-    maps = Path("/proc/self/maps").read_text().count("taxfree-heap")
+    maps = Path("/proc/self/maps").read_text().count("memfd:taxfree-heap")
     status = Path("/proc/self/status").read_text()
     shared = int(status.partition("RssShmem:")[2].split()[0])
     return maps, shared, len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))

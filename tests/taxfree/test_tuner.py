@@ -719,7 +719,7 @@ class TestOnRealRanks:
     def test_a_worker_killed_in_any_phase_of_a_trial_costs_that_candidate_only(
         self, db, tmp_path, sample
     ):
-        phases = ("check", *sample.of(("plan", "compile", "time")))
+        phases = ("check", *sample.one_of(("plan", "compile", "time")))
         kernels = copy_of_kernels(tmp_path, **candidates.dies(phases), **candidates.WORKS)
         said = finish(start(db, kernels, trials=4, only=["dies", "works"]))
         died = {t["config"]["PHASE"]: t for t in said["trials"] if t["variant"] == "dies"}

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from inspect import signature
 from typing import Any
 
 import numpy as np
@@ -58,6 +59,9 @@ class _Hooks:
         self._store = interpreter_builder.create_masked_store
         self._rmw = interpreter_builder.create_atomic_rmw
         self._cas = interpreter_builder.create_atomic_cas
+        own = ("ptrs", "mask", "other", "is_volatile")
+        policies = [each for each in signature(self._load).parameters if each not in own]
+        self._no_policies = dict.fromkeys(policies)
 
     def create_masked_load(
         self, pointers: Any, mask: Any, other: Any, *rest: Any, **named: Any
@@ -88,7 +92,7 @@ class _Hooks:
                 return NO_CHANGE  # as polls do
             if name != "XCHG":
                 return CHANGES
-            old = self._load(pointers, mask, None, None, True).data
+            old = self._seen(pointers, mask).data
             return Change(True, bool(np.any(old != value.data)))
 
         what = name.encode() + np.ascontiguousarray(value.data).tobytes()
@@ -99,7 +103,7 @@ class _Hooks:
         self, pointers: Any, expected: Any, value: Any, sem: Any, scope: Any
     ) -> Any:
         def change() -> Change:
-            found = self._load(pointers, _everywhere(pointers), None, None, True).data
+            found = self._seen(pointers, _everywhere(pointers)).data
             changes = bool(np.any((found == expected.data) & (expected.data != value.data)))
             return Change(changes, changes)
 
@@ -111,7 +115,7 @@ class _Hooks:
 
     def create_atomic_load(self, pointers: Any, mask: Any, sem: Any, scope: Any) -> Any:
         self._ordered(pointers, mask, sem, scope)
-        return self._load(pointers, mask, None, None, True)
+        return self._seen(pointers, mask)
 
     def create_atomic_store(
         self, pointers: Any, value: Any, mask: Any, sem: Any, scope: Any
@@ -136,6 +140,10 @@ class _Hooks:
         self, assembly: str, constraints: str, values: Any, types: list[Any], *rest: Any
     ) -> Any:
         return run_assembly(self._watch, assembly, constraints, values, types)
+
+    def _seen(self, pointers: Any, mask: Any) -> Any:
+        """What memory holds, without a report."""
+        return self._load(pointers, mask, None, is_volatile=True, **self._no_policies)
 
     def _plain(self, pointers: Any, mask: Any, value: Any = None) -> None:
         addresses = _active(pointers, mask)

@@ -96,6 +96,10 @@ class TwoKernelVariant(FusedVariant):
         configs = spaces.two_kernel_seeds(problem, hardware, self.space(problem, hardware))
         return [each for each in configs if self.prune_reason(problem, hardware, each) is None]
 
+    def prune_reason(self, problem: PartialSum, hardware: Hardware, config: Config) -> str | None:
+        reason = spaces.piece_prune_reason(problem, hardware, config)
+        return reason or super().prune_reason(problem, hardware, config)
+
 
 def _programs_at_once(hardware: Hardware, config: Config) -> int:
     """Tile programs that fit on a compute unit, by their warps and their shared memory."""

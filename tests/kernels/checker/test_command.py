@@ -9,6 +9,8 @@ import pytest
 from taxfree_cli.app import run
 from taxfree_kernels.checker.mutate import mutants
 from taxfree_kernels.device import sync
+from tests.kernels.cross_compile.conftest import run_python
+from tests.tritons import FOLDERS, TRITONS, before
 
 CHECK = ["check", "--op", "all_gather_matmul", "--variant", "push"]
 
@@ -49,6 +51,16 @@ def test_thin_coverage_is_a_failure_that_shows_what_is_missing(capsys):
 def test_a_pass_prints_its_coverage(capsys):
     assert run([*CHECK, "--seeds", "16"]) == 0
     assert "sync.signal(" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("triton", [each for each in TRITONS if FOLDERS[each]])
+def test_another_triton_checks_too(triton):
+    if triton in before(7):
+        pytest.skip("its interpreter needs numpy < 2.4")
+    out = run_python(
+        "-m", "taxfree_cli.app", *CHECK, "--seeds", "16", triton=triton, TRITON_INTERPRET="1"
+    )
+    assert "sync.signal(" in out
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Compilers side by side: the installed Triton, and the oldest supported one where it lies."""
+"""Compilers side by side, in processes of their own."""
 
 from __future__ import annotations
 
@@ -14,28 +14,19 @@ import pytest
 from taxfree_kernels.cross_compile.compiled_kernel import CompiledKernel
 from taxfree_kernels.cross_compile.coverage import DEVICES
 from taxfree_kernels.cross_compile.resources import Resources
+from tests.tritons import FOLDERS, NEWEST, ROOT
 
 HERE = Path(__file__).parent
-ROOT = HERE.parents[2]
-TRITONS = {"oldest": ROOT / ".triton36", "installed": None}
 
 
-def triton_path(name: str) -> Path | None:
-    """Folder of a compiler by name; skips the test where there is none."""
-    path = TRITONS[name]
-    if path is not None and not path.is_dir():
-        pytest.skip(f"no Triton in {path.name}")
-    return path
-
-
-def run_python(*arguments: str, triton: str = "installed", **environment: str) -> str:
+def run_python(*arguments: str, triton: str = NEWEST, **environment: str) -> str:
     """Standard output of a Python without an interpreter for kernels, under one of the Tritons."""
-    path = triton_path(triton)
-    paths = [*([str(path)] if path else []), str(ROOT / "kernels"), str(HERE)]
+    paths = (FOLDERS[triton], ROOT, ROOT / "kernels", ROOT / "tuning_db", HERE)
+    path = os.pathsep.join(str(each) for each in paths if each)
     inherited = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
     done = subprocess.run(
         [sys.executable, "-W", "ignore", *arguments],
-        env={**inherited, "PYTHONPATH": os.pathsep.join(paths), **environment},
+        env={**inherited, "PYTHONPATH": path, **environment},
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]

@@ -12,50 +12,50 @@ from taxfree_kernels.cross_compile.asm_checks import CHECKS, SPEED_CHECKS, viola
 from taxfree_kernels.cross_compile.compile import matrix_remarks
 from taxfree_kernels.cross_compile.compiled_kernel import CompiledKernel
 from taxfree_kernels.cross_compile.resources import Resources
+from tests.tritons import BEFORE_3_8, NEWEST, SINCE_3_8, TRITONS, before
 
-from .conftest import TRITONS, Snippets
+from .conftest import Snippets
 
-BOTH = tuple(TRITONS)
 #: kernel, device, compilers, checks that must find it.
 WRONG = [
-    ("signal_without_barrier", "h200", ("oldest",), {"barrier_before_release"}),
-    ("signal_without_barrier", "mi300x", ("oldest",), {"barrier_before_release"}),
-    ("signal_without_barrier", "mi300x", ("installed",), {"stores_drained"}),
-    ("signal_without_drain", "mi300x", BOTH, {"stores_drained"}),
-    ("signal_to_the_device", "h200", BOTH, {"system_scope"}),
-    ("signal_to_the_device", "mi300x", BOTH, {"system_scope"}),
-    ("arrival_without_drain", "mi300x", BOTH, {"stores_drained"}),
-    ("arrival_then_signal_to_the_device", "h200", BOTH, {"system_scope"}),
-    ("arrival_then_signal_to_the_device", "mi300x", BOTH, {"system_scope"}),
-    ("bulk_store_then_signal", "h200", ("oldest",), {"bulk_stores_done"}),
-    ("bulk_copy_after_wait", "h200", BOTH, {"proxy_fence_before_bulk_copies"}),
-    ("load_before_early_wait", "h200", BOTH, {"nothing_before_early_wait"}),
-    ("generation_before_early_wait", "h200", BOTH, {"nothing_before_early_wait"}),
-    ("ticket_before_early_wait", "h200", BOTH, {"nothing_before_early_wait"}),
-    ("early_wait_on_one_path", "h200", BOTH, {"nothing_before_early_wait"}),
-    ("early_without_a_wait", "h200", BOTH, {"nothing_before_early_wait"}),
-    ("early_wait_after_next_launch", "h200", BOTH, {"next_launch_after_early_wait"}),
-    ("acquire_unused", "h200", ("oldest",), {"system_scope", "acquire_after_poll"}),
-    ("poll_by_plain_load", "h200", BOTH, {"poll_in_loop"}),
-    ("poll_by_plain_load", "mi300x", BOTH, {"poll_in_loop"}),
-    ("poll_by_volatile_load", "h200", BOTH, {"no_weak_poll"}),
-    ("poll_by_volatile_load", "mi300x", ("oldest",), {"poll_in_loop"}),
-    ("poll_by_swap", "h200", BOTH, {"no_weak_poll"}),
-    ("poll_by_swap", "mi300x", ("oldest",), {"no_weak_poll", "system_scope"}),
-    ("poll_by_swap", "mi300x", ("installed",), {"no_weak_poll"}),
-    ("words_polled_in_a_cache", "mi300x", BOTH, {"whole_words"}),
-    ("words_polled_once_by_one_warp", "mi300x", BOTH, {"whole_words"}),
-    ("words_polled_by_several_threads", "h200", BOTH, {"own_words"}),
-    ("words_polled_by_several_threads", "mi300x", BOTH, {"own_words"}),
-    ("unbounded_wait", "mi300x", ("oldest",), {"poll_in_loop", "no_blind_spin"}),
-    ("wait_in_k_loop", "h200", BOTH, {"no_wait_in_k_loop", "pipelined"}),
-    ("wait_in_k_loop", "mi300x", BOTH, {"no_wait_in_k_loop", "pipelined"}),
-    ("acquire_in_k_loop", "h200", BOTH, {"no_wait_in_k_loop"}),
-    ("acquire_in_k_loop", "mi300x", BOTH, {"no_wait_in_k_loop"}),
-    ("multiply_unaligned", "h200", BOTH, {"pipelined", "wide_accesses"}),
-    ("multiply_unaligned", "mi300x", BOTH, {"pipelined", "wide_accesses"}),
-    ("multiply_by_adds", "h200", BOTH, {"matrix_cores"}),
-    ("spill", "h200", BOTH, {"no_spills", "overlapping_matrices"}),
+    ("signal_without_barrier", "h200", BEFORE_3_8, {"barrier_before_release"}),
+    ("signal_without_barrier", "mi300x", BEFORE_3_8, {"barrier_before_release"}),
+    ("signal_without_barrier", "mi300x", SINCE_3_8, {"stores_drained"}),
+    ("signal_without_drain", "mi300x", TRITONS, {"stores_drained"}),
+    ("signal_to_the_device", "h200", TRITONS, {"system_scope"}),
+    ("signal_to_the_device", "mi300x", TRITONS, {"system_scope"}),
+    ("arrival_without_drain", "mi300x", TRITONS, {"stores_drained"}),
+    ("arrival_then_signal_to_the_device", "h200", TRITONS, {"system_scope"}),
+    ("arrival_then_signal_to_the_device", "mi300x", TRITONS, {"system_scope"}),
+    ("bulk_store_then_signal", "h200", BEFORE_3_8, {"bulk_stores_done"}),
+    ("bulk_copy_after_wait", "h200", TRITONS, {"proxy_fence_before_bulk_copies"}),
+    ("load_before_early_wait", "h200", TRITONS, {"nothing_before_early_wait"}),
+    ("generation_before_early_wait", "h200", TRITONS, {"nothing_before_early_wait"}),
+    ("ticket_before_early_wait", "h200", TRITONS, {"nothing_before_early_wait"}),
+    ("early_wait_on_one_path", "h200", TRITONS, {"nothing_before_early_wait"}),
+    ("early_without_a_wait", "h200", TRITONS, {"nothing_before_early_wait"}),
+    ("early_wait_after_next_launch", "h200", TRITONS, {"next_launch_after_early_wait"}),
+    ("acquire_unused", "h200", BEFORE_3_8, {"system_scope", "acquire_after_poll"}),
+    ("poll_by_plain_load", "h200", TRITONS, {"poll_in_loop"}),
+    ("poll_by_plain_load", "mi300x", TRITONS, {"poll_in_loop"}),
+    ("poll_by_volatile_load", "h200", TRITONS, {"no_weak_poll"}),
+    ("poll_by_volatile_load", "mi300x", BEFORE_3_8, {"poll_in_loop"}),
+    ("poll_by_swap", "h200", TRITONS, {"no_weak_poll"}),
+    ("poll_by_swap", "mi300x", before(7), {"no_weak_poll", "system_scope"}),
+    ("poll_by_swap", "mi300x", TRITONS, {"no_weak_poll"}),
+    ("words_polled_in_a_cache", "mi300x", TRITONS, {"whole_words"}),
+    ("words_polled_once_by_one_warp", "mi300x", TRITONS, {"whole_words"}),
+    ("words_polled_by_several_threads", "h200", TRITONS, {"own_words"}),
+    ("words_polled_by_several_threads", "mi300x", TRITONS, {"own_words"}),
+    ("unbounded_wait", "mi300x", BEFORE_3_8, {"poll_in_loop", "no_blind_spin"}),
+    ("wait_in_k_loop", "h200", TRITONS, {"no_wait_in_k_loop", "pipelined"}),
+    ("wait_in_k_loop", "mi300x", TRITONS, {"no_wait_in_k_loop", "pipelined"}),
+    ("acquire_in_k_loop", "h200", TRITONS, {"no_wait_in_k_loop"}),
+    ("acquire_in_k_loop", "mi300x", TRITONS, {"no_wait_in_k_loop"}),
+    ("multiply_unaligned", "h200", TRITONS, {"pipelined", "wide_accesses"}),
+    ("multiply_unaligned", "mi300x", TRITONS, {"pipelined", "wide_accesses"}),
+    ("multiply_by_adds", "h200", TRITONS, {"matrix_cores"}),
+    ("spill", "h200", TRITONS, {"no_spills", "overlapping_matrices"}),
 ]
 RIGHT = (
     "good_signal", "good_signal_of_a_chiplet", "good_wait", "good_relay", "good_words",
@@ -78,7 +78,7 @@ def test_a_wrong_kernel_is_found(
     assert checks <= broken_rules(snippets.compiled(kernel, device, triton))
 
 
-@pytest.mark.parametrize("triton", BOTH)
+@pytest.mark.parametrize("triton", TRITONS)
 @pytest.mark.parametrize(
     ("kernel", "device"),
     [
@@ -142,7 +142,7 @@ EDITS = [
 def test_an_edit_of_right_assembly_is_found(
     kernel: str, device: str, old: str, new: str, check: str, snippets: Snippets
 ) -> None:
-    compiled = snippets.compiled(kernel, device, "installed")
+    compiled = snippets.compiled(kernel, device, NEWEST)
     assert old in compiled.text
     assert check in broken_rules(replace(compiled, text=compiled.text.replace(old, new)))
 
@@ -161,7 +161,7 @@ IN_ONE_ROUND = [
 def test_a_right_round_does_not_hide_a_wrong_one(
     device: str, old: str, new: str, check: str, is_first: bool, snippets: Snippets
 ) -> None:
-    compiled = snippets.compiled("good_relay", device, "installed")
+    compiled = snippets.compiled("good_relay", device, NEWEST)
     begin, *parts = compiled.text.split(old)
     half = len(parts) // 2
     assert half > 0
@@ -174,7 +174,7 @@ WORDS = ("good_words", "good_lamport_words", "good_words_in_padded_rows")
 POLL = {"h200": r"ld\.volatile", "mi300x": "_load_.* sc0 sc1", "mi350x": "_load_.* sc0 sc1"}
 
 
-@pytest.mark.parametrize("triton", BOTH)
+@pytest.mark.parametrize("triton", TRITONS)
 @pytest.mark.parametrize("kernel", WORDS)
 @pytest.mark.parametrize("device", POLL)
 def test_each_poll_of_words_bypasses_the_caches(

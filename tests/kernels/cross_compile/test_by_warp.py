@@ -11,8 +11,9 @@ from taxfree_kernels.cross_compile.asm_checks import violations
 from taxfree_kernels.cross_compile.assembly import Role
 from taxfree_kernels.cross_compile.compiled_kernel import CompiledKernel
 from taxfree_kernels.cross_compile.resources import Resources
+from tests.tritons import TRITONS
 
-from .conftest import HERE, TRITONS, run_python
+from .conftest import HERE, run_python
 
 KINDS = ("dense", "paged", "batch")
 

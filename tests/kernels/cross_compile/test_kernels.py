@@ -1,4 +1,4 @@
-"""Every kernel, for every architecture, under both Tritons, passes the assembly checks."""
+"""Every kernel, for every architecture, under each Triton, passes the assembly checks."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ from taxfree_kernels.cross_compile.coverage import DEVICES, Case, cases, smalles
 from taxfree_kernels.cross_compile.report import Report, check, format_report
 from taxfree_kernels.variant import operation_names, operation_shapes
 from tests.sample import Sample
-
-from .conftest import TRITONS, triton_path
+from tests.tritons import BEFORE_3_8, FOLDERS, OLDEST, TRITONS
 
 OPERATIONS = operation_names()
 
@@ -24,27 +23,28 @@ TARGETS = list(product(TRITONS, DEVICES))
 
 
 def expect_good(wanted: Iterable[Case], triton: str) -> None:
-    """All kernels pass; but the oldest Triton breaks one rule on AMD, and is refused there."""
-    reports = list(check(wanted, triton_path(triton), workers=1))
+    """All kernels pass; but old Tritons break one rule on AMD, and are refused there."""
+    reports = list(check(wanted, FOLDERS[triton], workers=1))
     assert reports
-    bad = [format_report(report) for report in reports if not _passes(report, triton)]
+    bad = [format_report(report) for report in reports if not _passes(report)]
     assert not bad, "\n\n".join(bad)
 
 
-def _passes(report: Report, triton: str) -> bool:
-    if triton == "oldest" and report.architecture.startswith("gfx"):
+def _passes(report: Report) -> bool:
+    if report.triton in BEFORE_3_8 and report.architecture.startswith("gfx"):
         broken = {violation.check for violation in report.violations}
         return not report.error and broken <= {"written_back"}
     return report.is_good
 
 
-def test_the_oldest_triton_signals_before_the_write_back_on_amd() -> None:
+@pytest.mark.parametrize("triton", TRITONS)
+def test_old_tritons_signal_before_the_write_back_on_amd(triton: str) -> None:
     push = [
         case for case in cases("matmul_all_reduce", "mi300x", examples=1) if case.variant == "push"
     ]
-    for triton, expected in (("oldest", {"written_back"}), ("installed", set())):
-        (report,) = check(push, triton_path(triton), workers=1)
-        assert {violation.check for violation in report.violations} == expected
+    (report,) = check(push, FOLDERS[triton], workers=1)
+    expected = {"written_back"} if triton in BEFORE_3_8 else set()
+    assert {violation.check for violation in report.violations} == expected
 
 
 def defaults(device: str, examples: int | None = None) -> list[Case]:
@@ -52,7 +52,7 @@ def defaults(device: str, examples: int | None = None) -> list[Case]:
 
 
 def corners(triton: str, device: str) -> Iterator[Case]:
-    """A sixth of each operation's: another one for each device and compiler; the soak has all."""
+    """A part of each operation's: another one for each device and compiler; the soak has all."""
     turn = TARGETS.index((triton, device))
     for op in OPERATIONS:
         yield from list(cases(op, device, corners=True, examples=1))[turn :: len(TARGETS)]
@@ -83,12 +83,13 @@ def test_each_case_gets_its_own_report(tmp_path: Path) -> None:
 def test_defaults_and_corners_pass_the_checks(triton: str, sample: Sample) -> None:
     """Defaults of all examples where compilers have failed most; of few and many rows elsewhere.
 
-    AMD's fabric refuses the oldest Triton.
+    AMD's fabric refuses old Tritons.
     """
-    examples = {("oldest", "h200"): None, ("oldest", "mi300x"): 1, ("oldest", "mi350x"): 1}
     wanted: list[Case] = []
     for device in DEVICES:
-        wanted += defaults(device, examples.get((triton, device), 2))
+        is_refused = device != "h200" and triton in BEFORE_3_8
+        every = device == "h200" and triton == OLDEST
+        wanted += defaults(device, 1 if is_refused else None if every else 2)
         wanted += corners(triton, device)
     expect_good(sample.of(wanted), triton)
 
@@ -98,11 +99,11 @@ def test_the_smallest_problems_compile(triton: str, sample: Sample) -> None:
     """They compile correctly; checks of speed may fail."""
     pairs = product(OPERATIONS, ("h200", "mi300x"))
     smallest = [case for op, device in pairs for case in smallest_cases(op, device)]
-    reports = list(check(sample.of(smallest), triton_path(triton), workers=1))
+    reports = list(check(sample.of(smallest), FOLDERS[triton], workers=1))
     found = [violation for report in reports for violation in report.violations]
     assert [report.error for report in reports if report.error] == []
     allowed = {"no_spills", "no_waterfall", "overlapping_matrices"}
-    if triton == "oldest":
+    if triton in BEFORE_3_8:
         allowed |= {"written_back"}
     assert {violation.check for violation in found} <= allowed
 

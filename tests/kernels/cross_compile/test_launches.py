@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 
-from .conftest import TRITONS, run_python
+from tests.tritons import TRITONS
+
+from .conftest import run_python
 
 pytestmark = pytest.mark.dealt("triton")
 

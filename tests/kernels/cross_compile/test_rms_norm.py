@@ -6,7 +6,9 @@ import json
 
 import pytest
 
-from .conftest import TRITONS, run_python
+from tests.tritons import TRITONS
+
+from .conftest import run_python
 
 #: Prints violations and spilled bytes for usual, tiny, ragged and wide rows.
 COMPILE = """

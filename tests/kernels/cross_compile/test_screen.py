@@ -22,6 +22,7 @@ from taxfree_kernels.errors import PlanError
 from taxfree_kernels.hardware import KNOWN
 from taxfree_kernels.variant import problem_class, variants
 from tests.ranks import copy_of_kernels, replace_in
+from tests.tritons import FOLDERS, NEWEST
 
 OP = "all_gather_matmul"
 PROBLEM = problem_class(OP)(m=16, n=256, k=1024, world_size=2)
@@ -62,7 +63,8 @@ class TestScreen:
         broken = copy_of_kernels(tmp_path)  # which the compiler's process imports
         signal, scope = r'(atomic_xchg\(word, .*scope=)"sys"', r'\1"gpu"'
         replace_in(broken / "taxfree_kernels" / "device" / "sync.py", signal, scope)
-        monkeypatch.syspath_prepend(broken)
+        for folder in filter(None, [FOLDERS[NEWEST], broken]):
+            monkeypatch.syspath_prepend(folder)
         with Screen(KNOWN[device], workers=1) as screen:
             (verdict,) = screen.verdicts(OP, PROBLEM, [("push", default("push", device))])
         assert verdict.kernels.keys() == {"push"}

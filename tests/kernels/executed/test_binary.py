@@ -13,8 +13,9 @@ from tinygrad.runtime.support.elf import elf_loader
 from taxfree_kernels.executed.decode import Instruction, decode
 from taxfree_kernels.hardware import KNOWN
 from taxfree_kernels.variant import operation_shapes, variants
-from tests.kernels.cross_compile.conftest import TRITONS, run_python
-from tests.kernels.executed.test_executed import ARCHITECTURES, VARIANTS, python_path
+from tests.kernels.cross_compile.conftest import run_python
+from tests.kernels.executed.test_executed import ARCHITECTURES, VARIANTS
+from tests.tritons import TRITONS
 
 #: LLVM's names of what the ISA documents call otherwise
 LLVM_NAMES = {
@@ -50,14 +51,14 @@ def served(op: str, variant: str) -> bool:
 @pytest.mark.parametrize("triton", TRITONS)
 def test_the_text_is_what_the_binary_holds(triton, sample, tmp_path):
     # Each Triton has every second one for the other architecture.
-    turns = islice(cycle(ARCHITECTURES), list(TRITONS).index(triton), None)
+    turns = islice(cycle(ARCHITECTURES), TRITONS.index(triton), None)
     tried = zip([each for each in VARIANTS if served(*each)], turns, strict=False)
     tried = sample.of(list(tried))
     for architecture in ARCHITECTURES:
         given = [(*case, 2, 0, None, [0]) for case, where in tried if where == architecture]
         run_python(
             "-m", "tests.kernels.executed.whole", json.dumps(given), architecture, triton=triton,
-            PYTHONPATH=python_path(triton), TRITON_CACHE_DIR=str(tmp_path),
+            TRITON_CACHE_DIR=str(tmp_path),
         )  # fmt: skip
     files = list(tmp_path.glob("*/*.hsaco"))
     assert files
