@@ -116,7 +116,7 @@ def steps(gpus: int, folder: Path) -> Iterator[Step]:
                dispatched(cost))  # fmt: skip
     yield Step("PyTorch", model(on, folder, 2, "--prompts", "1024", "--batches", "1"), 90,
                modelled(folder), database)  # fmt: skip
-    yield Step("Transformers", launched(gpus, "generate"), 120, same, database)
+    yield Step("Transformers", launched(gpus, "generate", "--batches", "1"), 120, same, database)
     yield Step("training", launched(gpus, "train"), 90, same, database)
 
 
@@ -128,6 +128,7 @@ def long_steps(gpus: int, folder: Path) -> Iterator[Step]:
     marked = ["-m", "pytest", "-m", "gpu", "-q", "--sample", "all", "-p", "no:cacheprovider"]
     for path in gpu_tests():
         yield Step(str(path), (*marked, str(path)), 480)
+    yield Step("Transformers", launched(gpus, "generate"), 240, same, database)
     rows = ("--prompts", "1024,4096", "--batches", "1,16,64")
     yield Step("model of 4 layers", model(on, folder, 4, *rows), 480, modelled(folder), database)
     whole = model(on, folder, 32, "--prompts", "1024", "--batches", "1")
@@ -149,10 +150,10 @@ def taxfree(*arguments: str) -> tuple[str, ...]:
     return ("-m", "taxfree_cli.app", *arguments)
 
 
-def launched(gpus: int, name: str) -> tuple[str, ...]:
+def launched(gpus: int, name: str, *arguments: str) -> tuple[str, ...]:
     """A script of this folder, on ranks."""
     run = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(gpus))
-    return (*run, "-m", f"benchmarks.accept.{name}")
+    return (*run, "-m", f"benchmarks.accept.{name}", *arguments)
 
 
 def model(on: Sequence[str], folder: Path, layers: int, *phases: str) -> tuple[str, ...]:

@@ -6,6 +6,7 @@ Inductor does so before it captures a graph, and refuses to go on if anything bu
 from __future__ import annotations
 
 import copy
+import gc
 import os
 import warnings
 from collections.abc import Callable
@@ -89,9 +90,12 @@ def call_in_a_pool(fabric: Any, op: str, fields: dict[str, Any], variant: str | 
     given = [tensors_of(fabric, problem) for problem in problems]
     have_vendors_workspaces(fabric.device)
     pool, outs = torch.cuda.MemPool(), []
+    gc.collect()
+    gc.disable()  # PyTorch ends the process if a pool is freed while another one is in use
     for problem, (inputs, _) in zip(problems, given, strict=True):
         with torch.cuda.use_mem_pool(pool):
             outs.append(called(rt, op, problem, inputs))
+    gc.enable()
     rt.check()
     right = [torch.equal(out, expected) for out, (_, expected) in zip(outs, given, strict=True)]
     ran = {rt.choice(problem).variant for problem in problems}
