@@ -13,11 +13,13 @@ from taxfree._runtime import collectives
 from taxfree._runtime.collectives import Failure
 from taxfree._runtime.ready import ready_plans
 from taxfree.measuring.trial import Calls, Candidate
+from taxfree_kernels.all_gather_matmul import torch_fused as gather
 from taxfree_kernels.all_gather_matmul.problem import AllGatherMatmul
 from taxfree_kernels.errors import PlanError
 from taxfree_kernels.launch import is_compiling
+from taxfree_kernels.matmul_reduce_scatter import torch_fused as scatter
 from taxfree_kernels.matmul_reduce_scatter.problem import MatmulReduceScatter
-from taxfree_kernels.variant import Plan, Ready, Variant, op_of, variants
+from taxfree_kernels.variant import Plan, Ready, Variant
 
 FABRIC: Any = SimpleNamespace(group=None, device=torch.device("cpu"))
 
@@ -93,20 +95,20 @@ def test_a_trial_runs_nothing_before_it_is_connected(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize(
-    ("problem", "wanted"),
+    ("variant", "problem", "wanted"),
     [
-        (AllGatherMatmul(64, 32, 96, gather_dim=0, world_size=2), 64 * 96 * 2),
-        (AllGatherMatmul(16384, 32, 96, gather_dim=0, world_size=2), 8192 * 96 * 2),
-        (MatmulReduceScatter(64, 32, 96, world_size=2), 2 * 32 * 32 * 2),
+        (gather.VARIANT, AllGatherMatmul(64, 32, 96, gather_dim=0, world_size=2), 64 * 96 * 2),
+        (gather.VARIANT, AllGatherMatmul(16384, 32, 96, 0, world_size=2), 8192 * 96 * 2),
+        (scatter.VARIANT, MatmulReduceScatter(64, 32, 96, world_size=2), 2 * 32 * 32 * 2),
     ],
 )
 def test_pytorchs_ops_find_their_workspace_when_they_run(
-    monkeypatch: pytest.MonkeyPatch, problem: Any, wanted: int
+    monkeypatch: pytest.MonkeyPatch, variant: Variant, problem: Any, wanted: int
 ) -> None:
     asked: list[tuple[str, int]] = []
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(symm_mem, "enable_symm_mem_for_group", lambda _: None)
     monkeypatch.setattr(symm_mem, "get_symm_mem_workspace", lambda *given: asked.append(given))
     fabric: Any = SimpleNamespace(group=SimpleNamespace(group_name="ranks"))
-    Ready(variants(op_of(problem))["torch_fused"].plan(problem, fabric, {}))
+    Ready(variant.plan(problem, fabric, {}))
     assert asked == [("ranks", wanted)]

@@ -24,7 +24,7 @@ class TorchFusedPlan(Plan):
         self._group = fabric.group
         # Per shard a copy and a matmul, but for the own one a matmul only; then the copy here.
         self.launches = 2 * problem.world_size
-        # With multicast, few rows are all gathered in the workspace; else the shard is copied there.
+        # With multicast all of few rows are gathered in the workspace; else the shard is copied.
         rows = max(problem.shard_rows, min(problem.m, _MULTICAST_ROWS))
         self._workspace_bytes = rows * problem.k * ITEM_BYTES[problem.dtype]
 
