@@ -153,11 +153,12 @@ def _of_library(options: argparse.Namespace) -> None:
     with group_for(problems, fabric) as group:
         limit = deadline_s(group.hardware)
         found = group.call(host_cost_ranks.time_library, limit, problems=problems)[0]
-        print("| | library us | dispatched | added to a problem | to a method |")
-        print("| --- | ---: | ---: | ---: | ---: |")
+        print("| | library | us | dispatched | added to a given problem | to a method |")
+        print("| --- | --- | ---: | ---: | ---: | ---: |")
         for each in found:
             times = (each.library_us, each.dispatched_us, each.given_us, each.method_us)
-            print(f"| {each.problem} | {' | '.join(f'{us:.1f}' for us in times)} |")
+            shown = " | ".join(f"{us:.1f}" for us in times)
+            print(f"| {each.problem} | `{each.library}` | {shown} |")
         rows = [dataclasses.asdict(each) for each in found]
         keep({"rows": rows}, group, fabric, FOLDER, options.out)
 

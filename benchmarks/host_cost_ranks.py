@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 from unittest import mock
 
@@ -27,14 +28,16 @@ class LibraryCost:
 
     Args:
         problem: as text.
-        library_us: of the library's plan.
+        library: the variant.
+        library_us: of its plan.
         dispatched_us: of the runtime, which runs the same for a given problem.
         given_us, method_us: what the runtime adds to a plan: of a given problem, and of a call of
-            its method; the latter without the allocation of the output.
+            its method; the latter without the allocation of what it returns.
     """
 
     op: str
     problem: str
+    library: str
     library_us: float
     dispatched_us: float
     given_us: float
@@ -53,33 +56,39 @@ def _cost(fabric: Fabric, runtime: Runtime, problem: Any) -> LibraryCost:
     found = operation(op_of(problem))
     inputs = found.make_inputs(problem, fabric.rank, 1, fabric.device)
     out = found.empty_output(problem, fabric.device)
-    library = variants(op_of(problem))["baseline"]
-    (plan,) = ready_plans(fabric, [lambda: library.plan(problem, fabric, {})])
+    choice = runtime.choice(problem).of("eager")
+    variant = variants(op_of(problem))[choice.variant]
+    (plan,) = ready_plans(fabric, [partial(variant.plan, problem, fabric, choice.config)])
     assert isinstance(plan, Ready), plan
     shape = tuple(out.shape)
 
     def dispatch() -> None:
         runtime.call(problem, inputs, out)
 
+    def allocate() -> Any:
+        made = inputs[0].new_empty(shape)
+        return made.unbind() if getattr(problem, "rms_norm", False) else made
+
     calls, samples = (_CALLS, _SAMPLES) if fabric.has_graphs else _INTERPRETED
     whole = _fastest(fabric, [lambda: plan(*inputs, out), dispatch], calls, samples)
     entry = runtime._plans.find(problem)
     assert entry is not None
     method = call_of(runtime, problem, inputs)
-    with mock.patch.object(entry.plan, "run", lambda *tensors: tensors[-1]):
+    running = entry.eager or entry.plan
+    with mock.patch.object(running, "run", lambda *tensors: tensors[-1]):
         nothing, given, called, allocation = _fastest(
             fabric,
             [
-                lambda: entry.plan(*inputs, out),
+                lambda: running(*inputs, out),
                 dispatch,
                 method,
-                lambda: inputs[0].new_empty(shape),
+                allocate,
             ],
             _CALLS,
             _SAMPLES,
         )
     added = given - nothing, called - nothing - allocation
-    return LibraryCost(op_of(problem), str(problem), *whole, *added)
+    return LibraryCost(op_of(problem), str(problem), choice.variant, *whole, *added)
 
 
 def _fastest(

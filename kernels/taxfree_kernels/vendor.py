@@ -48,8 +48,12 @@ def reduce_scatter(own: torch.Tensor, parts: torch.Tensor, group: dist.ProcessGr
         _reduce_scatter(own, parts, group=group)
 
 
-def symm_mem_op(name: str, group: dist.ProcessGroup) -> Any:
+def symm_mem_op(name: str, group: dist.ProcessGroup, workspace_bytes: int = 0) -> Any:
     """PyTorch's own fused op ``torch.ops.symm_mem.<name>``, with its group registered; collective.
+
+    Args:
+        workspace_bytes: what its calls need of the group's workspace. A call that finds less makes
+            a larger one, in the middle of whatever the caller does, and fails under capture.
 
     Raises:
         PlanError: this torch has no such op.
@@ -61,4 +65,6 @@ def symm_mem_op(name: str, group: dist.ProcessGroup) -> Any:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # newer versions enable every group
         symm_mem.enable_symm_mem_for_group(group.group_name)
+    if workspace_bytes and torch.cuda.is_available():  # on CPUs the ops fall back, and need none
+        symm_mem.get_symm_mem_workspace(group.group_name, workspace_bytes)
     return getattr(torch.ops.symm_mem, name)

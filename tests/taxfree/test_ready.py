@@ -7,14 +7,18 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed._symmetric_memory as symm_mem
 
 from taxfree._runtime import collectives
 from taxfree._runtime.collectives import Failure
 from taxfree._runtime.ready import ready_plans
 from taxfree.measuring.trial import Calls, Candidate
+from taxfree_kernels.all_gather_matmul import torch_fused as gather
 from taxfree_kernels.all_gather_matmul.problem import AllGatherMatmul
 from taxfree_kernels.errors import PlanError
 from taxfree_kernels.launch import is_compiling
+from taxfree_kernels.matmul_reduce_scatter import torch_fused as scatter
+from taxfree_kernels.matmul_reduce_scatter.problem import MatmulReduceScatter
 from taxfree_kernels.variant import Plan, Ready, Variant
 
 FABRIC: Any = SimpleNamespace(group=None, device=torch.device("cpu"))
@@ -88,3 +92,23 @@ def test_a_trial_runs_nothing_before_it_is_connected(monkeypatch: pytest.MonkeyP
     calls.fabric, calls.op, calls.problem = FABRIC, "all_gather_matmul", AllGatherMatmul(5, 32, 32)
     calls.inputs, calls.outputs = [()], [torch.zeros(1)]
     calls.call(calls.plan(Candidate("library", {})))(0)
+
+
+@pytest.mark.parametrize(
+    ("variant", "problem", "wanted"),
+    [
+        (gather.VARIANT, AllGatherMatmul(64, 32, 96, gather_dim=0, world_size=2), 64 * 96 * 2),
+        (gather.VARIANT, AllGatherMatmul(16384, 32, 96, 0, world_size=2), 8192 * 96 * 2),
+        (scatter.VARIANT, MatmulReduceScatter(64, 32, 96, world_size=2), 2 * 32 * 32 * 2),
+    ],
+)
+def test_pytorchs_ops_find_their_workspace_when_they_run(
+    monkeypatch: pytest.MonkeyPatch, variant: Variant, problem: Any, wanted: int
+) -> None:
+    asked: list[tuple[str, int]] = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(symm_mem, "enable_symm_mem_for_group", lambda _: None)
+    monkeypatch.setattr(symm_mem, "get_symm_mem_workspace", lambda *given: asked.append(given))
+    fabric: Any = SimpleNamespace(group=SimpleNamespace(group_name="ranks"))
+    Ready(variant.plan(problem, fabric, {}))
+    assert asked == [("ranks", wanted)]

@@ -10,8 +10,11 @@ import torch
 from taxfree_kernels.all_gather_matmul.problem import AllGatherMatmul
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.hardware import Hardware
+from taxfree_kernels.problem import ITEM_BYTES
 from taxfree_kernels.variant import Config, Plan, Variant
 from taxfree_kernels.vendor import symm_mem_op
+
+_MULTICAST_ROWS = 2048  # at most, of which PyTorch gathers so
 
 
 class TorchFusedPlan(Plan):
@@ -21,9 +24,12 @@ class TorchFusedPlan(Plan):
         self._group = fabric.group
         # Per shard a copy and a matmul, but for the own one a matmul only; then the copy here.
         self.launches = 2 * problem.world_size
+        # With multicast all of few rows are gathered in the workspace; else the shard is copied.
+        rows = max(problem.shard_rows, min(problem.m, _MULTICAST_ROWS))
+        self._workspace_bytes = rows * problem.k * ITEM_BYTES[problem.dtype]
 
     def connect(self) -> None:
-        self._op = symm_mem_op("fused_all_gather_matmul", self._group)
+        self._op = symm_mem_op("fused_all_gather_matmul", self._group, self._workspace_bytes)
 
     def run(
         self, a: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor

@@ -10,6 +10,7 @@ import torch
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.matmul_reduce_scatter.problem import MatmulReduceScatter
+from taxfree_kernels.problem import ITEM_BYTES
 from taxfree_kernels.variant import Config, Plan, Variant
 from taxfree_kernels.vendor import symm_mem_op
 
@@ -21,9 +22,11 @@ class TorchFusedPlan(Plan):
         self._group, self._scatter_dim = fabric.group, problem.scatter_dim
         # A matmul and a copy per shard, no copy for this rank's; then the sum, and the copy here.
         self.launches = 2 * problem.world_size + 1
+        elements = 2 * problem.shard_rows * problem.shard_columns  # of two products, in turns
+        self._workspace_bytes = elements * ITEM_BYTES[problem.dtype]
 
     def connect(self) -> None:
-        self._op = symm_mem_op("fused_matmul_reduce_scatter", self._group)
+        self._op = symm_mem_op("fused_matmul_reduce_scatter", self._group, self._workspace_bytes)
 
     def run(self, x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
         return out.copy_(self._op(x, weight, "sum", self._scatter_dim, self._group.group_name))
