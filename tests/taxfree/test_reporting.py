@@ -49,7 +49,6 @@ class TestSources:
         assert "explain/nvidia-h200-x2-large.json" in [each.source for each in found.accounts]
         assert [each.source for each in found.timelines] == ["timeline/nvidia-h200-x2.json"]
         assert "soak/nvidia-h200-x2.json" in found.left_out
-        assert "check/public_kernels.json" in found.left_out
 
     def test_a_file_that_holds_nothing_is_refused(self, tmp_path: Path) -> None:
         with pytest.raises(UsageError, match="holds nothing that a report shows"):
