@@ -254,6 +254,8 @@ class Operation:
         ignored_fields: fields that rarely change which config is fastest; a record may differ in
             them and still serve. The dtype is one: both 16-bit types multiply at the same rate.
         family_fields: fields in which a record may differ and still be scaled by the cost model.
+        first_variants: (problem) -> names of variants that win on such problems, in graphs or in
+            eager calls, most promising first; a search begins with them.
         vendor_kernel: (problem, device) -> a function of the inputs and the output that runs the
             vendor's kernel alone, on data that need not be exchanged; or None if the vendor has
             none for the problem.
@@ -267,6 +269,7 @@ class Operation:
     empty_output: Callable[..., torch.Tensor]
     ignored_fields: tuple[str, ...] = ()
     family_fields: tuple[str, ...] = ()
+    first_variants: Callable[..., Sequence[str]] = lambda problem: ()
     vendor_kernel: Callable[..., Callable[..., torch.Tensor] | None] | None = None
 
 
