@@ -38,7 +38,6 @@ from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
-from typing import TYPE_CHECKING
 
 from taxfree.errors import UsageError
 from taxfree.measuring.bounds import Bounds, Peaks, bounds
@@ -47,9 +46,6 @@ from taxfree_kernels.cost.machines import H200, MACHINES, Machine, machine_like
 from taxfree_kernels.cost.pieces import CostModel, Piece
 from taxfree_kernels.variant import Config, Problem, op_of
 
-if TYPE_CHECKING:
-    from taxfree_kernels.cost.l2 import Traffic
-
 __all__ = [
     "H200",
     "MACHINES",
@@ -57,7 +53,6 @@ __all__ = [
     "Modelled",
     "Times",
     "bounds_of",
-    "l2_traffic",
     "machine",
     "machine_like",
     "modelled",
@@ -131,31 +126,6 @@ def _model(op: str) -> CostModel:
 def modelled_variants(op: str) -> tuple[str, ...]:
     """The variants of an operation that have a model."""
     return tuple(_model(op).variants)
-
-
-def l2_traffic(
-    name: str, problem: Problem, variant: str, config: Config, in_flight: int
-) -> tuple[Traffic | None, float]:
-    """Reads through the caches of hardware `name`, and microseconds that programs wait for them.
-
-    The wait is the L2 model's time less that of the flops at the data sheet's rate.
-
-    Args:
-        in_flight: programs that a compute unit holds.
-
-    Returns:
-        (None, 0) where the hardware, the variant or the problem has no L2 model.
-    """
-    from taxfree_kernels.cost.l2 import L2S  # loads numba where it is installed
-
-    trace = _model(op_of(problem)).traffic.get(variant)
-    if trace is None or name not in L2S:
-        return None, 0.0
-    traffic: Traffic | None = trace(L2S[name], problem, config, in_flight)
-    if traffic is None:
-        return None, 0.0
-    flops_us = 1e6 * problem.cost.flops / L2S[name].sheet.flops_per_s
-    return traffic, max(0.0, traffic.us - flops_us)
 
 
 def vendor_us(machine: Machine, problem: Problem) -> float | None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Literal
 
 from taxfree_kernels.cost.machines import Machine
 from taxfree_kernels.problem import MatmulProblem
@@ -49,13 +49,10 @@ class CostModel:
         variants: name -> formula.
         vendor_us: (machine, problem) -> microseconds of the vendor's kernel on what a rank computes
             itself; None where that is not modelled.
-        traffic: variant -> (L2, problem, config, programs on a compute unit) -> a `Traffic` of
-            :mod:`taxfree_kernels.cost.l2`, or None for a problem that has no trace there.
     """
 
     variants: Mapping[str, Formula]
     vendor_us: Callable[..., float] | None = None
-    traffic: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
 
 
 def matmul_us(machine: Machine, m: int, n: int, k: int) -> float:
