@@ -12,7 +12,7 @@ def _attention_us(machine: Machine, problem: Attention) -> float:
     """Both matmuls at the rate of large ones, or memory if that takes longer."""
     cost = problem.cost
     longer = max(cost.flops / machine.flops_per_s, cost.memory_bytes / machine.memory_bytes_per_s)
-    return machine.tile_start_us + 1e6 * longer
+    return machine.attention_start_us + 1e6 * longer
 
 
 def _library(machine: Machine, problem: Attention, config: Config) -> list[Piece]:
