@@ -13,7 +13,6 @@ length of the KV cache. Other kinds:
     highlights MACHINE  a line per operation
     block FILE          a model's block
     attention FILE      attention on one GPU
-    replay FILE         searches replayed on recorded landscapes
 
 Below a table are the variants that have changed since they were measured. `--check` writes nothing,
 and fails if a document differs from the result files.
@@ -117,12 +116,6 @@ ATTENTIONS = {
     "torch_flex": "FlexAttention",
 }
 ATTENTION_CAPTION = "Microseconds in a graph; ours at its best config; bound: bytes / memory rate."
-#: methods of a replay, in the order of columns
-REPLAYED = ("random", "tpe", "taxfree")
-REPLAYED_CAPTION = (
-    "Trials until a config within 3 % of the landscape's best was measured, and how much slower "
-    "than it the best of 20 trials is: median, and 90th percentile in brackets."
-)
 _COMMON = ("dtype", "world_size", "v_head_dim")  # the same in the whole table
 
 
@@ -159,7 +152,6 @@ def update(text: str, root: Path) -> str:
     return with_blocks(
         text,
         {
-            "replay": of_rows(replays),
             "results": lambda block: tables(rows(block), where(block)),
             "evolution": lambda block: evolution(rows(block), where(block)),
             "summary": lambda block: summary(root, block["file"]),
@@ -329,38 +321,6 @@ def _age(rows: Iterable[Row]) -> str:
         if not is_current(row):
             said["Removed" if is_removed(row) else "Changed"].add(ran(row))
     return "".join(f" {what} since: {', '.join(sorted(x))}." for what, x in said.items() if x)
-
-
-def replays(rows: Sequence[Mapping[str, Any]]) -> str:
-    """The table of `benchmarks/replay.py`, a line per row."""
-    methods: dict[str, dict[str, Mapping[str, Any]]] = {}
-    for row in rows:
-        problem = {name: value for name, value in row["problem"].items() if name not in _COMMON}
-        title = f"{row['op']} {format_problem(row['op'], problem)}"
-        methods.setdefault(title, {})[row["method"]] = row
-    header = ["problem", *(f"{name}: trials" for name in REPLAYED)]
-    header += [f"{name}: at 20" for name in REPLAYED]
-    lines = []
-    for title, own in methods.items():
-        mark = ", held out" if any(row["held_out"] for row in own.values()) else ""
-        lines.append(
-            [
-                title + mark,
-                *(_trials(own[name]) if name in own else "-" for name in REPLAYED),
-                *(_above(own[name]) if name in own else "-" for name in REPLAYED),
-            ]
-        )
-    return f"{table(header, lines, text=[0])}\n{REPLAYED_CAPTION}\n"
-
-
-def _trials(row: Mapping[str, Any]) -> str:
-    counts = (row["trials_to_3pct_median"], row["trials_to_3pct_p90"])
-    median, p90 = (f"> {row['most']}" if count is None else f"{count:g}" for count in counts)
-    return f"{median} ({p90})"
-
-
-def _above(row: Mapping[str, Any]) -> str:
-    return f"{row['above_best_at_20_pct']:.0f} % ({row['above_best_at_20_pct_p90']:.0f} %)"
 
 
 def _table(groups: Sequence[Sequence[Row]]) -> str:

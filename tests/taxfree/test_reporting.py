@@ -139,22 +139,6 @@ class TestStudies:
         assert share.keys() == {"block", "stage"}
         assert share["block"] > share["stage"]
 
-    def test_a_landscape_says_what_matters_in_a_grid(self, tmp_path: Path) -> None:
-        file = RESULTS / "landscapes/nvidia-h200/matmul_all_reduce-down.json"
-        landscape = json.loads(file.read_text(encoding="utf-8"))
-        landscape["versions"] = fingerprints.versions("matmul_all_reduce") | {"push": 0}
-        (tmp_path / "landscape.json").write_text(json.dumps(landscape), encoding="utf-8")
-        found = studies.importances(read(tmp_path, tmp_path / "landscape.json"))
-        names = {row["variant"] for row in found}
-        assert names == {*landscape["trials"], "push, changed since"} - {"push"}
-        assert all("emulated" in row["panel"] for row in found)
-        for variant in names:
-            own = [row for row in found if row["variant"] == variant]
-            assert sum(row["importance"] for row in own) == pytest.approx(1, abs=0.01)
-            assert {row["trials"] for row in own} == {
-                len(landscape["trials"][variant.partition(",")[0]])
-            }
-
     def test_trials_of_other_kernels_are_left_out(self, tmp_path: Path, record: Record) -> None:
         store(tmp_path, record, replace(trial(record, 9.0, block=1), version=0))
         assert studies.convergence(read(tmp_path)) == []
