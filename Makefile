@@ -133,12 +133,12 @@ instructions: $(COMPILERS) ## compare compiled instructions with those of the ba
 wheel: $(ENV) ## a wheel in dist/
 	$(BIN)/python -m build --wheel --no-isolation
 
-report: $(ENV) ## docs/report.html from the shipped tables and the committed results
+report: $(ENV) ## docs/report.html, of the shipped tables and the committed results
 	TAXFREE_DB=.report/none.sqlite $(BIN)/taxfree report --results benchmarks/results --out docs/report.html
 
 targets: $(ENV) ## each target with the measured figure and its file
 	$(BIN)/python -m benchmarks.targets
 
 clean: ## remove what was made here, but the environments
-	rm -rf .demo build dist site .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	rm -rf .demo build dist docs/report.html site .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 	find taxfree taxfree_cli kernels tuning_db tests -name __pycache__ -prune -exec rm -rf {} +

@@ -45,11 +45,6 @@ def check_parser(doc: str | None) -> argparse.ArgumentParser:
     return made
 
 
-def blocks(text: str, kind: str) -> list[Block]:
-    """The blocks of a kind in a document."""
-    return [found for found in _BLOCK.finditer(text) if found["kind"] == kind]
-
-
 def with_blocks(text: str, makers: Mapping[str, Callable[[Block], str]]) -> str:
     """A document with new content in its blocks, by kind; those of other kinds stay."""
 

@@ -148,9 +148,9 @@ def steps(gpus: int, machine: str, trials: int, budget: int) -> Iterator[Step]:
         swept = taxfree("explain", "all_gather_matmul", *said([shape]), "--sweep", "--json")
         file = RESULTS / "explain" / f"{machine}-x{gpus}{suffix}.json"
         yield Step("explain", swept, _MINUTES, file)
-    pictures = ("--picture", "m=64,1024 n=3584 k=8192")
+    traced = taxfree("explain", "all_gather_matmul", "--shapes", "m=1024 n=3584 k=8192")
     file = RESULTS / "timeline" / name
-    yield Step("timeline", script("timeline_cost", *pictures), _MINUTES, file, "--out")
+    yield Step("timeline", traced, _MINUTES, file, "--trace")
     block = ("--intermediate", str(gpus * INTERMEDIATE), "--rows", _BLOCK_ROWS)
     file = RESULTS / "block" / name
     yield Step("block", script("block", *block), _MINUTES, file, "--out")

@@ -24,7 +24,7 @@ import copy
 import itertools
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextvars import Context
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -35,7 +35,6 @@ import torch
 import triton
 import triton.language as tl
 
-from benchmarks.promises import promises
 from taxfree._runtime.collectives import Failure
 from taxfree._runtime.ready import ready_plans
 from taxfree.fingerprints import rows_field
@@ -590,8 +589,13 @@ def _candidates(
                 continue
             for config in _configs(variant, problem, fabric, random, configs):
                 if record(op, name, problem, config, fabric.hardware):
-                    for promised in promises(config):
+                    for promised in (False, True) if _loads_early(config) else (False,):
                         yield Member(op, problem, name, config, promised)
+
+
+def _loads_early(config: Mapping[str, Any]) -> bool:
+    """Whether a promise of :func:`taxfree.init` changes what a config's plan does."""
+    return bool(config.get("PREFETCH_WEIGHT") or (config.get("BY_WARP") and config["CHAINED"]))
 
 
 def _configs(

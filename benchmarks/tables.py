@@ -13,10 +13,6 @@ length of the KV cache. Other kinds:
     highlights MACHINE  a line per operation
     block FILE          a model's block
     attention FILE      attention on one GPU
-    replay FILE         searches replayed on recorded landscapes
-    alone FILE          what a rank does by itself, before and after
-    layer FILE          a layer's operations one after another, on a rank alone
-    plot FILE           a picture of time / bound
 
 Below a table are the variants that have changed since they were measured. `--check` writes nothing,
 and fails if a document differs from the result files.
@@ -34,7 +30,6 @@ from typing import Any
 from benchmarks.documents import (
     ROOT,
     Block,
-    blocks,
     check_parser,
     is_current,
     is_removed,
@@ -50,7 +45,6 @@ from taxfree.fingerprints import size_field
 from taxfree.measuring.results import DISPATCH, Row, by_problem, fastest, machine_name
 from taxfree.settings import Settings
 from taxfree.shapes import format_problem, heading, recorded_problem
-from taxfree_cli.pictures import plot_times
 from taxfree_kernels.hardware import KNOWN
 from taxfree_tuning_db import Table, shipped_records
 
@@ -77,10 +71,12 @@ EVOLUTION: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "persistent": ("the last launch", "launch"),
     }
 }
+_COLUMNS = {"gather_dim": (1,), "dtype": ("bfloat16",)}
+_ROWS = {"gather_dim": (0,), "dtype": ("bfloat16",)}
 #: operation, and the problems: field -> values
 SUMMARY: Sequence[tuple[str, Mapping[str, Sequence[Any]]]] = (
-    ("all_gather_matmul", {"gather_dim": (1,), "m": (1, 64, 512, 1024)}),
-    ("all_gather_matmul", {"gather_dim": (0,), "m": (1, 64, 256, 1024, 4096, 8192)}),
+    ("all_gather_matmul", _COLUMNS | {"m": (1, 64, 512, 1024)}),
+    ("all_gather_matmul", _ROWS | {"m": (1, 64, 256, 1024, 4096, 8192)}),
     ("matmul_all_reduce", {"k": (3584,), "residual": (False,), "m": (1, 64, 256, 1024, 4096)}),
     ("matmul_all_reduce", {"rms_norm": (True,), "m": (16,)}),
     ("matmul_reduce_scatter", {"m": (256, 1024, 4096, 8192)}),
@@ -120,36 +116,6 @@ ATTENTIONS = {
     "torch_flex": "FlexAttention",
 }
 ATTENTION_CAPTION = "Microseconds in a graph; ours at its best config; bound: bytes / memory rate."
-PLOT_CAPTION = (
-    "Time in a graph over the bound. Fused variants are drawn through, others dashed; the broad "
-    "line is what dispatch runs."
-)
-#: methods of a replay, in the order of columns
-REPLAYED = ("random", "tpe", "taxfree")
-REPLAYED_CAPTION = (
-    "Trials until a config within 3 % of the landscape's best was measured, and how much slower "
-    "than it the best of 20 trials is: median, and 90th percentile in brackets."
-)
-WANTED_OF = "NVIDIA H200"
-#: what a rank of such GPUs should reach by itself, in us: operation -> size -> time
-WANTED: Mapping[str, Mapping[int, float]] = {
-    "matmul_all_reduce": {16: 18, 64: 19, 256: 28, 512: 50, 1024: 90, 4096: 355},
-    "matmul_reduce_scatter": {64: 18, 256: 26, 1024: 88, 4096: 350},
-    "all_gather_matmul": {1: 16.5, 16: 17, 64: 20, 128: 22, 256: 31, 512: 46, 1024: 80},
-    "flash_decode": {8192: 16, 16384: 27, 32768: 50},
-}
-ALONE_CAPTION = (
-    "Microseconds; of several ranks emulated. Before: the fastest of the configs with which a "
-    "search begins, one of each variant. Promised: the fastest of those that load before the "
-    "preceding kernel has ended, because the caller promises that weights, or cached keys and "
-    "values, are static. After: the fastest of the others."
-)
-LAYER_CAPTION = (
-    "Microseconds for a layer, emulated. Vendor: its matmuls alone. Searched: the fastest of the "
-    "variants that a search tries. All: the fastest of all that need no promise. Promised: the "
-    "fastest of all. The variants are those of the last time of a row."
-)
-_CHOICES = ("vendor", "searched", "all", "promised")  # of operations of a layer
 _COMMON = ("dtype", "world_size", "v_head_dim")  # the same in the whole table
 
 
@@ -160,26 +126,7 @@ def main() -> int:
     texts = {path: path.read_text(encoding="utf-8") for path in sorted(documents)}
     updated = {path: update(text, ROOT) for path, text in texts.items()}
     is_outdated = write_changed(updated, check=options.check)
-    pictures = {  # with their result files
-        path.parent / _picture(block): ROOT / block["file"]
-        for path, text in texts.items()
-        for block in blocks(text, "plot")
-    }
-    if options.check:
-        missing = [path for path in pictures if not path.exists()]
-        print("".join(f"{path.relative_to(ROOT)} is missing\n" for path in missing), end="")
-        return int(is_outdated or bool(missing))
-    for path, file in pictures.items():
-        rows = rows_of(file)
-        plot_times(rows, size_field(rows[0].op), path)
-        print(f"drew {path.relative_to(ROOT)}")
-    return 0
-
-
-def _picture(block: Block) -> Path:
-    """The picture of a result file, seen from the document."""
-    file = Path(block["file"])
-    return Path(f"pictures/{file.parent.name}-{file.stem}.png")
+    return int(options.check and is_outdated)
 
 
 def update(text: str, root: Path) -> str:
@@ -202,23 +149,15 @@ def update(text: str, root: Path) -> str:
 
         return made
 
-    def alone(block: Block) -> str:
-        record = json.loads((root / block["file"]).read_text(encoding="utf-8"))
-        return alone_tables(record["rows"], record["environment"]["hardware"]["gpu"])
-
     return with_blocks(
         text,
         {
-            "replay": of_rows(replays),
-            "alone": alone,
-            "layer": of_rows(layers),
             "results": lambda block: tables(rows(block), where(block)),
             "evolution": lambda block: evolution(rows(block), where(block)),
             "summary": lambda block: summary(root, block["file"]),
             "highlights": lambda block: highlights(root, block["file"]),
             "block": of_rows(block_tables),
             "attention": lambda block: attention(rows(block)),
-            "plot": lambda block: f"![{PLOT_CAPTION}]({_picture(block)})\n\n{PLOT_CAPTION}\n",
         },
     )
 
@@ -355,103 +294,6 @@ def attention(rows: Iterable[Row]) -> str:
     return f"{table(header, lines)}\n{ATTENTION_CAPTION}{_age(shown)}\n"
 
 
-def alone_tables(rows: Sequence[Mapping[str, Any]], gpu: str = WANTED_OF) -> str:
-    """What a rank does by itself, a table for each operation, in Markdown.
-
-    Args:
-        rows: of a record of ``benchmarks/alone.py``.
-        gpu: its name; what is wanted is shown of WANTED_OF alone.
-    """
-    has_wanted = gpu == WANTED_OF
-    titled: dict[str, dict[int, list[Mapping[str, Any]]]] = {}
-    for row in rows:
-        along = size_field(row["op"])
-        fields = {name: value for name, value in row["problem"].items() if name != along}
-        of_title = titled.setdefault(f"{row['op']}, {heading(row['op'], fields)}", {})
-        of_title.setdefault(row["problem"][along], []).append(row)
-    parts = []
-    for title, sizes in titled.items():
-        some = [row for group in sizes.values() for row in group]
-        columns = [
-            (peers, name, is_shown)
-            for peers in ("absent", "alike")
-            for name, is_shown in _ALONE.items()
-            if any(row["peers"] == peers and is_shown(row) for row in some)
-        ]
-        header = [size_field(some[0]["op"]), "floor", "vendor"]
-        header += [name if peers == "absent" else f"{name}, {peers}" for peers, name, _ in columns]
-        lines = [
-            [
-                str(size),
-                us(rows[0]["floor_us"]),
-                us(rows[0]["vendor_us"]),
-                *(
-                    _fastest_cell(
-                        [r for r in rows if r["peers"] == peers and is_shown(r)], has_wanted
-                    )
-                    for peers, _, is_shown in columns
-                ),
-                *([f"{_wanted(rows[0]) or '-'}"] if has_wanted else []),
-            ]
-            for size, rows in sorted(sizes.items())
-        ]
-        header += ["wanted"] if has_wanted else []
-        parts.append(f"**{title}**\n\n{table(header, lines)}\n")
-    bold = " Bold: as fast as wanted." if has_wanted else ""
-    return "".join(parts) + f"{ALONE_CAPTION}{bold}\n"
-
-
-def _is_promised(row: Mapping[str, Any]) -> bool:
-    """Whether a row needs the promise that weights, or the cache, are static."""
-    if "promised" in row:
-        return bool(row["promised"])
-    return bool(row.get("static_cache") or row["config"].get("PREFETCH_WEIGHT"))
-
-
-#: columns of a rank alone -> the rows of which the fastest is shown
-_ALONE: Mapping[str, Callable[[Mapping[str, Any]], bool]] = {
-    "before": lambda row: bool(row["is_first"]),
-    "after": lambda row: not _is_promised(row),
-    "promised": _is_promised,
-}
-
-
-def _wanted(row: Mapping[str, Any]) -> float | None:
-    """What the problem of a row should take, in microseconds; of attention, that of one query."""
-    is_usual = row["problem"].get("batch", 1) == 1 and not row["problem"].get("page_size")
-    return WANTED[row["op"]].get(row["problem"][size_field(row["op"])]) if is_usual else None
-
-
-def _fastest_cell(rows: Sequence[Mapping[str, Any]], has_wanted: bool) -> str:
-    if not rows:
-        return "-"
-    row = min(rows, key=lambda each: float(each["median_us"]))
-    wanted, found = _wanted(row), us(row["median_us"])
-    if has_wanted and wanted is not None and row["median_us"] <= wanted:
-        found = f"**{found}**"
-    return f"{found} ({row['variant']})"
-
-
-def layers(rows: Sequence[Mapping[str, Any]]) -> str:
-    """A layer's operations one after another, with each choice of variants, in Markdown.
-
-    Args:
-        rows: of a record of ``benchmarks/layer.py``.
-    """
-    found: dict[tuple[int, str], dict[str, Mapping[str, Any]]] = {}
-    for row in rows:
-        found.setdefault((row["m"], row["peers"]), {})[row["choice"]] = row
-    shown = [name for name in _CHOICES if any(name in choices for choices in found.values())]
-    lines = []
-    for (m, peers), choices in sorted(found.items()):
-        times = [us(choices[each]["median_us"]) if each in choices else "-" for each in shown]
-        fastest = choices.get("promised", choices["all"])
-        variants = ", ".join(str(each["variant"]) for each in fastest["operations"])
-        lines.append([str(m), peers, *times, variants])
-    header = ["rows", "peers", *shown, "QKV, attention's sum, gate-up, down"]
-    return f"{table(header, lines, text=[1, len(header) - 1])}\n{LAYER_CAPTION}\n"
-
-
 def _titled(
     rows: Iterable[Row],
     where: Mapping[str, str],
@@ -479,38 +321,6 @@ def _age(rows: Iterable[Row]) -> str:
         if not is_current(row):
             said["Removed" if is_removed(row) else "Changed"].add(ran(row))
     return "".join(f" {what} since: {', '.join(sorted(x))}." for what, x in said.items() if x)
-
-
-def replays(rows: Sequence[Mapping[str, Any]]) -> str:
-    """The table of `benchmarks/replay.py`, a line per row."""
-    methods: dict[str, dict[str, Mapping[str, Any]]] = {}
-    for row in rows:
-        problem = {name: value for name, value in row["problem"].items() if name not in _COMMON}
-        title = f"{row['op']} {format_problem(row['op'], problem)}"
-        methods.setdefault(title, {})[row["method"]] = row
-    header = ["problem", *(f"{name}: trials" for name in REPLAYED)]
-    header += [f"{name}: at 20" for name in REPLAYED]
-    lines = []
-    for title, own in methods.items():
-        mark = ", held out" if any(row["held_out"] for row in own.values()) else ""
-        lines.append(
-            [
-                title + mark,
-                *(_trials(own[name]) if name in own else "-" for name in REPLAYED),
-                *(_above(own[name]) if name in own else "-" for name in REPLAYED),
-            ]
-        )
-    return f"{table(header, lines, text=[0])}\n{REPLAYED_CAPTION}\n"
-
-
-def _trials(row: Mapping[str, Any]) -> str:
-    counts = (row["trials_to_3pct_median"], row["trials_to_3pct_p90"])
-    median, p90 = (f"> {row['most']}" if count is None else f"{count:g}" for count in counts)
-    return f"{median} ({p90})"
-
-
-def _above(row: Mapping[str, Any]) -> str:
-    return f"{row['above_best_at_20_pct']:.0f} % ({row['above_best_at_20_pct_p90']:.0f} %)"
 
 
 def _table(groups: Sequence[Sequence[Row]]) -> str:

@@ -1,4 +1,4 @@
-"""The only cost model: predicts the time of each variant from a machine's rates.
+"""Models the library's time on hardware that is not here, for `explain --hardware` and for bounds.
 
 A call is a sequence of pieces, each a kernel or one call of the collective library. Times are in
 microseconds, sizes in bytes, for one rank of W::
@@ -8,28 +8,20 @@ microseconds, sizes in bytes, for one rank of W::
     rate of sums: 1 / rate = 1 / link + 1 / ((W - 1) summed)
     copy        = start + 2 * bytes / copy
     exchange    = signal + max(received / link, (blocks of a sender - 1) * round_trip)
-    tiles       = waves * tile, at least the problem's bytes / memory
-    waves       = ceil(programs / compute units)
-    tile        = max(2 BM BN K' / (flops / compute units), (BM + BN) K' item / loads)
-    pulled      = signal + received * ceil(N / BN) / pull
-    barrier     = start + signal
-    engine copy = engine + received / link; announced ones of a stream take turns
 
 The vendor's matmul splits K where its tiles (of 128 x 64) fill less than half of the compute units,
-and then adds the parts: `split`, else 0. A tile is bound by the load bandwidth of its compute unit,
-mostly from the L2 cache, which differs between loads by threads (cp.async) and by TMA. A sender has
-one block in flight at a time (Little's law), and its signal waits for the last. K' is K / SPLIT_K.
-An operation's ``cost.py``
-defines the pieces of each variant, and
+and then adds the parts: `split`, else 0. A sender has one block in flight at a time (Little's law),
+and its signal waits for the last. An operation's ``cost.py`` defines the pieces of those variants
+that are separate steps, and
 
     t_graph = the pieces + gap * (pieces - 1)
     t_eager = max(t_graph, host)
 
 where the host takes a fixed time per call, plus a cost for each thing it does: launching a kernel
-of ours, calling a PyTorch op or the collective library, making a stream wait for another. Skew,
-power and noise are not modelled. The rates of H200 are fitted to measured rows
-(benchmarks/model_error.py, which also reports the model's error). Other machines are assumed to
-reach the same fractions of their data sheets, with the same overheads: they are not measured.
+of ours, calling a PyTorch op or the collective library. Skew, power and noise are not modelled, nor
+are fused kernels: their limit is the bound. The rates of H200 were fitted to measured rows; other
+machines are assumed to reach the same fractions of their data sheets, with the same overheads: they
+are not measured (docs/cost-model.md).
 """
 
 from __future__ import annotations
@@ -38,17 +30,13 @@ from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
-from typing import TYPE_CHECKING
 
 from taxfree.errors import UsageError
 from taxfree.measuring.bounds import Bounds, Peaks, bounds
 from taxfree.taxes import INSIDE, Account, Part, Tax
-from taxfree_kernels.cost.machines import H200, MACHINES, Machine, machine_like
+from taxfree_kernels.cost.machines import H200, MACHINES, Machine
 from taxfree_kernels.cost.pieces import CostModel, Piece
 from taxfree_kernels.variant import Config, Problem, op_of
-
-if TYPE_CHECKING:
-    from taxfree_kernels.cost.l2 import Traffic
 
 __all__ = [
     "H200",
@@ -57,9 +45,7 @@ __all__ = [
     "Modelled",
     "Times",
     "bounds_of",
-    "l2_traffic",
     "machine",
-    "machine_like",
     "modelled",
     "modelled_variants",
     "times",
@@ -131,31 +117,6 @@ def _model(op: str) -> CostModel:
 def modelled_variants(op: str) -> tuple[str, ...]:
     """The variants of an operation that have a model."""
     return tuple(_model(op).variants)
-
-
-def l2_traffic(
-    name: str, problem: Problem, variant: str, config: Config, in_flight: int
-) -> tuple[Traffic | None, float]:
-    """Reads through the caches of hardware `name`, and microseconds that programs wait for them.
-
-    The wait is the L2 model's time less that of the flops at the data sheet's rate.
-
-    Args:
-        in_flight: programs that a compute unit holds.
-
-    Returns:
-        (None, 0) where the hardware, the variant or the problem has no L2 model.
-    """
-    from taxfree_kernels.cost.l2 import L2S  # loads numba where it is installed
-
-    trace = _model(op_of(problem)).traffic.get(variant)
-    if trace is None or name not in L2S:
-        return None, 0.0
-    traffic: Traffic | None = trace(L2S[name], problem, config, in_flight)
-    if traffic is None:
-        return None, 0.0
-    flops_us = 1e6 * problem.cost.flops / L2S[name].sheet.flops_per_s
-    return traffic, max(0.0, traffic.us - flops_us)
 
 
 def vendor_us(machine: Machine, problem: Problem) -> float | None:

@@ -18,7 +18,6 @@ VARIABLES: Mapping[str, str] = {
     "TAXFREE_DB": "path of the tuning database; default: in the platform's user data folder",
     "TAXFREE_DISABLE": "1: every dispatch is the library's baseline",
     "TAXFREE_STRICT": "1: a problem without a record of its own is an error",
-    "TAXFREE_MODELLED": "1: where nothing measured serves, dispatch uses records of `tune --store`",
     "TAXFREE_VERIFY": "0: a winner that another device lent runs without being timed here first",
     "TAXFREE_LOG": "a YAML file that collects problems without a record, for `tune --from`",
     "TAXFREE_AUTOTUNE": "time such as 60s: what is planned without a record is tuned before",
@@ -39,7 +38,6 @@ class Settings:
     Args:
         disable: dispatch nothing but the baseline.
         strict: raise where a problem has no record of its own.
-        modelled: dispatch modelled records where nothing measured serves.
         timeout_s: seconds a rank waits for a peer.
         log: where problems that ran without a record of their own are collected, if anywhere.
         autotune_s: seconds for tuning problems when they are planned; None for no tuning.
@@ -49,7 +47,6 @@ class Settings:
 
     disable: bool = False
     strict: bool = False
-    modelled: bool = False
     timeout_s: float = DEFAULT_TIMEOUT_S
     log: Path | None = None
     autotune_s: float | None = None
@@ -66,7 +63,6 @@ class Settings:
         return cls(
             disable=_switch(environ, "TAXFREE_DISABLE"),
             strict=_switch(environ, "TAXFREE_STRICT"),
-            modelled=_switch(environ, "TAXFREE_MODELLED"),
             timeout_s=_seconds(environ, "TAXFREE_TIMEOUT", DEFAULT_TIMEOUT_S),
             log=_path(environ, "TAXFREE_LOG"),
             autotune_s=_duration(environ, "TAXFREE_AUTOTUNE"),
@@ -83,7 +79,6 @@ class Settings:
         return {
             "TAXFREE_DISABLE": self.disable,
             "TAXFREE_STRICT": self.strict,
-            "TAXFREE_MODELLED": self.modelled,
             "TAXFREE_VERIFY": self.verify,
             "TAXFREE_AUTOTUNE": self.autotune_s,
         }

@@ -13,7 +13,6 @@ import typer
 
 from taxfree.errors import NoRecord, TaxfreeError, UsageError
 from taxfree.measuring import results
-from taxfree.settings import Settings
 from taxfree.shapes import (
     ShapeRequest,
     expand,
@@ -189,9 +188,8 @@ def why_command(
     records = _selected(table, op, gpu)
     machines = _machines(records, gpu)
     request = _request(op, shapes, gpus, dtype, records or _selected(table, op, None))
-    allowed = Settings.from_environment().modelled
     answers = [
-        (asdict(problem), machine, look_up(op, problem, table, machine, limits, allowed))
+        (asdict(problem), machine, look_up(op, problem, table, machine, limits))
         for problem, (machine, limits) in itertools.product(expand(op, request), machines.items())
     ]
     if json:

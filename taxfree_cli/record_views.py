@@ -125,9 +125,6 @@ def _verdict_row(verdict: Verdict) -> Sequence[object]:
 
 
 def _outcome(answer: LookUp) -> str:
-    if answer.predicted is not None:
-        variant, config = answer.predicted
-        return f"{answer.kind}, in graphs: {variant} {words(config)}".rstrip()
     if answer.record is None or answer.kind == "refused":
         return f"{answer.kind}: {_library(answer)}"
     winner, kind = answer.record.winner, answer.kind

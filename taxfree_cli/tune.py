@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict
@@ -28,12 +27,10 @@ from taxfree_kernels.variant import Problem, op_of
 if TYPE_CHECKING:
     from taxfree.tuning.fleet import Fleet
     from taxfree.tuning.nodes import Nodes
-    from taxfree.tuning.ranking import Ranked
     from taxfree.tuning.session import NotTuned, Tuned
     from taxfree.tuning.tuner import Event, Progress
     from taxfree_kernels.cross_compile.screen import Verdict
     from taxfree_kernels.hardware import Hardware
-    from taxfree_tuning_db import Database, Record
 
 Trials: TypeAlias = Annotated[
     int | None,
@@ -81,8 +78,8 @@ HardwareName: TypeAlias = Annotated[
     typer.Option(
         "--hardware",
         metavar="NAME",
-        help="Rank configs by models for a GPU that is not here: mi300x, ...; with --check, the "
-        "GPU of the records.",
+        help="With --dry-run, a GPU that is not here: mi300x, ...; with --check, that of the "
+        "records.",
     ),
 ]
 Storage: TypeAlias = Annotated[
@@ -93,16 +90,6 @@ Storage: TypeAlias = Annotated[
         help="Share trials with other nodes: postgresql://user:password@host/database.",
     ),
 ]
-
-Store: TypeAlias = Annotated[
-    bool,
-    typer.Option(
-        "--store",
-        help="With --hardware: store the first config as a record, marked modelled, which dispatch "
-        "uses under TAXFREE_MODELLED=1 where nothing measured serves.",
-    ),
-]
-
 
 _TRIALS = 32
 
@@ -126,7 +113,6 @@ def tune(
     check: Check = False,
     hardware: HardwareName = None,
     storage: Storage = None,
-    store: Store = False,
     json: options.Json = False,
 ) -> None:
     """Find the fastest config for each problem and store it in the tuning database.
@@ -134,52 +120,43 @@ def tune(
     Under torchrun, srun or Kubernetes, the launcher's processes are the ranks; each node tunes a
     part of the problems for its own group.
     """
-    if place().node and (check or dry_run or hardware is not None):
+    if place().node and (check or dry_run):
         return  # what measures nothing is done once
     seconds = None if budget is None else duration("--budget", budget)
     if from_file is not None:
         shapes = [*(shapes or ()), _problems_file(from_file)]
     given = options.ShapeOptions(op, shapes, gpus, dtype, model, tp)
-    if exhaustive and (check or dry_run or hardware is not None):
+    if hardware is not None and not (check or dry_run):
         raise UsageError(
-            "--exhaustive takes neither --check, --dry-run nor --hardware", "it measures"
+            "--hardware is for --dry-run and --check", "what is not here cannot be measured"
         )
+    if exhaustive and (check or dry_run):
+        raise UsageError("--exhaustive takes neither --check nor --dry-run", "it measures")
     trials = trials or (sys.maxsize if exhaustive else _TRIALS)
     if "baseline" in (variant or ()):
         raise UsageError("--variant baseline cannot be tuned", "it is always measured")
     if check:
-        if dry_run or store or any(option is not None for option in (budget, variant, storage)):
+        if dry_run or any(option is not None for option in (budget, variant, storage)):
             raise UsageError(
-                "--check takes neither --dry-run, --budget, --variant, --storage nor --store",
+                "--check takes neither --dry-run, --budget, --variant nor --storage",
                 "it measures nothing",
             )
         _check(given, fabric, hardware, db, json)
         return
-    if store and (dry_run or hardware is None):
-        raise UsageError(
-            "--store is for --hardware without --dry-run", "what is measured is always stored"
-        )
-    if dry_run or hardware is not None:
-        measuring = (fabric, None if store else db, budget, storage)
-        if any(option is not None for option in measuring):
+    if dry_run:
+        if any(option is not None for option in (fabric, db, budget, storage)):
             raise UsageError(
-                f"{'--dry-run' if dry_run else '--hardware'} takes neither --fabric, --db, --budget"
-                " nor --storage",
-                "it measures nothing, and looks nothing up; with --store it takes --db",
+                "--dry-run takes neither --fabric, --db, --budget nor --storage",
+                "it measures nothing, and looks nothing up",
             )
         request = given.request(options.MODELLED_GPUS)
         ops = given.operations(request, variant or ())
         problems = [p for each in ops for p in choose(each, request, lambda: ()).problems]
         options.note_left_out(request)
-        ranking = (problems, hardware or "h200", trials, seed, variant)
         try:
-            if dry_run:
-                _dry_run(*ranking, json)
-            else:
-                _rank(*ranking, options.database_path(db) if store else None, json)
+            _dry_run(problems, hardware or "h200", trials, seed, variant, json)
         except KeyboardInterrupt:
-            kept = "what is printed is stored" if store else "nothing is stored"
-            raise Interrupted("interrupted", kept) from None
+            raise Interrupted("interrupted", "nothing is stored") from None
         return
     _measure(given, fabric or "auto", db, trials, seconds, seed, variant, storage, exhaustive, json)
 
@@ -347,96 +324,6 @@ def _dry_run(
         for row in rows
     ]
     print_table(headings, [[row[heading] for heading in headings] for row in shown])
-
-
-def _rank(
-    problems: Sequence[Any],
-    name: str,
-    trials: int,
-    seed: int,
-    only: Sequence[str] | None,
-    into: Path | None,
-    json: bool,
-) -> None:
-    """Print each problem's ranking, and store its first config into a database if one is given."""
-    from taxfree.cost_model import machine
-    from taxfree.tuning.ranking import modelled_record, ranking
-    from taxfree_kernels.cross_compile.screen import Screen
-
-    rows = []
-    with contextlib.ExitStack() as opened:
-        screen = opened.enter_context(Screen(machine(name).hardware))
-        database = None if into is None else opened.enter_context(_database(into))
-        for problem in problems:
-            note(f"modelling {_text(problem)}")
-            begun = time.monotonic()
-            found = ranking(problem, screen, name, trials, seed, only)
-            ranks = iter(range(1, len(found)))
-            own = [_ranked_row(problem, each, ranks) for each in found]
-            rows += own
-            if database is not None:
-                seconds = time.monotonic() - begun
-                _store(database, problem, modelled_record(problem, name, found, trials, seconds))
-            if not json:
-                _print_ranked(problem, own, name)
-    if into is not None:
-        note(f"stored, marked modelled, in {into}")
-    if json:
-        print_json({"schema": 1, "hardware": name, "is_modelled": True, "rows": rows})
-
-
-def _print_ranked(problem: Problem, rows: Sequence[dict[str, Any]], name: str) -> None:
-    headings = [
-        *("rank", "variant", "modelled_us", "waits_us", "hit_rate", "programs", "registers"),
-        *("spilled", "config", "refused"),
-    ]
-    shown = [row | {"config": words(row["config"])} for row in rows]
-    print_table(
-        headings,
-        [[row[heading] for heading in headings] for row in shown],
-        f"{_text(problem)}: modelled for {name}, not measured; hit rates in percent",
-    )
-
-
-def _database(path: Path) -> Database:
-    from taxfree_tuning_db import Database
-
-    database = Database(path)
-    database.require_writable()
-    return database
-
-
-def _store(database: Database, problem: Problem, record: Record | None) -> None:
-    """Store a modelled record, unless the problem has a measured one."""
-    if record is None:
-        warn(f"{_text(problem)} is not stored: the library is not modelled")
-        return
-    with database.transaction():
-        known = database.get(record.key)
-        if known is not None and not known.is_modelled:
-            warn(f"{_text(problem)} is not stored: it has a measured record")
-            return
-        database.put(record)
-
-
-def _ranked_row(problem: Problem, ranked: Ranked, ranks: Iterator[int]) -> dict[str, Any]:
-    is_ranked = ranked.refused is None and ranked.variant != "baseline" and ranked.us is not None
-    resources, traffic = ranked.resources, ranked.traffic
-    return {
-        "op": op_of(problem),
-        "problem": asdict(problem),
-        "rank": next(ranks) if is_ranked else None,
-        "variant": ranked.variant,
-        "config": ranked.config,
-        "modelled_us": ranked.us,
-        "waits_us": None if traffic is None else ranked.waits_us,
-        "hit_rate": None if traffic is None else 100 * traffic.hit_rate,
-        "missed_bytes": None if traffic is None else traffic.missed,
-        "programs": None if resources is None else resources.programs_per_unit,
-        "registers": None if resources is None else resources.registers,
-        "spilled": None if resources is None else resources.spill_bytes,
-        "refused": ranked.refused,
-    }
 
 
 def _verdict_row(problem: Problem, verdict: Verdict) -> dict[str, Any]:

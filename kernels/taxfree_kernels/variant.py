@@ -191,10 +191,6 @@ class Variant(ABC):
     #: steps, which are kept to show the gain of each step, and for what several GPUs have not run.
     searched: ClassVar[bool] = True
 
-    #: whether a prediction may choose it, if it is searched. False for what shipped tables do not
-    #: hold yet, because committed results then cannot tell how good such predictions are.
-    predicted: ClassVar[bool] = True
-
     #: payload slots that calls alternate between; the checker runs until the first is reused.
     slots: ClassVar[int] = 2
 
@@ -253,7 +249,9 @@ class Operation:
         empty_output: (problem, device) -> an uninitialised output.
         ignored_fields: fields that rarely change which config is fastest; a record may differ in
             them and still serve. The dtype is one: both 16-bit types multiply at the same rate.
-        family_fields: fields in which a record may differ and still be scaled by the cost model.
+        family_fields: sizes in which results may differ and still tell the library's fastest path.
+        first_variants: (problem) -> names of variants that win on such problems, in graphs or in
+            eager calls, most promising first; a search begins with them.
         vendor_kernel: (problem, device) -> a function of the inputs and the output that runs the
             vendor's kernel alone, on data that need not be exchanged; or None if the vendor has
             none for the problem.
@@ -267,6 +265,7 @@ class Operation:
     empty_output: Callable[..., torch.Tensor]
     ignored_fields: tuple[str, ...] = ()
     family_fields: tuple[str, ...] = ()
+    first_variants: Callable[..., Sequence[str]] = lambda problem: ()
     vendor_kernel: Callable[..., Callable[..., torch.Tensor] | None] | None = None
 
 

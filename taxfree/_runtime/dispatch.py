@@ -17,7 +17,6 @@ from typing import Any, Literal
 from taxfree import fingerprints
 from taxfree._runtime.legality import illegal, refused
 from taxfree._runtime.library import BASELINE, fastest
-from taxfree._runtime.prediction import predicted
 from taxfree.errors import NoRecord
 from taxfree.settings import Settings
 from taxfree_kernels.hardware import Hardware
@@ -35,16 +34,14 @@ from taxfree_tuning_db import (
 )
 from taxfree_tuning_db import look_up as find_record
 from taxfree_tuning_db.lookup import LIBRARY_STEP
-from taxfree_tuning_db.lookup import Kind as LookUpKind
 
 _MODES = ("graph", "eager")
 _BASELINE: tuple[str, dict[str, Any]] = (BASELINE.variant, {})
 _WORTH_A_PLAN = 0.97  # of the winner's eager time: a slower variant gets no eager plan of its own
 
 Kind = Literal[
-    "exact", "another version", "neighbour", "lent", "predicted", "modelled", "baseline",
-    "disabled", "unprepared",
-]  # fmt: skip
+    "exact", "another version", "neighbour", "lent", "baseline", "disabled", "unprepared"
+]
 
 
 @dataclass(frozen=True)
@@ -54,11 +51,9 @@ class Choice:
     Args:
         kind: "exact": its own record; "another version": its own record, measured with an earlier
             or a later version of the variant; "neighbour": a similar problem's config; "lent": a
-            record, or a similar problem's, of another device that computes alike; "predicted": what
-            the cost model expects to be the fastest, where results show that such predictions hold;
-            "modelled": a record that was modelled for such a device, if the settings allow it;
-            "baseline": no record serves; "disabled": the environment, or ranks that disagree,
-            forbid fused variants; "unprepared": first called under graph capture.
+            record, or a similar problem's, of another device that computes alike; "baseline": no
+            record serves; "disabled": the environment, or ranks that disagree, forbid fused
+            variants; "unprepared": first called under graph capture.
         variant, config: what runs.
         why: one line.
         eager: what runs instead outside graph capture, if something else was faster there: plans
@@ -126,8 +121,7 @@ class Dispatcher:
 
     def look_up(self, op: str, problem: Problem) -> LookUp:
         """The record that serves a problem, with the steps that led to it."""
-        allowed = self._settings.modelled
-        return look_up(op, problem, self._table, self._fingerprint, self._hardware, allowed)
+        return look_up(op, problem, self._table, self._fingerprint, self._hardware)
 
     def choose(self, op: str, problem: Problem) -> Choice:
         """Choose what runs for a problem.
@@ -140,20 +134,8 @@ class Dispatcher:
         found = self.look_up(op, problem)
         if self._settings.strict and found.kind != "exact":
             raise NoRecord(*_explain_miss(problem, self._fingerprint, found))
-        library = self._library(found)
-        if found.predicted is not None and self._may_run(found.predicted[0]):
-            variant, config = found.predicted
-            why, of_graphs = found.lookup_trace[-1].why, "predictions are for graphs"
-            eager = dataclasses.replace(library.of("eager"), kind="predicted", why=of_graphs)
-            return Choice("predicted", variant, config, why, eager)
         if found.record is None or found.kind == "refused":
-            return library
-        if found.kind == "modelled":
-            modelled = found.record.winner
-            if not self._may_run(modelled.variant):
-                return dataclasses.replace(library, why="the modelled variant cannot run here")
-            why = "modelled for such a device; nothing was measured"
-            return Choice("modelled", modelled.variant, dict(modelled.config), why)
+            return self._library(found)
         kind: Kind = found.kind if found.kind in ("neighbour", "lent") else "exact"
         record = self._limited(op, problem, found.record)
         return self.of_record(kind, problem, record, _source(op, problem, found, record))
@@ -192,10 +174,9 @@ class Dispatcher:
         """The smallest and the largest size that are served together with a problem's.
 
         A record serves the sizes within a factor of two of its own, but for those that a larger
-        record serves. The other sizes are cut at the powers of two, and at the sizes of records of
-        other problems, from which predictions may start. Attention is cut at the powers of eight,
-        because its library path has kernels to compile. With ``TAXFREE_STRICT`` each size is served
-        alone.
+        record serves. The other sizes are cut at the powers of two, those of attention at the
+        powers of eight, because its library path has kernels to compile. With ``TAXFREE_STRICT``
+        each size is served alone.
 
         Args:
             name: the field that holds the size.
@@ -215,11 +196,9 @@ class Dispatcher:
         alike: set[int] = set()
         step = 1 if fingerprints.capacity_field(op) is None else 3
         others = {1 << bits for bits in range(0, 61, step)}
-        allowed = self._table.modelled if self._settings.modelled else ()
-        for record in (*self._table.records(), *allowed):
-            if record.op == op:
-                is_alike = all(record.problem.get(field) == value for field, value in family)
-                (alike if is_alike else others).add(int(record.problem[name]))
+        for record in self._table.records():
+            if record.op == op and all(record.problem.get(k) == value for k, value in family):
+                alike.add(int(record.problem[name]))
         own = [0, *sorted(alike), 1 << 62]
         ends = set(own)
         for last, size, following in zip(own, own[1:], own[2:], strict=False):
@@ -283,15 +262,13 @@ def look_up(
     table: Table,
     fingerprint: HardwareFingerprint,
     hardware: Hardware | None,
-    modelled: bool = False,
 ) -> LookUp:
-    """The record, transferred config or prediction for a problem, with the steps that led to it.
+    """The record or transferred config for a problem, with the steps that led to it.
 
     Args:
         table: the records.
         fingerprint: of the ranks' hardware, as records name it.
         hardware: the same with its limits; None if they are not known, and nothing is refused.
-        modelled: whether a modelled record may serve where nothing measured does.
     """
     table = table.own(fingerprint)
     found = _found(op, problem, table, fingerprint, hardware)
@@ -300,19 +277,7 @@ def look_up(
     found = _lent(found, op, problem, table.lent_to(fingerprint), fingerprint, hardware)
     if found.kind == "lent":
         return found
-    found = _predicted(found, op, problem, table, fingerprint, hardware)
-    found = _with_library(found, problem, fingerprint, hardware)
-    kind_of = table.modelled_for(fingerprint)
-    if found.kind == "predicted" or not any(record.op == op for record in kind_of.records()):
-        return found
-    if not modelled:
-        step = LookupStep("a modelled record", False, "there is one; TAXFREE_MODELLED=1 allows it")
-        return dataclasses.replace(found, lookup_trace=(*found.lookup_trace, step))
-    other = _found(op, problem, kind_of, fingerprint, hardware)
-    if not other.is_recorded:
-        return found
-    step = LookupStep("a modelled record", True, "nothing measured serves")
-    return _served("modelled", found, step, other)
+    return _with_library(found, problem, fingerprint, hardware)
 
 
 def _with_library(
@@ -321,14 +286,12 @@ def _with_library(
     fingerprint: HardwareFingerprint,
     hardware: Hardware | None,
 ) -> LookUp:
-    """A look-up with the library's fastest path; its step, if nothing is predicted."""
+    """A look-up with the library's fastest path, and its step."""
     if hardware is None:
         return found
     paths, why = fastest(problem, fingerprint, hardware)
     runs = {mode: (path.variant, path.config) for mode, path in paths.items()}
     found = dataclasses.replace(found, library=runs)
-    if found.kind == "predicted":
-        return found
     is_other = any(path != BASELINE for path in paths.values())
     return _with_step(found, LookupStep(LIBRARY_STEP, is_other, why))
 
@@ -343,12 +306,6 @@ def _with_step(found: LookUp, step: LookupStep) -> LookUp:
     tried = _tried(found)
     steps = (*tried, step, *found.lookup_trace[len(tried) :])
     return dataclasses.replace(found, lookup_trace=steps)
-
-
-def _served(kind: LookUpKind, found: LookUp, step: LookupStep, other: LookUp) -> LookUp:
-    """The look-up in another table, which serves where the first does not."""
-    more = (each for each in other.lookup_trace if each not in found.lookup_trace)
-    return dataclasses.replace(other, kind=kind, lookup_trace=(*_tried(found), step, *more))
 
 
 def _found(
@@ -403,28 +360,8 @@ def _lent(
     if other.record is None or not other.is_recorded:
         return _with_step(found, LookupStep(looked_for, False, other.why_not))
     step = LookupStep(looked_for, True, f"lent: {other.record.lender}")
-    return _served("lent", found, step, other)
-
-
-def _predicted(
-    found: LookUp,
-    op: str,
-    problem: Problem,
-    table: Table,
-    fingerprint: HardwareFingerprint,
-    hardware: Hardware | None,
-) -> LookUp:
-    """The prediction from measured records, else what was found, with the reason."""
-    if hardware is None:
-        return found
-    known = table.serving(fingerprints.versions(op))
-    prediction, why = predicted(op, problem, known, fingerprint, hardware)
-    step = LookupStep("a prediction for sizes without records", prediction is not None, why)
-    found = _with_step(found, step)
-    if prediction is None:
-        return found
-    runs = prediction.variant, prediction.config
-    return LookUp("predicted", None, (), _tried(found), prediction.nearest, runs)
+    more = (each for each in other.lookup_trace if each not in found.lookup_trace)
+    return dataclasses.replace(other, kind="lent", lookup_trace=(*_tried(found), step, *more))
 
 
 def _of_version(kind: Kind, op: str, measured: Measurement) -> Kind:

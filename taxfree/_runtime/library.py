@@ -11,14 +11,14 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 from importlib.resources import files
 from typing import Any
 
+from taxfree import fingerprints
 from taxfree._runtime.legality import illegal
-from taxfree._runtime.prediction import fixed_fields
 from taxfree.shapes import recorded_problem
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.variant import Problem, op_of, operation, variants
@@ -67,6 +67,16 @@ class Measured:
         """The time of a variant; infinite if there is none."""
         same = (each for each in self.paths if each.variant == variant)
         return min((each.median_us.get(mode, math.inf) for each in same), default=math.inf)
+
+
+def fixed_fields(op: str, problem: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a problem that other results must have in common with it."""
+    crossed = {
+        *fingerprints.interpolated_fields(op),
+        *fingerprints.ignored_fields(op),
+        *operation(op).family_fields,
+    }
+    return {name: value for name, value in sorted(problem.items()) if name not in crossed}
 
 
 @cache

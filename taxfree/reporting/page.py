@@ -131,11 +131,6 @@ def origins(sources: Sources) -> list[Origin]:
         for file in result_files:
             problems = [entry["problem"] for entry in file.entries]
             found.append(_of_file(file.source, holds, file.environment, problems, ()))
-    for file in sources.landscapes:
-        (entry,) = file.entries
-        versions = [(entry["op"], *each) for each in entry["versions"].items()]
-        problems = [entry["problem"]] * len(versions)
-        found.append(_of_file(file.source, "landscapes", file.environment, problems, versions))
     return found
 
 

@@ -59,8 +59,7 @@ def sections(sources: Sources) -> list[Section]:
             "Studies",
             "Each tuned problem is a study: candidates in the order in which they were tried, and "
             "the best so far. Importances are Optuna's PED-ANOVA over the meta-parameters of "
-            "one variant; with few trials they are rough. Of landscapes all configs of a grid were "
-            "measured.",
+            "one variant; with few trials they are rough.",
             (
                 *_some(convergence_of, studies.convergence(sources)),
                 *_some(importances_of, studies.importances(sources)),

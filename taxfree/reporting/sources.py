@@ -57,7 +57,6 @@ class Sources:
         benches: (name, content) of files of `bench --out`.
         accounts: files of `explain --json`; an entry is a pipeline's account.
         timelines: files of `explain --trace`; an entry is a call of each pipeline.
-        landscapes: files of ``benchmarks/record_landscapes.py``; the entry is the whole file.
         left_out: files of a folder that hold none of these.
     """
 
@@ -65,7 +64,6 @@ class Sources:
     benches: list[tuple[str, Results]] = field(default_factory=list)
     accounts: list[ResultFile] = field(default_factory=list)
     timelines: list[ResultFile] = field(default_factory=list)
-    landscapes: list[ResultFile] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)
 
 
@@ -123,8 +121,6 @@ def _add(found: Sources, path: Path, name: str) -> bool:
         _require(path, document["pictures"], ("op", "problem", "hardware", "timelines"))
         file = ResultFile(name, _environment(document), document["pictures"])
         found.timelines.append(file)
-    elif document.keys() >= {"op", "problem", "spaces", "trials", "versions"}:
-        found.landscapes.append(ResultFile(name, _environment(document), [document]))
     elif "t_graph_us" in first and "is_modelled" in first:
         _require(path, rows, ("op", "problem", "variant", "t_eager_us", "residual_us"))
         renamed = [with_new_names(row["op"], row) for row in document["rows"]]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import optuna
@@ -11,9 +11,7 @@ import optuna
 from taxfree import fingerprints
 from taxfree.reporting.sources import (
     Recorded,
-    ResultFile,
     Sources,
-    machine_of,
     machine_of_record,
 )
 from taxfree.shapes import format_problem
@@ -67,7 +65,6 @@ def importances(sources: Sources) -> list[dict[str, Any]]:
                 if trial.variant == variant
             ]
             studied.append((_common(recorded), variant, own))
-    studied += [each for file in sources.landscapes for each in _landscape(file)]
     return [
         common
         | {
@@ -79,28 +76,6 @@ def importances(sources: Sources) -> list[dict[str, Any]]:
         for common, variant, own in studied
         for parameter, importance in _importances(own).items()
     ]
-
-
-def _landscape(file: ResultFile) -> Iterator[tuple[dict[str, Any], str, list[_Tried]]]:
-    """The configs and times of each of a landscape's variants; whether its kernel has changed."""
-    (landscape,) = file.entries
-    op, problem = landscape["op"], landscape["problem"]
-    how = "one rank alone, emulated" if landscape["emulated"] else "one rank"
-    common = {
-        "op": op,
-        "gpus": problem["world_size"],
-        "machine": machine_of(file.environment),
-        "panel": f"{op} {format_problem(op, problem)}: all of a grid, {how}",
-        "measured": str(file.environment.get("created", ""))[:10],
-        "source": file.source,
-    }
-    versions = fingerprints.versions(op)
-    for variant, trials in landscape["trials"].items():
-        names = landscape["spaces"][variant]
-        timed = [trial for trial in trials if not isinstance(trial[-1], str)]
-        is_today = landscape["versions"][variant] == versions.get(variant)
-        named = variant if is_today else f"{variant}, changed since"
-        yield common, named, [(dict(zip(names, t, strict=False)), t[-1]) for t in timed]
 
 
 def _common(recorded: Recorded) -> dict[str, Any]:

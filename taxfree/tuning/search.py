@@ -26,7 +26,7 @@ from optuna.trial import Trial, TrialState
 
 from taxfree.errors import TaxfreeError
 from taxfree.measuring.trial import Candidate, key
-from taxfree.tuning.candidates import model_of, serves
+from taxfree.tuning.candidates import serves
 from taxfree.tuning.surrogate import Surrogate
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.variant import Problem, Variant
@@ -81,7 +81,7 @@ class Search:
             }
             for name, space in spaces.items()
         }
-        self._surrogate = Surrogate(spaces, model_of(problem, hardware, variants))
+        self._surrogate = Surrogate(spaces)
         self._random = random.Random(seed)
         self._known: dict[str, float | None] = {}
         self._failed: list[Candidate] = []  # compiled or tried, but without a time

@@ -1,20 +1,20 @@
 """A surrogate of the measurements: predicts the time of candidates from those that have one.
 
-A Gaussian process over the logarithm of times, around the cost model's where that has formulas. Two
-configs are alike if their meta-parameters are; variants share what they call by the same name. It
-proposes what is expected to improve most on the fastest so far.
+A Gaussian process over the logarithm of times. Two configs are alike if their meta-parameters are;
+variants share what they call by the same name. It proposes what is expected to improve most on the
+fastest so far.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from taxfree.measuring.trial import Candidate, key
+from taxfree.measuring.trial import Candidate
 from taxfree_kernels.variant import Space
 
 _NOISE = 0.02  # of a time, relative
@@ -30,13 +30,9 @@ class Surrogate:
 
     Args:
         spaces: variant -> its space.
-        expected_us: a candidate's modelled time, or None.
     """
 
-    def __init__(
-        self, spaces: Mapping[str, Space], expected_us: Callable[[Candidate], float | None]
-    ) -> None:
-        self._expected_us = expected_us
+    def __init__(self, spaces: Mapping[str, Space]) -> None:
         self._variants = list(spaces)
         self._parameters = list(dict.fromkeys(itertools.chain(*spaces.values())))
         self._text = {
@@ -44,7 +40,6 @@ class Surrogate:
             for name in self._parameters
         }
         self._lengths: Array | None = None
-        self._modelled_us: dict[str, float | None] = {}
 
     def propose(
         self,
@@ -66,40 +61,23 @@ class Surrogate:
         fastest = min(us for _, us in measured)
         x = self._coordinates(known)
         y = np.log([min(us, _SLOW * fastest) for _, us in measured])
-        base = self._base([*known, *pool])
-        is_modelled = _explains(base[: len(known)], y)
-        prior, rest = (base[: len(known)], base[len(known) :]) if is_modelled else (0.0, 0.0)
-        residual = y - prior
-        mean = residual.mean()
-        spread = max(residual.std(), 1e-3)
-        z = (residual - mean) / spread
+        mean, spread = y.mean(), max(y.std(), 1e-3)
+        z = (y - mean) / spread
         self._lengths = lengths = _fitted(x, z, self._lengths, _NOISE / spread)
         points = self._coordinates(pool)
-        offset = (np.broadcast_to(rest, len(pool)) + mean) / spread
-        best = y.min() / spread
+        best = z.min()
         chance = np.ones(len(pool))
         if failed:
             chance -= _kernel(points, self._coordinates(failed), lengths).max(axis=1)
         found: list[int] = []
         for _ in range(min(count, len(pool))):
             mu, sigma = _posterior(x, z, points, lengths, _NOISE / spread)
-            gain = chance * _expected_gain(best, mu + offset, sigma)
+            gain = chance * _expected_gain(best, mu, sigma)
             gain[found] = -1.0
             at = int(gain.argmax())
             found.append(at)
             x, z = np.vstack([x, points[at]]), np.append(z, mu[at])  # as if it were as predicted
         return [pool[at] for at in found]
-
-    def _base(self, candidates: Sequence[Candidate]) -> Array:
-        """Logarithms of modelled times; those of variants without a model are the median's."""
-        for each in candidates:
-            name = key(each)
-            if name not in self._modelled_us:
-                self._modelled_us[name] = self._expected_us(each)
-        times = [self._modelled_us[key(each)] for each in candidates]
-        known = [us for us in times if us]
-        otherwise = float(np.median(known)) if known else 1.0
-        return np.log([us or otherwise for us in times])
 
     def _coordinates(self, candidates: Sequence[Candidate]) -> Array:
         """[candidates, variants + parameters]; what a variant lacks is 0."""
@@ -123,11 +101,6 @@ def _kernel(x: Array, y: Array, lengths: Array) -> Array:
     """Correlations of points: a product over coordinates, of exponentials."""
     distance: Array = np.abs(x[:, None, :] - y[None, :, :]) @ (1.0 / lengths)
     return np.exp(-distance)
-
-
-def _explains(base: Array, y: Array) -> bool:
-    """Whether modelled times say more of the measured ones than their mean does."""
-    return bool((y - base).std() < y.std())
 
 
 def _likelihood(x: Array, z: Array, lengths: Array, noise: float) -> float:

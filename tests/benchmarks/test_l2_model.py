@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from benchmarks import l2_model, l2_ncu
+from benchmarks import l2_model
 from taxfree_kernels.cost.l2 import MI300X
 
 
@@ -17,7 +17,7 @@ def result():
 
 @pytest.fixture
 def measured():
-    return json.loads(l2_ncu.RESULT.read_text(encoding="utf-8"))
+    return json.loads(l2_model.MEASURED.read_text(encoding="utf-8"))
 
 
 def test_the_result_file_is_of_todays_parameters(result):
@@ -62,25 +62,9 @@ def test_with_numba_the_model_runs(result, monkeypatch, capsys):
 
 
 def test_what_ncu_counted_stands_beside_what_the_model_says(measured):
-    assert [{name: each[name] for name in l2_ncu.CASES[0]} for each in measured["cases"]] == (
-        l2_ncu.CASES
-    )
     smallest = measured["cases"][1]
-    assert l2_model.with_model(smallest) == smallest
+    assert l2_model.with_model(smallest, measured["tile"]) == smallest
     assert smallest["modelled"]["difference"] == pytest.approx(96.12 - 96.90)
-
-
-def test_counts_are_read_from_ncus_csv():
-    lines = ["==PROF== Connected", '"ID","Metric Name","Metric Value"']
-    lines += [
-        f'"{launched}","{metric}","{number},{launched:03}"'
-        for launched in range(len(l2_ncu.CASES))
-        for number, metric in enumerate(l2_ncu.METRICS)
-    ]
-    last = l2_ncu.read(lines)[-1]
-    assert last == l2_ncu.CASES[-1] | {
-        name: 1000 * number + 9 for number, name in enumerate(l2_ncu.METRICS.values())
-    }
 
 
 def test_near_the_published_range_is_reproduced():

@@ -19,7 +19,6 @@ from taxfree_tuning_db import (
     Record,
     SoftwareFingerprint,
     TrialRecord,
-    shipped_records,
 )
 
 pytestmark = pytest.mark.usefixtures("no_library_results")
@@ -201,29 +200,6 @@ class TestWhy:
         (answer,) = json.loads(cli("db", "why", "--shapes", shape, "--json").out)["look_ups"]
         assert answer["kind"] == kind
         assert answer["lookup_trace"]
-
-    def test_shows_what_is_predicted_and_where_nothing_is(self, cli, monkeypatch):
-        sizes = {"m": 64, "k": 3584, "world_size": 8, "residual": False, "rms_norm": False}
-        source = next(
-            record
-            for record in shipped_records()
-            if record.op == "matmul_all_reduce" and sizes.items() <= record.problem.items()
-        )
-        measured = (source.winner, source.baseline, *source.runners_up)
-        versions = {each.variant: each.version for each in measured}
-        monkeypatch.setattr(fingerprints, "versions", lambda op: versions)
-        monkeypatch.setattr("taxfree_cli.db.shipped_records", lambda: (source,))
-        why = ("db", "why", "--op", "matmul_all_reduce", "--gpus", "8", "--dtype", "bf16")
-        outcome = cli(*why, "--shapes", "m=64 n=8192 k=2048")
-        assert "+ a prediction for sizes without records: expected" in outcome.out
-        assert "= predicted, in graphs: push_two_shot AHEAD=1" in outcome.out
-        (answer,) = json.loads(cli(*why, "--shapes", "m=64 n=8192 k=2048", "--json").out)[
-            "look_ups"
-        ]
-        assert (answer["kind"], answer["predicted"][0]) == ("predicted", "push_two_shot")
-        outcome = cli(*why, "--shapes", "m=64 n=5120 k=2048")
-        assert "- a prediction for sizes without records: no record is near enough" in outcome.out
-        assert "miss: the baseline runs" in outcome.out
 
     def test_says_that_the_record_is_of_an_earlier_version(self, cli, stored, monkeypatch):
         stored(RECORD)

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
 import json
-from pathlib import Path
 
 import pytest
 from rich.console import Console
@@ -29,7 +27,6 @@ from taxfree_tuning_db import LookupStep
 from tests.taxfree.pipelines import Fused, Truth
 
 OP = "all_gather_matmul"
-ROOT = Path(__file__).parents[2]
 PROBLEM = AllGatherMatmul(m=16, n=3584, k=6144, world_size=3)
 BOUNDS = Bounds(t_floor_us=14.0, t_link_us=3.0, t_gemm_us=20.2)
 WIDTHS = (60, 100, 160)
@@ -266,13 +263,6 @@ class TestPlot:
         assert path.read_bytes().startswith(b"\x89PNG")
 
 
-def taxes_script():
-    spec = importlib.util.spec_from_file_location("taxes", ROOT / "benchmarks/taxes.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 # -- the command --
 
 ROW = Row(
@@ -384,63 +374,6 @@ class TestCommand:
         assert outcome.code == ExitCode.FAILED
         assert "baseline on m=16 n=3584 k=6144" in outcome.err
         assert "faster than its bound of 500 us" in outcome.err
-
-
-class TestDocument:
-    def test_tables_say_what_the_files_say(self, process):
-        done = process(str(ROOT / "benchmarks/taxes.py"), "--check")
-        assert done.returncode == 0, done.stdout + done.stderr
-
-    def test_a_file_becomes_a_table_and_a_list_of_open_rows(self, tmp_path):
-        rows = [*explanation(16).rows(), *explanation(64).rows()]
-        file = tmp_path / "results.json"
-        file.write_text(json.dumps({"rows": rows}))
-        text = "<!-- taxes: results.json -->\n<!-- end of taxes -->"
-        made = taxes_script().update(text, tmp_path)
-        assert "| m | variant | eager | graph | launch |" in made
-        cells = [
-            line.split("|")[2].strip() for line in made.splitlines() if line.startswith("| 16")
-        ]
-        assert cells == ["baseline", "push"]
-        assert "Open rows, 2 of 4:" in made
-        assert "- m=64 push: the residual is" in made
-        assert "pictures/taxes-results.png" in made
-        assert taxes_script().update(made, tmp_path) == made
-
-    def test_what_recording_costs_is_a_table_by_variant_with_its_pictures(self, tmp_path):
-        problem = dataclasses.asdict(PROBLEM)
-        rows = [
-            {"op": OP, "problem": problem | {"m": m}, "variant": variant, "cost": cost}
-            for m, variant, cost in ((1, "push", 0.03), (2, "push", 0.08), (1, "pull", -0.01))
-        ]
-        drawn = {"op": OP, "problem": problem, "hardware": "CPU", "timelines": []}
-        (tmp_path / "x.json").write_text(json.dumps({"rows": rows, "pictures": [drawn]}))
-        text = "<!-- timeline: x.json -->\n<!-- end of timeline -->"
-        made = taxes_script().update(text, tmp_path)
-        cells = [[c.strip() for c in line.split("|")[1:5]] for line in made.splitlines()[4:7]]
-        assert cells == [
-            ["push", "2", "+5.5%", "+8.0%"],
-            ["pull", "1", "-1.0%", "-1.0%"],
-            ["**all**", "3", "+3.0%", "+8.0%"],
-        ]
-        assert "(pictures/timeline-x-0.png)" in made
-
-    def test_what_the_instrument_found_is_a_table_by_part(self, tmp_path):
-        put = {"allowed_us": 2.0, "elsewhere": "gaps", "elsewhere_us": -0.31}
-        rows = [put | {"part": "skew", "put_us": us, "found_us": us + 0.5} for us in (20.0, 5.0)]
-        environment = {"hardware": {"gpu": "NVIDIA H200"}}
-        (tmp_path / "x.json").write_text(json.dumps({"rows": rows, "environment": environment}))
-        text = "<!-- instrument: x.json -->\n<!-- end of instrument -->"
-        made = taxes_script().update(text, tmp_path)
-        assert "NVIDIA H200" in made
-        assert [line for line in made.splitlines() if line.startswith("| skew")] == [
-            "| skew | 5.0 | 5.50 | ±2.0 | -0.31 | gaps |",
-            "| skew | 20.0 | 20.50 | ±2.0 | -0.31 | gaps |",
-        ]
-
-    def test_without_a_file_it_says_that_nothing_was_measured(self, tmp_path):
-        text = "<!-- taxes: none.json -->\n<!-- end of taxes -->"
-        assert "Nothing was measured yet." in taxes_script().update(text, tmp_path)
 
 
 class TestModel:

@@ -114,17 +114,6 @@ def test_time_is_that_of_compute_or_of_memory():
     assert us(1e30, 1e12) == pytest.approx(16 * TILE / 1e6)
 
 
-def test_a_part_of_the_programs_stands_for_all():
-    l2 = device(units=4, tiles=64, xcds=8)
-    whole, part = (
-        attention(l2, "swizzled_head_first", heads=64, length=512, block_m=64, most_steps=steps)
-        for steps in (None, 128)
-    )
-    assert part.requested == whole.requested
-    assert part.missed == pytest.approx(whole.missed, rel=0.05)
-    assert part.us == pytest.approx(whole.us, rel=0.15)
-
-
 def test_schedules_of_h200_know_no_chiplets():
     naive, swizzled = (
         attention(H200, mapping, heads=16, length=512)

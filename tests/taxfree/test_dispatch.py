@@ -311,46 +311,16 @@ class TestEnvironment:
 
 
 class TestModelledRecords:
-    """Records for a device that was not there, by the name of its data sheet."""
+    """Records of former versions, for a device that was not there."""
 
-    def modelled(self, problem: Any = PROBLEM) -> Record:
-        own = fingerprints.hardware_fingerprint(HARDWARE)
+    def test_one_serves_nothing(self) -> None:
         times = [
             dataclasses.replace(each, samples=0, relative_error=None)
-            for each in (measurement("push", 10.0, **push_config(problem)),
+            for each in (measurement("push", 10.0, **push_config(PROBLEM)),
                          measurement("baseline", 40.0))
         ]  # fmt: skip
-        return record(
-            problem, hardware=dataclasses.replace(own, gpu="of a data sheet"), winner=times[0],
-            baseline=times[1], provenance={"source": "user", "method": OF_A_MODEL},
+        modelled = record(
+            winner=times[0], baseline=times[1],
+            provenance={"source": "user", "method": OF_A_MODEL},
         )  # fmt: skip
-
-    def test_one_serves_only_if_it_is_allowed(self) -> None:
-        choice = dispatcher(self.modelled()).choose(OP, PROBLEM)
-        assert (choice.kind, choice.variant) == ("baseline", "baseline")
-        assert "TAXFREE_MODELLED=1" in choice.why
-        choice = dispatcher(self.modelled(), modelled=True).choose(OP, PROBLEM)
-        assert (choice.kind, choice.variant) == ("modelled", "push")
-        assert choice.config == push_config(PROBLEM)
-        assert "nothing was measured" in choice.why
-
-    def test_it_serves_sizes_as_a_measured_one_does(self) -> None:
-        near, far = (dataclasses.replace(PROBLEM, m=m) for m in (48, 200))
-        found = dispatcher(self.modelled(), modelled=True)
-        assert [found.choose(OP, each).kind for each in (near, far)] == ["modelled", "baseline"]
-        assert found.bounds(OP, PROBLEM, "m") == dispatcher(record()).bounds(OP, PROBLEM, "m")
-
-    @pytest.mark.parametrize("m", [64, 48])
-    def test_any_measured_one_comes_first(self, m: int) -> None:
-        own = record(dataclasses.replace(PROBLEM, m=m), winner=measurement("baseline", 40.0))
-        choice = dispatcher(self.modelled(), own, modelled=True).choose(OP, PROBLEM)
-        assert (choice.kind, choice.variant) == ("exact" if m == 64 else "neighbour", "baseline")
-
-    def test_it_is_for_devices_of_its_kind(self) -> None:
-        other = dataclasses.replace(HARDWARE, compute_units=38, num_xcds=2)
-        found = Dispatcher(Table(user=[self.modelled()]), other, Settings(modelled=True))
-        assert found.choose(OP, PROBLEM).kind == "baseline"
-
-    def test_it_is_not_a_record_of_its_own(self) -> None:
-        with pytest.raises(NoRecord):
-            dispatcher(self.modelled(), modelled=True, strict=True).choose(OP, PROBLEM)
+        assert dispatcher(modelled).choose(OP, PROBLEM).kind == "baseline"

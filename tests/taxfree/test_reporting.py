@@ -49,7 +49,6 @@ class TestSources:
         assert "explain/nvidia-h200-x2-large.json" in [each.source for each in found.accounts]
         assert [each.source for each in found.timelines] == ["timeline/nvidia-h200-x2.json"]
         assert "soak/nvidia-h200-x2.json" in found.left_out
-        assert "check/public_kernels.json" in found.left_out
 
     def test_a_file_that_holds_nothing_is_refused(self, tmp_path: Path) -> None:
         with pytest.raises(UsageError, match="holds nothing that a report shows"):
@@ -139,22 +138,6 @@ class TestStudies:
         share = {row["parameter"]: row["importance"] for row in studies.importances(found)}
         assert share.keys() == {"block", "stage"}
         assert share["block"] > share["stage"]
-
-    def test_a_landscape_says_what_matters_in_a_grid(self, tmp_path: Path) -> None:
-        file = RESULTS / "landscapes/nvidia-h200/matmul_all_reduce-down.json"
-        landscape = json.loads(file.read_text(encoding="utf-8"))
-        landscape["versions"] = fingerprints.versions("matmul_all_reduce") | {"push": 0}
-        (tmp_path / "landscape.json").write_text(json.dumps(landscape), encoding="utf-8")
-        found = studies.importances(read(tmp_path, tmp_path / "landscape.json"))
-        names = {row["variant"] for row in found}
-        assert names == {*landscape["trials"], "push, changed since"} - {"push"}
-        assert all("emulated" in row["panel"] for row in found)
-        for variant in names:
-            own = [row for row in found if row["variant"] == variant]
-            assert sum(row["importance"] for row in own) == pytest.approx(1, abs=0.01)
-            assert {row["trials"] for row in own} == {
-                len(landscape["trials"][variant.partition(",")[0]])
-            }
 
     def test_trials_of_other_kernels_are_left_out(self, tmp_path: Path, record: Record) -> None:
         store(tmp_path, record, replace(trial(record, 9.0, block=1), version=0))

@@ -229,38 +229,6 @@ class TestTables:
         lines = script("tables").attention(rows).splitlines()
         assert "| 8 | 8192 | 14.0 | 28.0 | 50% | 30.0 | - | - | - | 300.0 |" in lines
 
-    def test_a_rank_alone_has_a_table_for_each_operation(self):
-        common = {"op": "matmul_all_reduce", "floor_us": 13.0, "vendor_us": 18.0}
-        problem = {"m": 64, "n": 8192, "k": 3584}
-        rows = [
-            {**common, "problem": problem, "variant": name, "peers": peers, "median_us": us}
-            | {"config": {"PREFETCH_WEIGHT": is_promised}, "is_first": is_first}
-            for name, peers, us, is_first, is_promised in (
-                ("push", "absent", 25.0, True, False),
-                ("push_lamport", "absent", 24.0, True, False),
-                ("push_lamport", "absent", 20.1, False, False),
-                ("push_lamport", "absent", 18.9, False, True),
-                ("push", "alike", 26.0, True, False),
-            )
-        ]
-        lines = script("tables").alone_tables(rows).splitlines()
-        assert lines[2].startswith(
-            "| m | floor | vendor | before | after | promised | before, alike"
-        )
-        after = "20.1 (push_lamport) | **18.9** (push_lamport) | 26.0 (push) | 26.0 (push) | 19 |"
-        assert f"| 64 | 13.0 | 18.0 | 24.0 (push_lamport) | {after}" in lines
-        lines = script("tables").alone_tables(rows[2:3]).splitlines()
-        assert "| 64 | 13.0 | 18.0 | 20.1 (push_lamport) | 19 |" in lines
-
-    def test_a_layer_has_a_row_for_each_number_of_rows(self):
-        operations = [{"variant": name} for name in ("push", "push_two_shot")]
-        rows = [
-            {"m": 16, "peers": "alike", "choice": choice, "median_us": us, "operations": operations}
-            for choice, us in (("vendor", 80.0), ("searched", 90.0), ("all", 85.5))
-        ]
-        lines = script("tables").layers(rows).splitlines()
-        assert "| 16 | alike | 80.0 | 90.0 | 85.5 | push, push_two_shot |" in lines
-
     def test_the_documents_are_up_to_date(self):
         command = [sys.executable, "benchmarks/tables.py", "--check"]
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)

@@ -11,7 +11,7 @@ from taxfree.settings import VARIABLES, Settings
 
 
 def test_an_empty_environment_has_defaults():
-    assert Settings.from_environment({}) == Settings(False, False, False, 30.0, None, None, False)
+    assert Settings.from_environment({}) == Settings(False, False, 30.0, None, None, False)
 
 
 def test_empty_variables_are_as_good_as_none():
@@ -23,7 +23,6 @@ def test_all_are_read():
         "TAXFREE_DB": "/some/where.sqlite",
         "TAXFREE_DISABLE": "1",
         "TAXFREE_STRICT": "yes",
-        "TAXFREE_MODELLED": "true",
         "TAXFREE_TIMEOUT": "2.5",
         "TAXFREE_LOG": "/some/problems.yaml",
         "TAXFREE_AUTOTUNE": "1.5m",
@@ -31,7 +30,7 @@ def test_all_are_read():
         "TAXFREE_VERIFY": "0",
     }
     assert environment.keys() == VARIABLES.keys()
-    expected = Settings(True, True, True, 2.5, Path("/some/problems.yaml"), 90.0, True, False)
+    expected = Settings(True, True, 2.5, Path("/some/problems.yaml"), 90.0, True, False)
     assert Settings.from_environment(environment) == expected
 
 
@@ -40,7 +39,6 @@ def test_all_are_read():
     [
         ("TAXFREE_DISABLE", "maybe"),
         ("TAXFREE_STRICT", "2"),
-        ("TAXFREE_MODELLED", "perhaps"),
         ("TAXFREE_TIMEOUT", "soon"),
         ("TAXFREE_TIMEOUT", "0"),
         ("TAXFREE_TIMEOUT", "-1"),
@@ -63,7 +61,7 @@ def test_what_is_no_time_to_tune_is_named(text):
 def test_ranks_must_agree_on_what_steers_dispatch_and_on_nothing_else():
     one = Settings.from_environment({"TAXFREE_DB": "/a", "TAXFREE_TIMEOUT": "5"})
     assert one.steering() == Settings().steering()
-    for name in ("TAXFREE_DISABLE", "TAXFREE_STRICT", "TAXFREE_MODELLED"):
+    for name in ("TAXFREE_DISABLE", "TAXFREE_STRICT"):
         assert Settings.from_environment({name: "1"}).steering() != Settings().steering()
     assert Settings.from_environment({"TAXFREE_VERIFY": "0"}).steering() != Settings().steering()
     assert Settings.from_environment({"TAXFREE_AUTOTUNE": "1s"}).steering() != Settings().steering()

@@ -15,19 +15,17 @@ _RUNS = "a config that runs this problem"
 LIBRARY_STEP = "the library's fastest path"
 _FIXED = "world_size"  # decides more than any other field which variant is fastest
 
-Kind: TypeAlias = Literal[
-    "exact", "another version", "neighbour", "lent", "predicted", "modelled", "refused", "miss"
-]
+Kind: TypeAlias = Literal["exact", "another version", "neighbour", "lent", "refused", "miss"]
 
 
 class Table:
     """Records in memory; the user's take precedence over the shipped ones, record by record.
 
     A shipped record of today's version of its winner precedes a user's of another version, and any
-    that was lent to the user's device. Modelled records are kept apart.
+    that was lent to the user's device.
 
     Attributes:
-        modelled: the user's modelled records.
+        modelled: the user's modelled records, of former versions; they serve nothing.
     """
 
     def __init__(self, user: Iterable[Record] = (), shipped: Iterable[Record] = ()) -> None:
@@ -92,17 +90,6 @@ class Table:
         table.modelled = self.modelled
         return table
 
-    def modelled_for(self, hardware: HardwareFingerprint) -> Table:
-        """A table of the modelled records of a device's kind, with the device's own name.
-
-        Before there is a device, only what its data sheet says is known, and not its driver's name.
-        """
-        return self._of(
-            replace(record, hardware=hardware)
-            for record in self.modelled
-            if record.hardware.is_kind_of(hardware)
-        )
-
     def records(self) -> Iterator[Record]:
         """Yield the measured record that takes precedence for each key."""
         return (layers[0] for layers in self._layers.values())
@@ -145,16 +132,13 @@ class LookUp:
 
     Args:
         kind: `exact`, `another version` (the problem's own record, of another version of its
-            winner), `neighbour`, `lent`, `predicted` and `modelled` may be used; `refused` (its own
-            record, of an unknown variant or a config that does not run) may only be shown; `miss`
-            means that nothing was found. `look_up` itself answers neither `lent`, `predicted` nor
-            `modelled`.
-        record: the record of that kind, or None for a prediction or a miss.
+            winner), `neighbour` and `lent` may be used; `refused` (its own record, of an unknown
+            variant or a config that does not run) may only be shown; `miss` means that nothing was
+            found. `look_up` itself does not answer `lent`.
+        record: the record of that kind, or None for a miss.
         soft_mismatches: fields of the software fingerprint that differ from the record's.
         lookup_trace: the steps taken, in order.
-        nearest: for a prediction, the record it starts from; for a miss, the record of the same
-            operation that differs least, not for use.
-        predicted: for a prediction, the variant and its config.
+        nearest: for a miss, the record of the same operation that differs least, not for use.
         library: mode -> variant and config of the library's fastest path, where nothing measured
             serves; empty if results do not tell.
     """
@@ -164,7 +148,6 @@ class LookUp:
     soft_mismatches: tuple[str, ...]
     lookup_trace: tuple[LookupStep, ...]
     nearest: Record | None = None
-    predicted: tuple[str, dict[str, Scalar]] | None = None
     library: Mapping[str, tuple[str, dict[str, Scalar]]] = field(default_factory=dict)
 
     @property

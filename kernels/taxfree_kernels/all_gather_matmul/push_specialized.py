@@ -467,7 +467,6 @@ class PushSpecialized(PushTma):
     """Senders, and tiles whose warps have roles, in one kernel."""
 
     name = "push_specialized"
-    predicted = False
 
     def unsupported_reason(self, problem: AllGatherMatmul, hardware: Hardware) -> str | None:
         if problem.gather_dim == 0:

@@ -94,9 +94,6 @@ MI350X = L2(KNOWN["mi350x"], SHEETS["mi350x"], 8, 4 << 20, 16, 17.2e12)
 # other has comes from there, at memory's rate.
 H200 = L2(KNOWN["h200"], SHEETS["h200"], 2, 25 << 20, 16, SHEETS["h200"].memory_bytes_per_s)
 
-#: hardware's name in :data:`taxfree_kernels.hardware.KNOWN` -> its caches
-L2S = {"mi300x": MI300X, "mi325x": MI325X, "mi350x": MI350X, "h200": H200}
-
 
 @dataclass(frozen=True)
 class Traffic:
@@ -214,9 +211,9 @@ def _simulate(
 
 def _traffic(
     l2: L2, programs: _Programs, in_flight: int, cache_of: Integers,
-    simulated: Sequence[int], most_steps: int | None,
+    simulated: Sequence[int],
 ) -> Traffic:  # fmt: skip
-    """Of the first programs of the caches `simulated`, scaled to all programs and caches."""
+    """Of the caches `simulated`, scaled to all."""
     sets = l2.capacity // l2.ways // programs.granule
     memory_ns = 1e9 * programs.granule * l2.caches / l2.sheet.memory_bytes_per_s
     side_ns = 1e9 * programs.granule * l2.caches / l2.side_bytes_per_s
@@ -225,8 +222,6 @@ def _traffic(
     done, slowest_us = 0.0, 0.0
     for cache in simulated:
         own = np.flatnonzero(cache_of == cache)
-        if most_steps is not None:
-            own = own[: 1 + np.searchsorted(np.cumsum(programs.steps[own]), most_steps)]
         normals = np.random.default_rng(cache).standard_normal(_NORMALS)
         granules, misses, ns = _simulate(
             programs.begins[own], programs.steps[own], programs.sharers[own],
@@ -255,7 +250,6 @@ def attention(
     l2: L2, mapping: str, *, heads: int, length: int, kv_heads: int = 0, batch: int = 1,
     head_dim: int = 128, causal: bool = False, block_m: int = 128, block_n: int = 64,
     in_flight: int = 2, xcds: int = 0, simulated: Sequence[int] = (0,),
-    most_steps: int | None = None,
 ) -> Traffic:  # fmt: skip
     """Traffic of attention's forward pass.
 
@@ -267,7 +261,6 @@ def attention(
         in_flight: programs that run on a compute unit at a time.
         xcds: to which the mapping assigns heads; 0 is as many as there are.
         simulated: caches to simulate; the result is scaled to all.
-        most_steps: of programs of each cache to simulate, the first ones; None is all.
     """
     kv_heads = kv_heads or heads
     blocks = -(-length // block_m)
@@ -289,17 +282,17 @@ def attention(
         compute_ns=l2.step_ns(flops),
         once=block_m * head_dim * ITEM_BYTES,
     )
-    return _traffic(l2, programs, in_flight, cache_of, simulated, most_steps)
+    return _traffic(l2, programs, in_flight, cache_of, simulated)
 
 
 def matmul(
     l2: L2, m: int, n: int, k: int, *, xcds: int, group_m: int, block_m: int = 16,
     block_n: int = 32, block_k: int = 256, in_flight: int = 1, queue: bool = False,
-    simulated: Sequence[int] = (0,), most_steps: int | None = None,
+    simulated: Sequence[int] = (0,),
 ) -> Traffic:  # fmt: skip
     """Traffic of a matmul; see :mod:`taxfree_kernels.device.schedules` for `xcds`, `group_m`.
 
-    `simulated` and `most_steps` are those of :func:`attention`.
+    `simulated` is that of :func:`attention`.
 
     Args:
         block_n: a multiple of `block_m`.
@@ -323,4 +316,4 @@ def matmul(
         granule=block_m * block_k * ITEM_BYTES,
         compute_ns=l2.step_ns(flops),
     )
-    return _traffic(l2, programs, in_flight, cache_of, simulated, most_steps)
+    return _traffic(l2, programs, in_flight, cache_of, simulated)

@@ -21,24 +21,18 @@ class Machine:
         collective_bytes_per_s: all-gather rate of the collective library; on registered buffers it
             reaches the link's rate.
         summed_bytes_per_s: its rate of adding, per peer, on top of the link's time.
-        pull_bytes_per_s: of loads from peers by tiles.
-        loads_bytes_per_s, tma_bytes_per_s: loaded by the tiles of one compute unit, by threads or
-            by TMA.
         latency_us, registered_latency_us: of a collective with almost no data.
         step_us: added for each step of its ring, if buffers are not registered.
         signal_us: from a rank's signal to the end of a peer's wait, with its overhead.
-        round_trip_us: of a sender for each block but the last, and of polling for words.
-        matmul_start_us, tile_start_us, kernel_start_us: ramp-up plus ramp-down of the vendor's
-            matmul, of our tiled kernels, and of any other kernel.
+        round_trip_us: of a sender for each block but the last.
+        matmul_start_us, attention_start_us, kernel_start_us: ramp-up plus ramp-down of the vendor's
+            matmul, of attention, and of any other kernel.
         split_us: extra time of the vendor's matmul when it splits K.
-        engine_us: of a copy engine with almost no data.
         gap_us: from one kernel to the next in a graph.
         host_call_us: host time per call.
-        host_kernel_us, host_descriptors_us: plus per kernel of ours, and for its TMA descriptors.
-        host_op_us, host_composed_us: plus per PyTorch op that launches one kernel, and per PyTorch
-            op that composes others in Python.
+        host_kernel_us: plus per kernel of ours.
+        host_op_us: plus per PyTorch op.
         host_collective_us: plus per call of the collective library.
-        host_stream_us: plus each time one stream waits for another.
     """
 
     hardware: Hardware
@@ -48,9 +42,6 @@ class Machine:
     copy_bytes_per_s: float
     collective_bytes_per_s: float
     summed_bytes_per_s: float
-    pull_bytes_per_s: float
-    loads_bytes_per_s: float
-    tma_bytes_per_s: float
     latency_us: float
     registered_latency_us: float
     step_us: float
@@ -58,17 +49,13 @@ class Machine:
     round_trip_us: float
     matmul_start_us: float
     split_us: float
-    tile_start_us: float
+    attention_start_us: float
     kernel_start_us: float
-    engine_us: float
     gap_us: float
     host_call_us: float
     host_kernel_us: float
-    host_descriptors_us: float
     host_op_us: float
-    host_composed_us: float
     host_collective_us: float
-    host_stream_us: float
 
 
 H200 = Machine(
@@ -81,25 +68,18 @@ H200 = Machine(
     # fitted
     collective_bytes_per_s=150e9,
     summed_bytes_per_s=328e9,
-    pull_bytes_per_s=278e9,
-    loads_bytes_per_s=58.1e9,
-    tma_bytes_per_s=71.3e9,
     latency_us=6.66,
     registered_latency_us=6.93,
     step_us=0.943,
     signal_us=3.2,
     matmul_start_us=4.0,
     split_us=3.78,
-    tile_start_us=7.07,
+    attention_start_us=7.07,
     kernel_start_us=1.42,
-    engine_us=15.4,
     host_call_us=6.28,
     host_kernel_us=12.8,
-    host_descriptors_us=18.9,
     host_op_us=10.4,
-    host_composed_us=143.0,
     host_collective_us=38.5,
-    host_stream_us=28.9,
     # assumed: without a profile, rows cannot separate it from the start times above
     gap_us=1.0,
     # assumed: more would contradict the rows, less would not
@@ -130,7 +110,6 @@ def _scaled(name: str) -> Machine:
     flops = sheet.flops_per_s / measured.flops_per_s
     memory = sheet.memory_bytes_per_s / measured.memory_bytes_per_s
     link = sheet.link_bytes_per_s / measured.link_bytes_per_s
-    of_a_unit = flops * H200.hardware.compute_units / hardware.compute_units
     return dataclasses.replace(
         H200,
         hardware=hardware,
@@ -139,10 +118,7 @@ def _scaled(name: str) -> Machine:
         link_bytes_per_s=H200.link_bytes_per_s * link,
         collective_bytes_per_s=H200.collective_bytes_per_s * link,
         summed_bytes_per_s=H200.summed_bytes_per_s * link,
-        pull_bytes_per_s=H200.pull_bytes_per_s * link,
         copy_bytes_per_s=H200.copy_bytes_per_s * memory,
-        loads_bytes_per_s=H200.loads_bytes_per_s * of_a_unit,
-        tma_bytes_per_s=H200.tma_bytes_per_s * of_a_unit,
     )
 
 
@@ -151,9 +127,3 @@ MACHINES = {
     "mi300x": _scaled("mi300x"),
     "mi325x": _scaled("mi325x"),
 }
-
-
-def machine_like(hardware: Hardware) -> Machine | None:
-    """The machine that is of the same architecture, or None."""
-    alike = (m for m in MACHINES.values() if m.hardware.architecture == hardware.architecture)
-    return next(alike, None)

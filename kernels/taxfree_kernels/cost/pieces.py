@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Literal
 
 from taxfree_kernels.cost.machines import Machine
 from taxfree_kernels.problem import MatmulProblem
-from taxfree_kernels.variant import Config
 
 ITEM_BYTES = 2  # of float16 and bfloat16, which all problems have
 _GEMM_ROWS = 64  # a matrix instruction's rows, to which M is rounded up
@@ -49,13 +47,10 @@ class CostModel:
         variants: name -> formula.
         vendor_us: (machine, problem) -> microseconds of the vendor's kernel on what a rank computes
             itself; None where that is not modelled.
-        traffic: variant -> (L2, problem, config, programs on a compute unit) -> a `Traffic` of
-            :mod:`taxfree_kernels.cost.l2`, or None for a problem that has no trace there.
     """
 
     variants: Mapping[str, Formula]
     vendor_us: Callable[..., float] | None = None
-    traffic: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
 
 
 def matmul_us(machine: Machine, m: int, n: int, k: int) -> float:
@@ -73,43 +68,18 @@ def product_us(machine: Machine, problem: MatmulProblem) -> float:
     return matmul_us(machine, problem.m, problem.n, problem.k)
 
 
-def exchange_us(
-    machine: Machine, received: float, message: float, block: int, rounds: int = 1
-) -> float:
-    """Time of senders that each store one message after another at a peer, and signal.
+def exchange_us(machine: Machine, received: float, message: float, block: int) -> float:
+    """Time of senders that each store a message at a peer, and signal.
 
     Args:
         received: bytes that a rank receives from all peers.
         message: bytes per message.
         block: bytes that a sender has in flight at a time.
-        rounds: messages per sender.
     """
     link = received / machine.link_bytes_per_s
     # The last block's round trip is part of the signal, which waits for it.
-    sender = max(0.0, rounds * message / block - 1) * machine.round_trip_us * 1e-6
+    sender = max(0.0, message / block - 1) * machine.round_trip_us * 1e-6
     return machine.signal_us + 1e6 * max(link, sender)
-
-
-def tiles_us(
-    machine: Machine, problem: MatmulProblem, config: Config, *, tma: bool
-) -> tuple[float, float]:
-    """All tiles of a matmul, and one wave of them."""
-    block_m, block_n = config["BLOCK_M"], config["BLOCK_N"]
-    depth = problem.k / config["SPLIT_K"]
-    programs = -(-problem.m // block_m) * -(-problem.n // block_n) * config["SPLIT_K"]
-    units = machine.hardware.compute_units
-    waves = math.ceil(programs / units)
-    flops = 2 * block_m * block_n * depth / (machine.flops_per_s / units)
-    rate = machine.tma_bytes_per_s if tma else machine.loads_bytes_per_s
-    loads = ITEM_BYTES * (block_m + block_n) * depth / rate
-    memory = problem.cost.memory_bytes / machine.memory_bytes_per_s / waves
-    wave = 1e6 * max(flops, loads, memory)
-    return waves * wave, wave
-
-
-def launch_us(machine: Machine, *, tma: bool) -> float:
-    """Host time to launch a kernel of ours."""
-    return machine.host_kernel_us + tma * machine.host_descriptors_us
 
 
 def matmul(machine: Machine, problem: MatmulProblem) -> Piece:
@@ -159,32 +129,3 @@ def small(machine: Machine, memory_bytes: float = 0.0) -> Piece:
     """A kernel that does little."""
     us = machine.kernel_start_us + 1e6 * memory_bytes / machine.memory_bytes_per_s
     return Piece("copy", us, machine.host_kernel_us, memory_bytes=memory_bytes)
-
-
-def barrier_us(machine: Machine) -> float:
-    """A kernel in which each rank signals all others, and waits for them."""
-    return machine.kernel_start_us + machine.signal_us
-
-
-def composed(machine: Machine, us: float, ops: int, barriers: int, waits: int) -> Piece:
-    """A PyTorch op that is composed in Python of `ops` others, barriers and stream waits.
-
-    A barrier, which is not an op, takes the host half as long as one.
-    """
-    host = (
-        machine.host_composed_us
-        + (ops + barriers / 2) * machine.host_op_us
-        + waits * machine.host_stream_us
-    )
-    return Piece("fused", us, host, kernels=ops + barriers)
-
-
-def fetched_shards_us(machine: Machine, world: int, shard_bytes: float, matmul_us: float) -> float:
-    """A matmul for each rank's shard, while an engine copies the next shard from its rank."""
-    copied = machine.engine_us + 1e6 * shard_bytes / machine.link_bytes_per_s
-    return max(world * matmul_us, (world - 1) * copied + matmul_us)
-
-
-def announced_copy_us(machine: Machine) -> float:
-    """Time of a copy by an engine and the kernel that signals it, without that of the bytes."""
-    return machine.engine_us + machine.gap_us + barrier_us(machine) + machine.gap_us

@@ -21,7 +21,7 @@ def _attention(machine: Machine, problem: FlashDecode) -> Piece:
     """Our attention to a rank's own keys."""
     cost = problem.cost
     longer = max(cost.flops / machine.flops_per_s, cost.memory_bytes / machine.memory_bytes_per_s)
-    return Piece("consumer", machine.tile_start_us + 1e6 * longer, machine.host_kernel_us)
+    return Piece("consumer", machine.attention_start_us + 1e6 * longer, machine.host_kernel_us)
 
 
 def _after_attention(pieces: Callable[[Machine, FlashDecode], list[Piece]]) -> Formula:
@@ -54,11 +54,6 @@ def _gather(machine: Machine, problem: FlashDecode) -> list[Piece]:
     return [small(machine), _parts_exchanged(machine, problem), small(machine)]
 
 
-def _persistent(machine: Machine, problem: FlashDecode, config: Config) -> list[Piece]:
-    us = _attention(machine, problem).us + _parts_exchanged(machine, problem).us
-    return [Piece("fused", us, machine.host_kernel_us)]
-
-
 COST = CostModel(
     vendor_us=lambda machine, problem: _attention(machine, problem).us,
     variants={
@@ -67,6 +62,5 @@ COST = CostModel(
         "gather": _after_attention(_gather),
         "fine_wait": _after_attention(_gather),
         "fused": _after_attention(lambda m, p: [_parts_exchanged(m, p)]),
-        "persistent": _persistent,
     },
 )

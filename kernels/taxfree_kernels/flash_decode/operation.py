@@ -221,6 +221,11 @@ def vendor_kernel(problem: FlashDecode, device: torch.device) -> Callable[..., t
     )
 
 
+def first_variants(problem: FlashDecode) -> tuple[str, ...]:
+    """By the shipped tables of one, two, four and eight H200s."""
+    return ("fused", "library", "fine_wait")
+
+
 OPERATION = Operation(
     name="flash_decode",
     problem=FlashDecode,
@@ -229,6 +234,7 @@ OPERATION = Operation(
     make_inputs=make_inputs,
     reference=reference,
     empty_output=empty_output,
+    first_variants=first_variants,
     family_fields=("q_heads", "kv_heads", "head_dim", "v_head_dim"),
     vendor_kernel=vendor_kernel,
 )

@@ -98,6 +98,17 @@ def empty_output(problem: MatmulAllReduce, device: torch.device) -> torch.Tensor
     return torch.empty(size, dtype=getattr(torch, problem.dtype), device=device)
 
 
+def first_variants(problem: MatmulAllReduce) -> tuple[str, ...]:
+    """By the shipped tables of two, four and eight H200s, and two H100s."""
+    words = ("push_two_shot_lamport", "push_two_shot_lamport_specialized")
+    if problem.m <= 16:
+        few = ("push_lamport", "push_in_place", "torch_symm_mem", "push")
+        return (*few, *words, "push_two_shot", "two_shot", "registered")
+    if problem.m <= 256:
+        return (*words, "push_two_shot", "torch_symm_mem", "two_shot", "push_in_place", "push")
+    return ("push_two_shot", "push", "two_shot")
+
+
 OPERATION = Operation(
     name="matmul_all_reduce",
     problem=MatmulAllReduce,
@@ -106,6 +117,7 @@ OPERATION = Operation(
     make_inputs=make_inputs,
     reference=reference,
     empty_output=empty_output,
+    first_variants=first_variants,
     family_fields=("n", "k"),
     vendor_kernel=partial_matmul,
 )

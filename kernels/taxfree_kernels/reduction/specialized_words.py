@@ -312,8 +312,6 @@ def registers_of(hardware: Hardware, config: Config) -> int:
 class Specialized(LamportVariant):
     """A variant of programs whose warps have roles, in place of one without; to be mixed in."""
 
-    predicted = False
-
     def unsupported_reason(self, problem: PartialSum, hardware: Hardware) -> str | None:
         if hardware.architecture not in ("sm_90", "cpu"):
             return "warps have roles on Hopper alone"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from benchmarks import public_kernels
+from tests.kernels.checker import public_kernels
 
 ROWS = json.loads(public_kernels.RESULTS.read_text(encoding="utf-8"))
 

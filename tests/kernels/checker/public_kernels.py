@@ -1,7 +1,7 @@
 """Checks public multi-GPU Triton kernels, from checkouts of their repositories.
 
-    python -m benchmarks.public_kernels --checkouts FOLDER    # check, and write the results
-    python -m benchmarks.public_kernels                       # write the page from the results
+    python -m tests.kernels.checker.public_kernels --checkouts FOLDER  # check; write results, page
+    python -m tests.kernels.checker.public_kernels                     # write the page from results
 
 FOLDER holds the checkouts by name: ``iris``, ``kraken``, ``symm-mem-recipes`` and
 ``Triton-distributed``; those that are missing are left out. Kernels run as their authors launch
@@ -18,11 +18,11 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks.public_cases import PROJECTS, Case
 from taxfree_kernels.checker import CheckFailed, World
+from tests.kernels.checker.public_cases import PROJECTS, Case
 
-RESULTS = Path(__file__).parent / "results" / "check" / "public_kernels.json"
-PAGE = Path(__file__).parents[1] / "docs" / "public-kernels.md"
+RESULTS = Path(__file__).with_suffix(".json")
+PAGE = Path(__file__).parents[3] / "docs" / "public-kernels.md"
 _REPOSITORIES = {
     "kraken": "meta-pytorch/kraken",
     "symm-mem-recipes": "yifuwang/symm-mem-recipes",
@@ -74,13 +74,13 @@ def _check(case: Case, commit: str, seeds: int) -> Row:
 
 _PAGE = """# Public kernels, checked
 
-<!-- Written by `python -m benchmarks.public_kernels`: change that, not this page. -->
+<!-- Written by `python -m tests.kernels.checker.public_kernels`: change that, not this page. -->
 
 Kernels of {projects} other projects ran in [the checker](check.md), from checkouts of their repositories: on tiny problems,
 launched as their authors or their benchmarks do, in up to {seeds} schedules each. `reported` is what the checker says of
 this commit, under the memory model of PTX; each report was compared with the source. It does not say that hardware
 shows it. `pass` means that these schedules showed nothing.
-The lines of each report are in `benchmarks/results/check/public_kernels.json`.
+The lines of each report are in `tests/kernels/checker/public_kernels.json`.
 
 PyTorch's symmetric memory, Iris' hosts and Triton-distributed's language are simulated; the device functions of Iris are
 its own. The recipes' all-reduce, the message passing and the tutorial make one call, all others three. Iris' kernels
@@ -144,7 +144,6 @@ def main() -> None:
     if given.only:
         return
     if rows:
-        RESULTS.parent.mkdir(parents=True, exist_ok=True)
         RESULTS.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")
     PAGE.write_text(page(json.loads(RESULTS.read_text())), encoding="utf-8")
 
