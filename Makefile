@@ -120,7 +120,7 @@ soak-gpu: ## CALLS calls of all variants on GPUS GPUs, with PYTHON's torch
 
 docs: $(ENV) ## the documents as a site in site/, after those that are written from code; some minutes
 	$(BIN)/python -m tests.bad_input.document
-	$(BIN)/python -m tests.kernels.checker.document
+	$(BIN)/python -m tests.check.checker.document
 	$(BIN)/python -m docs.scripts.api
 	$(MAKE) site
 

@@ -14,13 +14,13 @@ from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
+from taxfree_tune.measuring.timer import Timing, copies_needed, time_together
 from torch.nn import functional
 
 from taxfree._runtime.collectives import Failure, vote
 from taxfree._runtime.ready import ready_plans
 from taxfree._runtime.runtime import Runtime
 from taxfree.errors import TaxfreeError
-from taxfree.measuring.timer import Timing, copies_needed, time_together
 from taxfree_kernels.all_gather_matmul.problem import AllGatherMatmul
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.matmul_all_reduce.problem import MatmulAllReduce

@@ -17,10 +17,11 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
 
+from taxfree_tune.measuring.results import by_problem, load
+
 from benchmarks.documents import ROOT, table
 from taxfree._runtime import library
 from taxfree._runtime.library import BASELINE, Measured, Path
-from taxfree.measuring.results import by_problem, load
 from taxfree.shapes import recorded_problem
 from taxfree_kernels.hardware import KNOWN
 from taxfree_kernels.variant import operation_names

@@ -23,18 +23,19 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from taxfree_tune import devices
+from taxfree_tune.measuring import environment, timer
+from taxfree_tune.measuring.bounds import Bounds, Peaks, bounds, peaks
+from taxfree_tune.measuring.groups import deadline_s, group_for
+from taxfree_tune.measuring.results import Results, Row, Skipped, machine_name, save
+from taxfree_tune.measuring.trial import Bench, Calls, Candidate, open_bench
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.flex_attention import flex_attention
 from torch.nn.functional import scaled_dot_product_attention
 
 from benchmarks.commands import exit_code, parser
-from taxfree import devices, fingerprints
+from taxfree import fingerprints
 from taxfree.errors import TaxfreeError, one_line
-from taxfree.measuring import environment, timer
-from taxfree.measuring.bounds import Bounds, Peaks, bounds, peaks
-from taxfree.measuring.groups import deadline_s, group_for
-from taxfree.measuring.results import Results, Row, Skipped, machine_name, save
-from taxfree.measuring.trial import Bench, Calls, Candidate, open_bench
 from taxfree.shapes import ShapeRequest, expand
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.variant import variants

@@ -23,9 +23,10 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+from taxfree_tune import devices
+from taxfree_tune.measuring.results import machine_name, write
+
 from benchmarks.commands import positive
-from taxfree import devices
-from taxfree.measuring.results import machine_name, write
 
 RESULTS = Path("benchmarks/results")  # in the working directory, the checkout
 INTERMEDIATE = 3584  # of a model's block, on each rank: a Llama 70B's over 8
@@ -154,7 +155,7 @@ def steps(gpus: int, machine: str, trials: int, budget: int) -> Iterator[Step]:
     block = ("--intermediate", str(gpus * INTERMEDIATE), "--rows", _BLOCK_ROWS)
     file = RESULTS / "block" / name
     yield Step("block", script("block", *block), _MINUTES, file, "--out")
-    tests = ("-m", "pytest", "-q", "-m", "gpu", "tests/taxfree/test_taxes_gpu.py")
+    tests = ("-m", "pytest", "-q", "-m", "gpu", "tests/tune/test_taxes_gpu.py")
     file = RESULTS / "instrument" / f"{machine}-x2.json"  # the tests take two, whatever is there
     yield Step("instrument", tests, _MINUTES, file, "TAXFREE_INSTRUMENT_RECORD")
     file = RESULTS / "soak" / name

@@ -19,17 +19,18 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from taxfree_tune import devices
+from taxfree_tune.measuring.trial import ERROR_ALLOWANCE
+from taxfree_tune.tuning.history import TuningHistory
+from taxfree_tune.workers.group import WorkerGroup
+
 from benchmarks import model_ranks
 from benchmarks.commands import exit_code, keep, parser, positive, positives, record_of
 from benchmarks.llama import Sizes
 from benchmarks.model_ranks import PATHS, PathResult, Phase
-from taxfree import devices
 from taxfree.errors import UsageError, WrongResult
-from taxfree.measuring.trial import ERROR_ALLOWANCE
 from taxfree.settings import Settings
 from taxfree.shapes.models import dtype_of, model_of, read_config
-from taxfree.tuning.history import TuningHistory
-from taxfree.workers.group import WorkerGroup
 from taxfree_kernels.fabric.gpu import SHARING
 from taxfree_kernels.matmul_all_reduce.problem import MatmulAllReduce
 from taxfree_tuning_db import default_path

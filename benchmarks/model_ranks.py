@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
+from taxfree_tune.measuring.timer import Timing, time_together
 from torch._inductor import config as inductor_config
 from torch.distributed.device_mesh import DeviceMesh
 
@@ -25,7 +26,6 @@ from benchmarks.llama import (
 from taxfree._runtime.collectives import vote
 from taxfree._runtime.runtime import Runtime
 from taxfree.errors import one_line
-from taxfree.measuring.timer import Timing, time_together
 from taxfree.models import report
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_tuning_db import Record

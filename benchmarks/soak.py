@@ -28,13 +28,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from taxfree_tune import devices
+from taxfree_tune.workers.group import WorkerGroup
+
 from benchmarks import soak_ranks
 from benchmarks.commands import exit_code, keep, parser, positive
 from benchmarks.soak_ranks import Member, Stretch
-from taxfree import devices
 from taxfree.errors import TaxfreeError, WrongResult, one_line
 from taxfree.shapes import ShapeRequest, expand
-from taxfree.workers.group import WorkerGroup
 from taxfree_kernels.device import control
 from taxfree_kernels.fabric.gpu import SHARING
 from taxfree_kernels.variant import operation_names, operation_shapes

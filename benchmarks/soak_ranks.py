@@ -34,12 +34,12 @@ from typing import Any
 import torch
 import triton
 import triton.language as tl
+from taxfree_check.cross_compile.record import record
+from taxfree_tune.measuring.timer import capturing
 
 from taxfree._runtime.collectives import Failure
 from taxfree._runtime.ready import ready_plans
 from taxfree.fingerprints import rows_field
-from taxfree.measuring.timer import capturing
-from taxfree_kernels.cross_compile.record import record
 from taxfree_kernels.device import control, packets, sync
 from taxfree_kernels.device.pdl import gdc_launch_dependents
 from taxfree_kernels.device.peers import Group

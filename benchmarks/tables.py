@@ -27,6 +27,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from taxfree_tune.measuring.results import DISPATCH, Row, by_problem, fastest, machine_name
+
 from benchmarks.documents import (
     ROOT,
     Block,
@@ -42,7 +44,6 @@ from benchmarks.documents import (
 )
 from taxfree._runtime.dispatch import Dispatcher
 from taxfree.fingerprints import size_field
-from taxfree.measuring.results import DISPATCH, Row, by_problem, fastest, machine_name
 from taxfree.settings import Settings
 from taxfree.shapes import format_problem, heading, recorded_problem
 from taxfree_kernels.hardware import KNOWN

@@ -21,8 +21,8 @@ import importlib.util
 if importlib.util.find_spec("greenlet") is None:
     raise ImportError("taxfree.check needs greenlet: pip install 'taxfree[check]'")
 
-from taxfree_kernels.checker import Checked, CheckFailed, Reason, Symmetric, Violation, World
-from taxfree_kernels.checker.conventions import stand_in
+from taxfree_check.checker import Checked, CheckFailed, Reason, Symmetric, Violation, World
+from taxfree_check.checker.conventions import stand_in
 
 stand_in()
 

@@ -18,13 +18,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any
 
 import typer
+from taxfree_tune.workers.launch import Launch
+from taxfree_tune.workers.supervisor import Supervisors, supervise
 from typer.core import TyperGroup
 
 from taxfree._version import __version__
 from taxfree.errors import Interrupted, TaxfreeError, UsageError
 from taxfree.settings import VARIABLES, Settings
-from taxfree.workers.launch import Launch
-from taxfree.workers.supervisor import Supervisors, supervise
 from taxfree_cli.exits import ExitCode, failure
 from taxfree_cli.output import note, print_failure
 

@@ -14,7 +14,7 @@ from taxfree_cli.options import ShapeOptions, database_path, note_left_out
 from taxfree_cli.output import note
 
 if TYPE_CHECKING:
-    from taxfree.tuning.history import TuningHistory
+    from taxfree_tune.tuning.history import TuningHistory
 
 
 @dataclass(frozen=True)
@@ -44,8 +44,8 @@ def what_is_asked(
         HardwareError: the fabric or the GPUs are not there.
         DatabaseError: the database that `--db` names cannot be read.
     """
-    from taxfree import devices
-    from taxfree.tuning.history import TuningHistory
+    from taxfree_tune import devices
+    from taxfree_tune.tuning.history import TuningHistory
 
     fabric = devices.fabric_for(fabric)
     history = TuningHistory.read(database_path(db), required=db is not None)
@@ -71,7 +71,7 @@ def problems_here(
         UsageError: the shapes or counts are invalid.
         HardwareError: the GPUs are not there.
     """
-    from taxfree import devices
+    from taxfree_tune import devices
 
     request = given.request(devices.world_sizes(fabric))
     gpu, default = devices.gpu_name(fabric), devices.default_shapes(fabric)

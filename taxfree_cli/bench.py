@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated, TypeAlias, TypeVar
 
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from taxfree_tune.measuring import results
 
 from taxfree.errors import BelowTarget, UsageError, WorkerLost, WrongResult
-from taxfree.measuring import results
 from taxfree.shapes import format_problem
 from taxfree_cli import options
 from taxfree_cli.asked import what_is_asked
@@ -92,7 +92,8 @@ def bench(
         if path is not None:
             results.require_writable(path)
     before = None if compare is None else results.load(compare).rows
-    from taxfree.benching.bench import collect, run
+    from taxfree_tune.benching.bench import collect, run
+
     from taxfree.fingerprints import size_field
 
     given = options.ShapeOptions(op, shapes, gpus, dtype, model, tp)

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 
 from rich.table import Table
 from rich.text import Text
+from taxfree_tune.measuring.results import Row, Verdict, fastest
 
-from taxfree.measuring.results import Row, Verdict, fastest
 from taxfree.shapes import format_problem
 from taxfree_cli.output import print_lines, print_table, results
 
 if TYPE_CHECKING:
-    from taxfree.benching.bench import ProblemResult
-    from taxfree.measuring.bounds import Bounds
+    from taxfree_tune.benching.bench import ProblemResult
+    from taxfree_tune.measuring.bounds import Bounds
 
 
 def us(time: float, digits: int = 4) -> str:

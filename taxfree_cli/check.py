@@ -167,8 +167,8 @@ def check(
         if os.environ.get("TRITON_INTERPRET", "0") != "0":
             raise UsageError("--executed needs compiled kernels", "unset TRITON_INTERPRET")
         _require("numba")
-        from taxfree_kernels.executed.check import check as checked_problems
-        from taxfree_kernels.executed.check import tiny_problems
+        from taxfree_check.executed.check import check as checked_problems
+        from taxfree_check.executed.check import tiny_problems
 
         names = [name for each in ops for name in variants(each)]
         _require_variants(ops, names, variant)
@@ -214,7 +214,7 @@ def _check_schedules(
     """Run the happens-before checker on variants, on all that launch our kernels by default."""
     _require("greenlet")
     os.environ["TRITON_INTERPRET"] = "1"  # read when Triton is imported, which is below
-    from taxfree_kernels.checker import check_variant, checkable_variants
+    from taxfree_check.checker import check_variant, checkable_variants
 
     known = {op: checkable_variants(op) for op in problems}
     _require_variants(list(problems), [name for own in known.values() for name in own], names)
@@ -242,9 +242,9 @@ def _check_compiled(
     ops: list[str], names: list[str] | None, triton: Path | None, json: bool
 ) -> None:
     """Run the assembly checks on the default configs of variants, of all without `names`."""
-    from taxfree_kernels.cross_compile.coverage import DEVICES, cases
-    from taxfree_kernels.cross_compile.report import check as reports_of
-    from taxfree_kernels.cross_compile.report import format_report, summary
+    from taxfree_check.cross_compile.coverage import DEVICES, cases
+    from taxfree_check.cross_compile.report import check as reports_of
+    from taxfree_check.cross_compile.report import format_report, summary
 
     every = [case for op in ops for device in DEVICES for case in cases(op, device)]
     _require_variants(ops, [case.variant for case in every], names)

@@ -16,7 +16,7 @@ from taxfree_kernels.variant import variants
 from taxfree_tuning_db import read_table
 
 if TYPE_CHECKING:
-    from taxfree_kernels.executed.check import Checked
+    from taxfree_check.executed.check import Checked
 
 
 def checked_records(
@@ -36,8 +36,8 @@ def checked_records(
     Raises:
         TaxfreeError: the table cannot be read.
     """
-    from taxfree_kernels.executed.check import check_config, reduced
-    from taxfree_kernels.executed.run import DEVICES
+    from taxfree_check.executed.check import check_config, reduced
+    from taxfree_check.executed.run import DEVICES
 
     executed = set()
     for record in read_table(table):
@@ -90,7 +90,7 @@ def show_executed(checks: Iterable[Checked], json: bool) -> None:
 
 
 def _print(found: list[Checked]) -> None:
-    from taxfree_kernels.executed.check import kernels, rows
+    from taxfree_check.executed.check import kernels, rows
 
     columns = ["op", "variant", "verdict", "runs", "gave up", "instructions run", "seconds"]
     print_table(columns, rows(found))

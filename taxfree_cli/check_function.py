@@ -14,7 +14,7 @@ from taxfree.errors import TaxfreeError, UsageError, WrongResult
 from taxfree_cli.output import print_json, print_lines, print_table
 
 if TYPE_CHECKING:
-    from taxfree_kernels.checker import Checked
+    from taxfree_check.checker import Checked
 
 _DEFAULT_RANKS = 4
 
@@ -34,7 +34,7 @@ def check_function(
         TaxfreeError: nothing was found, but too little ran; or the function failed.
     """
     function = _function(target)
-    from taxfree_kernels.checker import CheckFailed, Overrides, World, overrides
+    from taxfree_check.checker import CheckFailed, Overrides, World, overrides
 
     wanted = "" if ranks is None else f" --ranks {ranks}"
     request = Overrides(ranks, seeds, first_seed, f"taxfree check {target}{wanted}")
@@ -81,7 +81,7 @@ def _function(target: str) -> Callable[..., object]:
         raise UsageError(f"{target!r} names no function", "FILE::FUNCTION")
     if not path.is_file():
         raise UsageError(f"there is no file {file!r}")
-    from taxfree_kernels.checker.conventions import stand_in
+    from taxfree_check.checker.conventions import stand_in
 
     stand_in()
     spec = importlib.util.spec_from_file_location(path.stem, path)
@@ -116,7 +116,7 @@ def show(found: list[Checked], json: bool) -> None:
     if json:
         print_json({"checks": [_as_json(checked) for checked in found]})
         return
-    from taxfree_kernels.checker import coverage_rows
+    from taxfree_check.checker import coverage_rows
 
     columns = ["check", "verdict", "schedules", "seconds", "schedules/s"]
     rows = [(each.name, each.verdict, each.schedules, each.seconds, each.speed) for each in found]
@@ -131,7 +131,7 @@ def show(found: list[Checked], json: bool) -> None:
 
 
 def _as_json(checked: Checked) -> dict[str, Any]:
-    from taxfree_kernels.checker import coverage_rows
+    from taxfree_check.checker import coverage_rows
 
     violation = checked.violation
     fields = ("line", "text", "ranks", "programs", "calls")

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Annotated, Any, TypeAlias
 
 import typer
+from taxfree_tune.measuring import results
 
 from taxfree.errors import NoRecord, TaxfreeError, UsageError
-from taxfree.measuring import results
 from taxfree.shapes import (
     ShapeRequest,
     expand,
@@ -274,8 +274,8 @@ def verify_command(
     """Measure a sample of the records again on this machine; fail if they no longer hold."""
     if table is not None and db is not None:
         raise UsageError("a table and --db are given", "give one of them")
-    from taxfree import devices
-    from taxfree.tuning import verification
+    from taxfree_tune import devices
+    from taxfree_tune.tuning import verification
 
     chosen = devices.fabric_for(fabric)
     known = list(_table(db).records() if table is None else read_table(table))
@@ -304,8 +304,9 @@ def adopt_command(file: ResultFile, db: options.Db = None, json: options.Json = 
 
     Measurements and records of other versions of their variants are ignored.
     """
+    from taxfree_tune.tuning.winner import adopted  # loads torch
+
     from taxfree.fingerprints import versions
-    from taxfree.tuning.winner import adopted  # loads torch
 
     found = adopted(results.load(file))
     for problem, reason in found.left_out:
@@ -396,7 +397,8 @@ def _machines(
     Raises:
         NoRecord: there are none.
     """
-    from taxfree.devices import available_gpus
+    from taxfree_tune.devices import available_gpus
+
     from taxfree.fingerprints import hardware_fingerprint
     from taxfree_kernels.fabric.open import hardware_here
 

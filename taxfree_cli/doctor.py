@@ -15,7 +15,7 @@ from taxfree_cli import options
 from taxfree_cli.output import messages, print_json, print_lines, results
 
 if TYPE_CHECKING:
-    from taxfree.doctor.report import (
+    from taxfree_tune.doctor.report import (
         Coherence,
         Package,
         ProbeResults,
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
         Report,
         StartOrder,
     )
-    from taxfree.drivers.gpu import Gpu, GpuProcess
+    from taxfree_tune.drivers.gpu import Gpu, GpuProcess
 
 Gpus: TypeAlias = Annotated[
     int | None,
@@ -44,7 +44,7 @@ _GIB = 1 << 30
 
 def doctor(gpus: Gpus = None, fabric: options.Fabric = "auto", json: options.Json = False) -> None:
     """Report software, hardware, usable fabrics, measured rates and next steps."""
-    from taxfree.doctor import examine
+    from taxfree_tune.doctor import examine
 
     with messages().status("looking") as status:
         report = examine(fabric, gpus, tell=status.update)

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
+from taxfree_tune.measuring import results
 
 from taxfree.errors import TaxfreeError, UsageError
-from taxfree.measuring import results
 from taxfree.shapes import choose, format_problem
 from taxfree_cli import options
 from taxfree_cli.asked import Asked, what_is_asked
@@ -22,8 +22,8 @@ from taxfree_cli.output import note, print_json
 from taxfree_cli.pictures import plot_taxes, plot_timelines, require_picture
 
 if TYPE_CHECKING:
-    from taxfree.benching.bench import ProblemResult
-    from taxfree.profiling.explain import Explanation
+    from taxfree_tune.benching.bench import ProblemResult
+    from taxfree_tune.profiling.explain import Explanation
 
 HardwareName: TypeAlias = Annotated[
     str | None,
@@ -121,8 +121,10 @@ def _modelled(
     given: options.ShapeOptions, hardware: str, only: Sequence[str]
 ) -> tuple[Iterator[Explanation], Callable[[], dict[str, Any]]]:
     """Explanations by the cost model, and what gives the environment that they are of."""
-    from taxfree import cost_model, fingerprints
-    from taxfree.profiling.explain import model
+    from taxfree_tune import cost_model
+    from taxfree_tune.profiling.explain import model
+
+    from taxfree import fingerprints
 
     request = given.request(options.MODELLED_GPUS)
     problems = {
@@ -141,8 +143,8 @@ def _measured(
     asked: Asked,
 ) -> tuple[Iterator[Explanation], Callable[[], dict[str, Any]]]:
     """Explanations as they are measured, and what gives the environment of those so far."""
-    from taxfree.benching.bench import collect
-    from taxfree.profiling.explain import run
+    from taxfree_tune.benching.bench import collect
+    from taxfree_tune.profiling.explain import run
 
     measured: list[ProblemResult] = []
 
@@ -156,7 +158,7 @@ def _measured(
 
 
 def _print_json(explained: Sequence[Explanation], environment: dict[str, Any]) -> None:
-    from taxfree.profiling.explain import SCHEMA
+    from taxfree_tune.profiling.explain import SCHEMA
 
     dispatch = [each.dispatch_json() for each in explained]
     print_json(
@@ -176,7 +178,7 @@ def _write_timelines(
     trace_path: Path | None,
     picture: Path | None,
 ) -> None:
-    from taxfree.profiling.timeline import chrome_trace, timelines
+    from taxfree_tune.profiling.timeline import chrome_trace, timelines
 
     found = timelines(explanation)
     if trace_path is not None:

@@ -15,8 +15,8 @@ from taxfree_cli.output import results
 from taxfree_cli.record_views import words
 
 if TYPE_CHECKING:
-    from taxfree.profiling.explain import Explanation, Pipeline
-    from taxfree.taxes import Account, Part
+    from taxfree_tune.profiling.explain import Explanation, Pipeline
+    from taxfree_tune.taxes import Account, Part
 
 #: widths of label, time, spread and share; spreads are left out where the terminal is narrow
 _COLUMNS, _NARROW_COLUMNS, _NARROW = (20, 9, 8, 6), (18, 7, 0, 5), 54

@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from taxfree_tune.measuring.results import DISPATCH, Row, by_problem, require_writable
+
 from taxfree.errors import TaxfreeError, UsageError
-from taxfree.measuring.results import DISPATCH, Row, by_problem, require_writable
 from taxfree.shapes import heading
 from taxfree_cli.bench_views import us
 from taxfree_cli.explain_views import varying
@@ -16,8 +17,7 @@ from taxfree_cli.explain_views import varying
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-
-    from taxfree.profiling.timeline import Bar, Timeline
+    from taxfree_tune.profiling.timeline import Bar, Timeline
 
 
 def require_picture(path: Path, option: str = "--plot") -> None:
@@ -166,8 +166,7 @@ def plot_taxes(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
     """
     from matplotlib.figure import Figure
     from matplotlib.patches import Patch
-
-    from taxfree.taxes import stacked
+    from taxfree_tune.taxes import stacked
 
     along = varying([row["problem"] for row in rows])[:1]
     panels: dict[str, list[Mapping[str, Any]]] = {}
@@ -197,7 +196,7 @@ def _panel(row: Mapping[str, Any], along: Sequence[str]) -> str:
 
 def _bars(axis: Axes, panel: Sequence[Mapping[str, Any]], along: Sequence[str]) -> None:
 
-    from taxfree.taxes import stacked
+    from taxfree_tune.taxes import stacked
 
     at, lowest, highest = 0.0, 0.0, 0.0
     places: list[float] = []

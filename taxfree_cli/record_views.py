@@ -20,7 +20,7 @@ from taxfree_tuning_db import (
 )
 
 if TYPE_CHECKING:
-    from taxfree.tuning.verification import Verdict
+    from taxfree_tune.tuning.verification import Verdict
 
 
 def words(values: Mapping[str, Any]) -> str:

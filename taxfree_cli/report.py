@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Annotated, TypeAlias
 
 import typer
+from taxfree_tune.measuring import results as result_files
 
 from taxfree.errors import TaxfreeError
-from taxfree.measuring import results as result_files
 from taxfree_cli import options
 from taxfree_cli.output import note
 
@@ -37,8 +37,8 @@ def report(
             raise TaxfreeError(
                 f"report needs {module}, which is not installed", "pip install 'taxfree[report]'"
             )
-    from taxfree.reporting import sources
-    from taxfree.reporting.page import page
+    from taxfree_tune.reporting import sources
+    from taxfree_tune.reporting.page import page
 
     found = sources.read(options.database_path(db), db is not None, results or ())
     text = page(found)

@@ -25,11 +25,12 @@ from taxfree_cli.record_views import words
 from taxfree_kernels.variant import Problem, op_of
 
 if TYPE_CHECKING:
-    from taxfree.tuning.fleet import Fleet
-    from taxfree.tuning.nodes import Nodes
-    from taxfree.tuning.session import NotTuned, Tuned
-    from taxfree.tuning.tuner import Event, Progress
-    from taxfree_kernels.cross_compile.screen import Verdict
+    from taxfree_check.cross_compile.screen import Verdict
+    from taxfree_tune.tuning.fleet import Fleet
+    from taxfree_tune.tuning.nodes import Nodes
+    from taxfree_tune.tuning.session import NotTuned, Tuned
+    from taxfree_tune.tuning.tuner import Event, Progress
+
     from taxfree_kernels.hardware import Hardware
 
 Trials: TypeAlias = Annotated[
@@ -173,8 +174,9 @@ def _measure(
     exhaustive: bool,
     json: bool,
 ) -> None:
-    from taxfree import devices
-    from taxfree.tuning import session
+    from taxfree_tune import devices
+    from taxfree_tune.tuning import session
+
     from taxfree_tuning_db import Database
 
     path, fabric = options.database_path(db), devices.fabric_for(fabric)
@@ -183,7 +185,7 @@ def _measure(
     with contextlib.ExitStack() as opened:
         nodes = None
         if launch.nodes > 1:
-            from taxfree.tuning.nodes import Nodes
+            from taxfree_tune.tuning.nodes import Nodes
 
             note(f"waiting for {launch.nodes} nodes")
             nodes = opened.enter_context(Nodes(launch, rows.append))
@@ -222,7 +224,7 @@ def _measure(
 def _fleet(storage: str | None) -> AbstractContextManager[Fleet | None]:
     if storage is None:
         return contextlib.nullcontext()
-    from taxfree.tuning.fleet import Fleet
+    from taxfree_tune.tuning.fleet import Fleet
 
     return Fleet(storage)
 
@@ -256,8 +258,9 @@ def _check(
     Raises:
         NoRecord: there is one.
     """
-    from taxfree import devices
-    from taxfree.tuning.verification import lacking
+    from taxfree_tune import devices
+    from taxfree_tune.tuning.verification import lacking
+
     from taxfree_tuning_db import Table, read_table, shipped_records
 
     if name is not None and fabric is not None:
@@ -307,8 +310,8 @@ def _dry_run(
     only: Sequence[str] | None,
     json: bool,
 ) -> None:
-    from taxfree.tuning import session
-    from taxfree_kernels.cross_compile.screen import Screen
+    from taxfree_check.cross_compile.screen import Screen
+    from taxfree_tune.tuning import session
 
     rows, hardware = [], _known_hardware(name)
     with Screen(hardware) as screen:

@@ -99,7 +99,7 @@ def forked_workers() -> Iterator[None]:
     """Worker groups that tests start themselves fork the ranks of the host fabric."""
     forks = Forks()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("taxfree.workers.process.Popen", forks)
+        patch.setattr("taxfree_tune.workers.process.Popen", forks)
         yield
     forks.close()
 

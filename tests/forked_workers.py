@@ -22,7 +22,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 _PR_SET_CHILD_SUBREAPER = 36
-_MODULE = "taxfree.workers.worker"
+_MODULE = "taxfree_tune.workers.worker"
 _FIRST_FREE = 500  # file descriptors from here on are nobody's
 
 
@@ -158,7 +158,7 @@ def _become_worker(
     sys.argv[1:] = arguments
     while os.getppid() == parent:
         time.sleep(0.001)
-    from taxfree.workers.worker import main
+    from taxfree_tune.workers.worker import main
 
     main()
     sys.exit()

@@ -22,8 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from taxfree.workers.group import WorkerGroup
+from taxfree_tune.workers.group import WorkerGroup
 
 ROOT = Path(__file__).parents[1]
 KERNELS = ROOT / "kernels"

@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-
-from taxfree_kernels.cross_compile.report import triton_version
+from taxfree_check.cross_compile.report import triton_version
 
 ROOT = Path(__file__).parents[1]
 

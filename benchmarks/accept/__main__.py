@@ -26,9 +26,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from taxfree_tune import devices
+from taxfree_tune.measuring.results import DISPATCH, machine_name, write
+
 from benchmarks.commands import positive
-from taxfree import devices
-from taxfree.measuring.results import DISPATCH, machine_name, write
 from taxfree_kernels.variant import is_library
 
 RESULTS = Path(__file__).parents[1] / "results" / "accept"

@@ -14,7 +14,7 @@ from taxfree_kernels.variant import Problem
 from taxfree_tuning_db import Record, default_path
 
 if TYPE_CHECKING:
-    from taxfree.tuning.in_ranks import RankTuner
+    from taxfree_tune.tuning.in_ranks import RankTuner
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class Autotuning:
             return []
         if self._tuner is None:
             # Late, so that serving loads neither the tuner nor what that needs.
-            from taxfree.tuning.in_ranks import RankTuner
+            from taxfree_tune.tuning.in_ranks import RankTuner
 
             database = default_path() if self._database is None else self._database
             self._tuner = RankTuner(self._fabric, self._heap_bytes, database)

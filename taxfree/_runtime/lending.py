@@ -38,10 +38,12 @@ def tried(
     Returns:
         The same on all ranks, but for its dates.
     """
-    from taxfree.measuring.lent import try_beside_library  # measures only where something is lent
-    from taxfree.measuring.results import Mode
-    from taxfree.measuring.trial import Candidate
-    from taxfree.tuning.winner import measurement_of, record_of
+    from taxfree_tune.measuring.lent import (
+        try_beside_library,  # measures only where something is lent
+    )
+    from taxfree_tune.measuring.results import Mode
+    from taxfree_tune.measuring.trial import Candidate
+    from taxfree_tune.tuning.winner import measurement_of, record_of
 
     begin, op = time.monotonic(), op_of(problem)
     expected_us = min(lent.baseline.median_us.values())

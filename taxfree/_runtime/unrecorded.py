@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from taxfree_tune.measuring import results
 
 from taxfree.errors import TaxfreeError, one_line
 from taxfree.fingerprints import interpolated_fields
-from taxfree.measuring import results
 from taxfree.shapes import recorded_problem
 from taxfree_kernels.variant import Problem, op_of, resized
 

@@ -234,7 +234,7 @@ def a_broken_driver(place: Place) -> None:
     tool.write_text("#!/bin/sh\necho NVIDIA-SMI has failed: no communication >&2\nexit 9\n")
     tool.chmod(0o755)
     place.patch.setenv("PATH", str(place.folder), prepend=os.pathsep)
-    place.patch.setattr("taxfree.drivers.nvidia.DRIVER", device)
+    place.patch.setattr("taxfree_tune.drivers.nvidia.DRIVER", device)
     no_gpus(place)
 
 

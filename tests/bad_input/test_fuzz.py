@@ -23,10 +23,10 @@ from random import Random
 
 import pytest
 import yaml
+from taxfree_tune.measuring import results
 
 from taxfree._runtime.startup import _heap_bytes
 from taxfree.fingerprints import versions
-from taxfree.measuring import results
 from taxfree_cli.app import run
 from taxfree_cli.asked import what_is_asked
 from taxfree_cli.exits import ExitCode

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from taxfree_tune.measuring.results import load
+from taxfree_tune.tuning.winner import adopted
 
 from taxfree.fingerprints import versions
-from taxfree.measuring.results import load
-from taxfree.tuning.winner import adopted
 from taxfree_kernels.variant import operation_names
 from taxfree_tuning_db import Table, shipped_records
 

@@ -16,7 +16,7 @@ GROUP = SimpleNamespace(hardware=KNOWN["h200"], world_size=8)
 
 @pytest.fixture(autouse=True)
 def machine(monkeypatch):
-    monkeypatch.setattr("taxfree.measuring.environment.record", lambda *_: {"python": "3.12"})
+    monkeypatch.setattr("taxfree_tune.measuring.environment.record", lambda *_: {"python": "3.12"})
 
 
 @pytest.mark.parametrize(

@@ -85,8 +85,9 @@ def _gather(fabric: Any) -> Any:
 
 
 def trial_and_bench(fabric: Any) -> None:
-    from taxfree.benching.tasks import measure_problem
-    from taxfree.measuring.trial import Candidate
+    from taxfree_tune.benching.tasks import measure_problem
+    from taxfree_tune.measuring.trial import Candidate
+
     from tests.taxfree.runtime_tasks import record_of
 
     problem = _gather(fabric)
@@ -100,8 +101,8 @@ def trial_and_bench(fabric: Any) -> None:
 
 
 def explain(fabric: Any) -> None:
-    from taxfree.measuring.trial import Candidate
-    from taxfree.profiling.step_timer import measure_pipelines
+    from taxfree_tune.measuring.trial import Candidate
+    from taxfree_tune.profiling.step_timer import measure_pipelines
 
     problem = _gather(fabric)
     config = variants(OP)["one_shot"].seed_configs(problem, fabric.hardware)[0]

@@ -7,14 +7,14 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from taxfree_tune.measuring.bounds import Bounds, Peaks
+from taxfree_tune.measuring.results import load, save
+from taxfree_tune.measuring.timer import Timing
 from torch.nn.functional import scaled_dot_product_attention
 
 from benchmarks import local_decode
 from benchmarks.local_decode import Implementation, flashinfer_decode
 from taxfree.errors import WorkerLost
-from taxfree.measuring.bounds import Bounds, Peaks
-from taxfree.measuring.results import load, save
-from taxfree.measuring.timer import Timing
 from taxfree_cli.exits import ExitCode
 from taxfree_kernels.flash_decode.operation import empty_output, make_inputs, reference
 from taxfree_kernels.flash_decode.problem import FlashDecode

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 
 import pytest
+from taxfree_tune.measuring.timer import Timing
 
 from benchmarks import model
 from benchmarks.llama import Sizes
 from benchmarks.model_ranks import PathResult, Phase
 from taxfree.errors import WrongResult
-from taxfree.measuring.timer import Timing
 from taxfree_cli.exits import ExitCode
 
 CONFIG = {

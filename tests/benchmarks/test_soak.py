@@ -94,7 +94,7 @@ def test_ranks_share_gpus_where_they_are_told_to_and_have_to(monkeypatch, gpus, 
     monkeypatch.setattr(script, "soak", lambda *_: iter([row]))
     monkeypatch.setattr(script, "WorkerGroup", Group)
     monkeypatch.setattr(script, "keep", lambda *arguments: kept.append(arguments))
-    monkeypatch.setattr("taxfree.devices.available_gpus", lambda: gpus)
+    monkeypatch.setattr("taxfree_tune.devices.available_gpus", lambda: gpus)
     monkeypatch.setattr("sys.argv", ["soak", "--fabric", "cuda", "--gpus", "8", *options])
     code = script.main()
     if isinstance(expected, ExitCode):

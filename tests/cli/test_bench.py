@@ -8,11 +8,11 @@ import sys
 
 import pytest
 from rich.console import Console
+from taxfree_tune.benching.bench import ProblemResult
+from taxfree_tune.measuring.bounds import Bounds, Peaks
+from taxfree_tune.measuring.results import Results, Row, Skipped, save
 
 from taxfree._runtime.dispatch import Choice
-from taxfree.benching.bench import ProblemResult
-from taxfree.measuring.bounds import Bounds, Peaks
-from taxfree.measuring.results import Results, Row, Skipped, save
 from taxfree_cli.bench import fail_if_broken
 from taxfree_cli.bench_views import print_problem, problem_table, us
 from taxfree_cli.exits import ExitCode, failure
@@ -107,7 +107,7 @@ def test_a_bench_on_the_host_writes_what_it_prints(cli, tmp_path):
 def test_without_json_it_prints_tables_and_verdicts(cli, monkeypatch, tmp_path):
     wrong = Skipped("all_gather_matmul", PROBLEM, "pull", {}, "wrong", "3 of 160 values wrong", 3)
     result = dataclasses.replace(RESULT, skipped=(wrong,))
-    monkeypatch.setattr("taxfree.benching.bench.run", lambda *asked: iter([result]))
+    monkeypatch.setattr("taxfree_tune.benching.bench.run", lambda *asked: iter([result]))
     save(Results({}, tuple(ROWS)), tmp_path / "before.json")
     picture = tmp_path / "rows.png"
     outcome = cli("bench", *SHAPE, "--compare", tmp_path / "before.json", "--plot", picture)
@@ -121,7 +121,7 @@ def test_without_json_it_prints_tables_and_verdicts(cli, monkeypatch, tmp_path):
 
 class TestErrors:
     def test_a_missing_gpu_is_said_at_once(self, cli, monkeypatch):
-        monkeypatch.setattr("taxfree.devices.available_gpus", lambda: 2)
+        monkeypatch.setattr("taxfree_tune.devices.available_gpus", lambda: 2)
         outcome = cli("bench", "--gpus", 8, "--shapes", "16x64x64")
         assert outcome.code == ExitCode.NO_HARDWARE
         assert outcome.err.splitlines()[0] == "error: 8 GPUs are asked for, 2 are there"

@@ -6,10 +6,10 @@ import json
 from dataclasses import asdict, replace
 
 import pytest
+from taxfree_tune.measuring.results import Results, Row, save
+from taxfree_tune.tuning.verification import Verdict
 
 from taxfree import fingerprints
-from taxfree.measuring.results import Results, Row, save
-from taxfree.tuning.verification import Verdict
 from taxfree_kernels.hardware import KNOWN
 from taxfree_kernels.variant import problem_class, variants
 from taxfree_tuning_db import (
@@ -350,9 +350,9 @@ ROWS = (
 class TestVerify:
     @pytest.fixture(autouse=True)
     def _two_h200s(self, monkeypatch):
-        monkeypatch.setattr("taxfree.devices.fabric_for", lambda name: "cuda")
-        monkeypatch.setattr("taxfree.devices.gpu_name", lambda fabric: "NVIDIA H200")
-        monkeypatch.setattr("taxfree.devices.most_ranks", lambda fabric: 8)
+        monkeypatch.setattr("taxfree_tune.devices.fabric_for", lambda name: "cuda")
+        monkeypatch.setattr("taxfree_tune.devices.gpu_name", lambda fabric: "NVIDIA H200")
+        monkeypatch.setattr("taxfree_tune.devices.most_ranks", lambda fabric: 8)
 
     @pytest.fixture
     def verdict(self, monkeypatch):
@@ -360,7 +360,7 @@ class TestVerify:
 
         def put(state):
             monkeypatch.setattr(
-                "taxfree.tuning.verification.verify",
+                "taxfree_tune.tuning.verification.verify",
                 lambda records, fabric: (
                     Verdict(each, state, "graph", 31.0, "push", "why" * (state != "holds"))
                     for each in records

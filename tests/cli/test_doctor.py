@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 
 import pytest
-
-import taxfree.doctor
-from taxfree.doctor.report import (
+import taxfree_tune.doctor
+from taxfree_tune.doctor.report import (
     BarrierTime,
     Coherence,
     Iris,
@@ -23,7 +22,7 @@ from taxfree.doctor.report import (
     Software,
     StartOrder,
 )
-from taxfree.drivers.gpu import Gpu, GpuProcess
+from taxfree_tune.drivers.gpu import Gpu, GpuProcess
 
 GIB = 1 << 30
 H200 = Gpu(0, "NVIDIA H200", 141 * GIB, GIB, 345, 1980, 3201, 3201, 27, 76.4, 700, ("power cap",))
@@ -74,7 +73,7 @@ def found(monkeypatch):
     """Make `examine` find something."""
 
     def set_report(result):
-        monkeypatch.setattr(taxfree.doctor, "examine", lambda *_, **__: result)
+        monkeypatch.setattr(taxfree_tune.doctor, "examine", lambda *_, **__: result)
 
     return set_report
 

@@ -8,23 +8,23 @@ import json
 import pytest
 from rich.console import Console
 from rich.text import Text
+from taxfree_tune.benching.bench import ProblemResult
+from taxfree_tune.measuring.bounds import Bounds, Peaks
+from taxfree_tune.measuring.results import DISPATCH, Row, Skipped
+from taxfree_tune.profiling.explain import Explanation, Pipeline, _explain
+from taxfree_tune.profiling.program_trace import Activity
+from taxfree_tune.profiling.step_timer import Alone, Span, TimedPipeline
+from taxfree_tune.profiling.timeline import Timeline, chrome_trace, timelines
+from taxfree_tune.taxes import INSIDE, accounts
 
 from taxfree._runtime.dispatch import Choice
-from taxfree.benching.bench import ProblemResult
 from taxfree.errors import WorkerLost
-from taxfree.measuring.bounds import Bounds, Peaks
-from taxfree.measuring.results import DISPATCH, Row, Skipped
-from taxfree.profiling.explain import Explanation, Pipeline, _explain
-from taxfree.profiling.program_trace import Activity
-from taxfree.profiling.step_timer import Alone, Span, TimedPipeline
-from taxfree.profiling.timeline import Timeline, chrome_trace, timelines
-from taxfree.taxes import INSIDE, accounts
 from taxfree_cli import explain_views, pictures
 from taxfree_cli.exits import ExitCode
 from taxfree_kernels.all_gather_matmul.problem import AllGatherMatmul
 from taxfree_kernels.hardware import KNOWN
 from taxfree_tuning_db import LookupStep
-from tests.taxfree.pipelines import Fused, Truth
+from tests.tune.pipelines import Fused, Truth
 
 OP = "all_gather_matmul"
 PROBLEM = AllGatherMatmul(m=16, n=3584, k=6144, world_size=3)
@@ -289,7 +289,7 @@ def explained(cli, monkeypatch):
             if ended_by is not None:
                 raise ended_by
 
-        monkeypatch.setattr("taxfree.profiling.explain.run", run)
+        monkeypatch.setattr("taxfree_tune.profiling.explain.run", run)
         return cli("explain", "--shapes", "m=16 n=32 k=32", "--fabric", "host", *arguments)
 
     return call
@@ -345,7 +345,7 @@ class TestCommand:
         assert "push*!" in explained("--sweep", ended_by=error).out
 
     def test_writes_traces_and_pictures(self, explained, monkeypatch, tmp_path):
-        monkeypatch.setattr("taxfree.profiling.timeline.timelines", lambda *_: TIMELINES)
+        monkeypatch.setattr("taxfree_tune.profiling.timeline.timelines", lambda *_: TIMELINES)
         files = {name: tmp_path / f"{name}.out.png" for name in ("plot", "timeline")}
         trace_file = tmp_path / "trace.json"
         asked = [text for name, file in files.items() for text in (f"--{name}", file)]

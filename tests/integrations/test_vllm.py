@@ -65,7 +65,7 @@ def call(
 
 def tune_and_call(fabric: Any, database: str) -> Any:
     """As `call`, of a size that has no record until the environment lets it be tuned."""
-    from tests.taxfree.test_autotune import few_trials, without_records
+    from tests.tune.test_autotune import few_trials, without_records
 
     variables = {"TAXFREE_AUTOTUNE": "10m", "TAXFREE_DB": database}
     with without_records(), few_trials(), mock.patch.dict(os.environ, variables):

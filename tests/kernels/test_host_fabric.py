@@ -85,7 +85,7 @@ class TestLeavingNothingBehind:
 
     @pytest.mark.parametrize("ending", ["close", "kill"])
     def test_no_process_folder_or_shared_memory_stays(self, ending):
-        from taxfree.workers.group import WorkerGroup
+        from taxfree_tune.workers.group import WorkerGroup
 
         before = shared_memory()
         group = WorkerGroup(2, "host", HEAP_BYTES, TIMEOUT_S)

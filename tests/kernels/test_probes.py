@@ -10,15 +10,15 @@ import torch
 
 from taxfree_kernels.device import control, probes
 from taxfree_kernels.device.peers import Group
-from tests.kernels.cross_compile.conftest import run_python
+from tests.check.cross_compile.conftest import run_python
 
 WORLD = 2
 COMPILE = """
 import json, sys
 import torch
-from taxfree_kernels.cross_compile.asm_checks import violations
-from taxfree_kernels.cross_compile.compile import compile_launch
-from taxfree_kernels.cross_compile.record import Launch
+from taxfree_check.cross_compile.asm_checks import violations
+from taxfree_check.cross_compile.compile import compile_launch
+from taxfree_check.cross_compile.record import Launch
 from taxfree_kernels.device import probes
 from taxfree_kernels.device.peers import Group
 from taxfree_kernels.hardware import KNOWN

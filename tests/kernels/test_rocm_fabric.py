@@ -14,8 +14,8 @@ import pytest
 import torch
 import torch.distributed as dist
 import triton
+from taxfree_tune.doctor.advice import IRIS_COMMIT
 
-from taxfree.doctor.advice import IRIS_COMMIT
 from taxfree_kernels.errors import FabricUnavailable, PlanError
 from taxfree_kernels.fabric import gpu, rocm
 from taxfree_kernels.fabric.gpu import SHARING, GpuFabric
@@ -204,7 +204,7 @@ class TestWithoutIris:
             open_rocm()
 
     def test_the_checkers_stand_in(self, node, monkeypatch):
-        from taxfree_kernels.checker.conventions import iris
+        from taxfree_check.checker.conventions import iris
 
         monkeypatch.setitem(sys.modules, "iris", iris)
         assert rocm.find_iris() == (None, "the imported iris is the checker's stand-in")

@@ -9,14 +9,14 @@ import pytest
 import torch
 
 from taxfree_kernels.device import step_clock
-from tests.kernels.cross_compile.conftest import run_python
+from tests.check.cross_compile.conftest import run_python
 
 INTERPRETED = {"BACKEND": "interpreter"}
 COMPILE = """
 import json, sys
 import torch
-from taxfree_kernels.cross_compile.compile import compile_launch
-from taxfree_kernels.cross_compile.record import Launch
+from taxfree_check.cross_compile.compile import compile_launch
+from taxfree_check.cross_compile.record import Launch
 from taxfree_kernels.device import step_clock
 from taxfree_kernels.device.peers import Group
 from taxfree_kernels.hardware import KNOWN

@@ -13,8 +13,8 @@ from tests.ranks import KERNELS, PYTHON, copy_of_kernels, environment
 COMPILE = """
 import sys
 from taxfree_kernels.all_gather_matmul.problem import AllGatherMatmul
-from taxfree_kernels.cross_compile.compile import compile_launch
-from taxfree_kernels.cross_compile.record import record
+from taxfree_check.cross_compile.compile import compile_launch
+from taxfree_check.cross_compile.record import record
 from taxfree_kernels.hardware import KNOWN
 from taxfree_kernels.variant import variants
 

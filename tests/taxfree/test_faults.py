@@ -207,7 +207,7 @@ class TestALostController:
     def test_takes_busy_workers_with_it_and_leaves_no_shared_memory(self, tmp_path):
         source = (
             "import pathlib, sys\n"
-            "from taxfree.workers.group import WorkerGroup\n"
+            "from taxfree_tune.workers.group import WorkerGroup\n"
             f"from {fault_tasks.__name__} import be_busy\n"
             "group = WorkerGroup(2, 'host', 1 << 20, 30.0)\n"
             "print(*(process.pid for process in group._processes), flush=True)\n"
@@ -231,7 +231,7 @@ class TestALostController:
 
     def test_that_dies_while_it_starts_them_leaves_none_behind(self, tmp_path):
         source = (
-            "import os, taxfree.workers.group as g\n"
+            "import os, taxfree_tune.workers.group as g\n"
             "g.WorkerGroup._replies = lambda *_: (print(*(p.pid for p in seen[0]._processes),"
             " flush=True), os.kill(os.getpid(), 9))\n"
             "start, seen = g.WorkerGroup._start, []\n"
@@ -263,7 +263,7 @@ class TestAGroup:
         assert not group.is_alive
 
     def test_that_cannot_open_its_fabric_says_why_and_is_gone(self):
-        from taxfree.workers.group import TaskFailed, WorkerGroup
+        from taxfree_tune.workers.group import TaskFailed, WorkerGroup
 
         with pytest.raises(TaskFailed, match="fabric cuda: ") as caught:
             WorkerGroup(2, "cuda", HEAP_BYTES, TIMEOUT_S)

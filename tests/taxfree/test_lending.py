@@ -53,7 +53,7 @@ def call(rt: Any, fabric: Any) -> bool:
 
 def timed_as(library_us: float, ours_us: float) -> Any:
     """In place of the timer: the library's plan is the first."""
-    from taxfree.measuring.timer import Timing
+    from taxfree_tune.measuring.timer import Timing
 
     def time_together(fabric: Any, calls: Any, repetitions: int, chain: int) -> list[Timing]:
         modes = 2 if fabric.has_graphs else 1
@@ -62,7 +62,7 @@ def timed_as(library_us: float, ours_us: float) -> Any:
             compute(0)
         return [Timing((us,) * repetitions, 0.0) for us in times]
 
-    return mock.patch("taxfree.measuring.timer.time_together", time_together)
+    return mock.patch("taxfree_tune.measuring.timer.time_together", time_together)
 
 
 def try_and_start_again(fabric: Any, library_us: float, ours_us: float, path: str) -> Any:
@@ -75,7 +75,7 @@ def try_and_start_again(fabric: Any, library_us: float, ours_us: float, path: st
     with Database(path, read_only=True) as database:
         own = list(database.records())
     rt = start(fabric, [lent_record(fabric), *own])
-    with mock.patch("taxfree.measuring.lent.try_beside_library", side_effect=AssertionError):
+    with mock.patch("taxfree_tune.measuring.lent.try_beside_library", side_effect=AssertionError):
         again = [call(rt, fabric), rt.choice(problem).kind, rt.choice(problem).variant]
     assert not any(entry.is_tuned for entry in rt._plans)
     return found, again, [record.provenance for record in own]
@@ -92,14 +92,14 @@ def try_for_real(fabric: Any) -> Any:
 
 def leave_untried(fabric: Any) -> Any:
     rt = start(fabric, [lent_record(fabric)], verify=False)
-    with mock.patch("taxfree.measuring.lent.try_beside_library", side_effect=AssertionError):
+    with mock.patch("taxfree_tune.measuring.lent.try_beside_library", side_effect=AssertionError):
         right = call(rt, fabric)
     return right, rt.choice(problem_of()).source, rt.choice(problem_of()).variant
 
 
 def fail_to_try(fabric: Any) -> Any:
     """One rank has no memory for inputs."""
-    from taxfree.measuring import lent
+    from taxfree_tune.measuring import lent
 
     rt, made = start(fabric, [lent_record(fabric)]), lent.Calls
 
@@ -116,8 +116,8 @@ def fail_to_try(fabric: Any) -> Any:
 
 
 def try_what_is_wrong(fabric: Any) -> Any:
-    from taxfree.measuring.lent import try_beside_library
-    from taxfree.measuring.trial import Calls, Candidate
+    from taxfree_tune.measuring.lent import try_beside_library
+    from taxfree_tune.measuring.trial import Calls, Candidate
 
     problem = problem_of()
     calls = Calls(fabric, "all_gather_matmul", dataclasses.asdict(problem))

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed._symmetric_memory as symm_mem
+from taxfree_tune.measuring.trial import Calls, Candidate
 
 from taxfree._runtime import collectives
 from taxfree._runtime.collectives import Failure
 from taxfree._runtime.ready import ready_plans
-from taxfree.measuring.trial import Calls, Candidate
 from taxfree_kernels.all_gather_matmul import torch_fused as gather
 from taxfree_kernels.all_gather_matmul.problem import AllGatherMatmul
 from taxfree_kernels.errors import PlanError
@@ -87,7 +87,7 @@ def test_what_cannot_connect_on_a_rank_is_no_plan(two_ranks: list[Any]) -> None:
 
 
 def test_a_trial_runs_nothing_before_it_is_connected(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("taxfree.measuring.trial.variants", lambda _: {"library": Library()})
+    monkeypatch.setattr("taxfree_tune.measuring.trial.variants", lambda _: {"library": Library()})
     calls = object.__new__(Calls)
     calls.fabric, calls.op, calls.problem = FABRIC, "all_gather_matmul", AllGatherMatmul(5, 32, 32)
     calls.inputs, calls.outputs = [()], [torch.zeros(1)]

@@ -1,0 +1,229 @@
+"""A stand-in for Iris: device functions on heaps at `heap_bases`, and a host that allocates there.
+
+Signatures and semantics are those of Iris' own functions (``tests/kernels/iris_contract.json``).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from taxfree_check.checker.ranks import Ranks, present
+
+
+@triton.jit
+def _translate(pointer, from_rank, to_rank, heap_bases):
+    """A rank's pointer as an address in another rank's heap."""
+    offset = tl.cast(pointer, tl.int64) - tl.load(heap_bases + from_rank).to(tl.int64)
+    address = tl.load(heap_bases + to_rank).to(tl.int64) + offset
+    return tl.cast(address, pointer.dtype)
+
+
+@triton.jit
+def load(
+    pointer, to_rank, from_rank, heap_bases,
+    mask=None, other=None, cache_modifier=None, volatile=False, hint: tl.constexpr = None,
+):  # fmt: skip
+    """Load from the memory of `from_rank`."""
+    there = _translate(pointer, to_rank, from_rank, heap_bases)
+    return tl.load(there, mask=mask, other=other, volatile=volatile)
+
+
+@triton.jit
+def store(
+    pointer, value, from_rank, to_rank, heap_bases,
+    mask=None, hint: tl.constexpr = None, cache_modifier=None,
+):  # fmt: skip
+    """Store into the memory of `to_rank`."""
+    tl.store(_translate(pointer, from_rank, to_rank, heap_bases), value, mask=mask)
+
+
+@triton.jit
+def copy(
+    src_ptr, dst_ptr, from_rank, to_rank, cur_rank, heap_bases, mask=None, other=None,
+    load_cache_modifier=None, store_cache_modifier=None, hint: tl.constexpr = None,
+):  # fmt: skip
+    """Copy from the memory of `from_rank` into that of `to_rank`."""
+    source = _translate(src_ptr, cur_rank, from_rank, heap_bases)
+    target = _translate(dst_ptr, cur_rank, to_rank, heap_bases)
+    tl.store(target, tl.load(source, mask=mask, other=other), mask=mask)
+
+
+@triton.jit
+def get(
+    from_ptr, to_ptr, from_rank, to_rank, heap_bases, mask=None, other=None,
+    load_cache_modifier=None, store_cache_modifier=None, hint: tl.constexpr = None,
+):  # fmt: skip
+    """Copy from the memory of `from_rank` into this rank's."""
+    source = _translate(from_ptr, to_rank, from_rank, heap_bases)
+    tl.store(to_ptr, tl.load(source, mask=mask, other=other), mask=mask)
+
+
+@triton.jit
+def put(
+    from_ptr, to_ptr, from_rank, to_rank, heap_bases, mask=None, other=None,
+    load_cache_modifier=None, store_cache_modifier=None, hint: tl.constexpr = None,
+):  # fmt: skip
+    """Copy from this rank's memory into that of `to_rank`."""
+    target = _translate(to_ptr, from_rank, to_rank, heap_bases)
+    tl.store(target, tl.load(from_ptr, mask=mask, other=other), mask=mask)
+
+
+@triton.jit
+def atomic_cas(
+    pointer, cmp, val, from_rank, to_rank, heap_bases,
+    sem=None, scope=None, hint: tl.constexpr = None,
+):  # fmt: skip
+    """Compare and swap in the memory of `to_rank`."""
+    there = _translate(pointer, from_rank, to_rank, heap_bases)
+    return tl.atomic_cas(there, cmp, val, sem=sem, scope=scope)
+
+
+@triton.jit
+def atomic_add(
+    pointer, val, from_rank, to_rank, heap_bases,
+    mask=None, sem=None, scope=None, hint: tl.constexpr = None,
+):  # fmt: skip
+    """Add in the memory of `to_rank`."""
+    there = _translate(pointer, from_rank, to_rank, heap_bases)
+    return tl.atomic_add(there, val, mask=mask, sem=sem, scope=scope)
+
+
+@triton.jit
+def atomic_sub(
+    pointer, val, from_rank, to_rank, heap_bases,
+    mask=None, sem=None, scope=None, hint: tl.constexpr = None,
+):  # fmt: skip
+    """Subtract in the memory of `to_rank`."""
+    there = _translate(pointer, from_rank, to_rank, heap_bases)
+    return tl.atomic_add(there, -val, mask=mask, sem=sem, scope=scope)
+
+
+@triton.jit
+def atomic_xchg(
+    pointer, val, from_rank, to_rank, heap_bases,
+    mask=None, sem=None, scope=None, hint: tl.constexpr = None,
+):  # fmt: skip
+    """Exchange in the memory of `to_rank`."""
+    there = _translate(pointer, from_rank, to_rank, heap_bases)
+    return tl.atomic_xchg(there, val, mask=mask, sem=sem, scope=scope)
+
+
+@triton.jit
+def atomic_and(
+    pointer, val, from_rank, to_rank, heap_bases,
+    mask=None, sem=None, scope=None, hint: tl.constexpr = None,
+):  # fmt: skip
+    """And in the memory of `to_rank`."""
+    there = _translate(pointer, from_rank, to_rank, heap_bases)
+    return tl.atomic_and(there, val, mask=mask, sem=sem, scope=scope)
+
+
+@triton.jit
+def atomic_or(
+    pointer, val, from_rank, to_rank, heap_bases,
+    mask=None, sem=None, scope=None, hint: tl.constexpr = None,
+):  # fmt: skip
+    """Or in the memory of `to_rank`."""
+    there = _translate(pointer, from_rank, to_rank, heap_bases)
+    return tl.atomic_or(there, val, mask=mask, sem=sem, scope=scope)
+
+
+@triton.jit
+def atomic_xor(
+    pointer, val, from_rank, to_rank, heap_bases,
+    mask=None, sem=None, scope=None, hint: tl.constexpr = None,
+):  # fmt: skip
+    """Exclusive or in the memory of `to_rank`."""
+    there = _translate(pointer, from_rank, to_rank, heap_bases)
+    return tl.atomic_xor(there, val, mask=mask, sem=sem, scope=scope)
+
+
+@triton.jit
+def atomic_min(
+    pointer, val, from_rank, to_rank, heap_bases,
+    mask=None, sem=None, scope=None, hint: tl.constexpr = None,
+):  # fmt: skip
+    """Minimum in the memory of `to_rank`."""
+    there = _translate(pointer, from_rank, to_rank, heap_bases)
+    return tl.atomic_min(there, val, mask=mask, sem=sem, scope=scope)
+
+
+@triton.jit
+def atomic_max(
+    pointer, val, from_rank, to_rank, heap_bases,
+    mask=None, sem=None, scope=None, hint: tl.constexpr = None,
+):  # fmt: skip
+    """Maximum in the memory of `to_rank`."""
+    there = _translate(pointer, from_rank, to_rank, heap_bases)
+    return tl.atomic_max(there, val, mask=mask, sem=sem, scope=scope)
+
+
+class Iris:
+    """The host of one rank of a world.
+
+    Args:
+        world: the world.
+        rank: that of the running call when left out.
+    """
+
+    def __init__(self, world: Ranks, rank: int | None = None) -> None:
+        self._world, self.cur_rank = world, world.rank if rank is None else rank
+        self.num_ranks, self.device = world.ranks, torch.device("cpu")
+        self._made = 0
+        self.heap_bases = world.heap_bases.view(torch.uint64)
+
+    def empty(self, *size: Any, dtype: torch.dtype | None = None, **_: Any) -> torch.Tensor:
+        """A tensor in this rank's heap."""
+        shape = torch.Size(size[0] if size and not isinstance(size[0], int) else size)
+        kind = dtype or torch.get_default_dtype()
+        self._made += 1
+        name = f"Iris tensor {self._made}"
+        block = self._world.allocate(self.cur_rank, shape.numel(), kind, name)
+        return block.view(shape)
+
+    def zeros(self, *size: Any, dtype: torch.dtype | None = None, **_: Any) -> torch.Tensor:
+        """Zeros in this rank's heap."""
+        return self.empty(*size, dtype=dtype).zero_()
+
+    def ones(self, *size: Any, dtype: torch.dtype | None = None, **_: Any) -> torch.Tensor:
+        """Ones in this rank's heap."""
+        return self.empty(*size, dtype=dtype).fill_(1)
+
+    def full(
+        self, size: Any, fill_value: float, *, dtype: torch.dtype | None = None, **_: Any
+    ) -> torch.Tensor:
+        """One value in this rank's heap."""
+        return self.empty(size, dtype=dtype).fill_(fill_value)
+
+    def randn(self, *size: Any, dtype: torch.dtype | None = None, **_: Any) -> torch.Tensor:
+        """Normal numbers in this rank's heap."""
+        return self.empty(*size, dtype=dtype).normal_()
+
+    def arange(self, *bounds: Any, dtype: torch.dtype | None = None, **_: Any) -> torch.Tensor:
+        """A range in this rank's heap."""
+        values = torch.arange(*bounds, dtype=dtype)
+        return self.empty(values.shape, dtype=values.dtype).copy_(values)
+
+    def get_heap_bases(self) -> torch.Tensor:
+        return self.heap_bases
+
+    def get_rank(self) -> int:
+        return self.cur_rank
+
+    def get_num_ranks(self) -> int:
+        return self.num_ranks
+
+    def get_device(self) -> torch.device:
+        return self.device
+
+    def barrier(self, *_: Any, **__: Any) -> None:
+        """A barrier of all hosts, with idle devices."""
+        self._world.barrier()
+
+
+def iris(heap_size: int = 1 << 30, *_: Any, **__: Any) -> Iris:
+    """The host of the rank whose call is running."""
+    return Iris(present())

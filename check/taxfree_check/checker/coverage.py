@@ -1,0 +1,251 @@
+"""Coverage of synchronising lines: without it, a pass says nothing.
+
+A line synchronises when it calls a raw atomic, accesses LL packets or Lamport words, or calls a
+device function that does so, at any depth. The lines of ``device/sync.py`` are left out: the calls
+of its functions count.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+from taxfree_check.checker.clocks import Actor
+from taxfree_check.checker.launches import interpreted, is_device_function
+from taxfree_check.checker.sites import Line, Site, is_primitive
+
+from taxfree_kernels.device import trace
+
+_PROGRAM = "program"  # the name that kernels give to tl.program_id(0)
+_GLOBALS = {"trace": trace}  # modules with constants
+
+
+@dataclass
+class Executed:
+    """The ranks, programs and calls that have executed a line.
+
+    Args:
+        most_programs: number of programs of one launch that can reach it.
+    """
+
+    ranks: set[int] = field(default_factory=set)
+    programs: set[int] = field(default_factory=set)
+    calls: set[int] = field(default_factory=set)
+    most_programs: int = 0
+
+    def add(self, other: Executed) -> None:
+        self.ranks |= other.ranks
+        self.programs |= other.programs
+        self.calls |= other.calls
+        self.most_programs = max(self.most_programs, other.most_programs)
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """How many ranks, programs and calls make a line covered.
+
+    If fewer programs can reach it, these suffice: a protocol may have a single program that sends.
+    """
+
+    ranks: int = 2
+    programs: int = 2
+    calls: int = 3
+
+
+@dataclass
+class Coverage:
+    """Synchronising lines that can run, and who has executed them."""
+
+    lines: dict[Line, Executed] = field(default_factory=dict)
+    has_launches: bool = False
+
+    def expect(self, function: Any, constants: Mapping[str, Any], programs: int) -> None:
+        """Count the lines that a launch can reach; of kernels without peers there are none."""
+        self.has_launches = True
+        given = tuple(sorted((name, each) for name, each in constants.items() if _is_fixed(each)))
+        for line, reaching in _reachable(function, given, range(programs)).items():
+            executed = self.lines.setdefault(line, Executed())
+            executed.most_programs = max(executed.most_programs, reaching)
+
+    def note(self, site: Site, actor: Actor) -> None:
+        """Record an atomic access."""
+        if actor.program is None:
+            return
+        for line in site.lines:
+            executed = self.lines.get(line)
+            if executed is not None:
+                executed.ranks.add(actor.rank)
+                executed.programs.add(actor.program)
+                executed.calls.add(actor.call)
+
+    def add(self, other: Coverage) -> None:
+        self.has_launches |= other.has_launches
+        for line, executed in other.lines.items():
+            self.lines.setdefault(line, Executed()).add(executed)
+
+    def by_place(self) -> list[tuple[Line, Executed]]:
+        return sorted(self.lines.items(), key=lambda item: item[0].where)
+
+    def missing(self, wanted: Wanted) -> list[tuple[Line, Executed]]:
+        """Lines that too few have executed."""
+        return [
+            (line, executed)
+            for line, executed in self.by_place()
+            if len(executed.ranks) < wanted.ranks
+            or len(executed.programs) < min(wanted.programs, executed.most_programs)
+            or len(executed.calls) < wanted.calls
+        ]
+
+
+def _callee(call: ast.Call, caller: Any) -> Any | None:
+    """The device function that a device function calls, or None."""
+    first, *rest = ast.unparse(call.func).split(".")
+    found = caller.fn.__globals__.get(first)
+    for attribute in rest:
+        found = getattr(found, attribute, None)
+    return interpreted(found) if is_device_function(found) else None
+
+
+def parsed(function: Any) -> tuple[ast.FunctionDef, int]:
+    """The definition of a device function, and the offset of its line numbers."""
+    return _parsed(function.fn)  # compiled device functions have no cheap hash
+
+
+@cache
+def _parsed(function: Any) -> tuple[ast.FunctionDef, int]:
+    lines, first = inspect.getsourcelines(function)
+    return definition_in(ast.parse(textwrap.dedent("".join(lines)))), first - 1
+
+
+def definition_in(tree: ast.Module) -> ast.FunctionDef:
+    """The function that a module consists of, without decorators, as the interpreter sees it."""
+    definition = tree.body[0]
+    assert isinstance(definition, ast.FunctionDef)
+    definition.decorator_list = []
+    return definition
+
+
+def calls_in(tree: ast.AST) -> Iterator[ast.Call]:
+    """All calls below a node."""
+    return (node for node in ast.walk(tree) if isinstance(node, ast.Call))
+
+
+@cache
+def _synchronises(function: Any) -> bool:
+    definition, _ = parsed(function)
+    return any(call_synchronises(call, function) for call in calls_in(definition))
+
+
+def call_synchronises(call: ast.Call, caller: Any) -> bool:
+    """Whether a call accesses a synchronisation word, itself or in a device function it calls."""
+    name = ast.unparse(call.func)
+    if name.startswith("tl.atomic_"):
+        return True
+    if name == "tl.inline_asm_elementwise":
+        return re.search(r"\b(atom|red|ld|st)\b[.]", ast.unparse(call)) is not None
+    how = [each.value for each in call.keywords if each.arg in ("volatile", "cache_modifier")]
+    if name in ("tl.load", "tl.store") and any(isinstance(each, ast.Constant) for each in how):
+        return True
+    callee = _callee(call, caller)
+    return callee is not None and callee is not caller and _synchronises(callee)
+
+
+Programs = Sequence[int]  # ids
+
+
+def _is_fixed(value: Any) -> bool:
+    """Whether a constant can be a key."""
+    return isinstance(value, bool | int | float | str | tuple | None)
+
+
+@cache
+def _reachable(
+    function: Any, constants: tuple[tuple[str, Any], ...], programs: Programs
+) -> Mapping[Line, int]:
+    """Lines that some of these programs can reach -> how many can."""
+    if is_primitive(inspect.getfile(function.fn)):
+        return {}
+    definition, offset = parsed(function)
+    known = dict(constants)
+    found: dict[Line, int] = {}
+    for statement, reaching in _live(definition.body, known, programs):
+        for call in calls_in(statement):
+            if not call_synchronises(call, function):
+                continue
+            own = Line(inspect.getfile(function.fn), call.lineno + offset, function.fn.__name__)
+            callee = _callee(call, function)
+            reached: Mapping[Line, int] = {}
+            if callee is not None and not is_primitive(inspect.getfile(callee.fn)):
+                reached = _reachable(callee, _handed_on(call, callee, known), reaching)
+                if not reached:  # what it is given rules out all that synchronises in it
+                    continue
+            reached = {**reached, own: len(reaching)}
+            for line, count in reached.items():
+                found[line] = max(found.get(line, 0), count)
+    return found
+
+
+def _handed_on(
+    call: ast.Call, callee: Any, known: Mapping[str, Any]
+) -> tuple[tuple[str, Any], ...]:
+    """The constants that a call gives to a device function."""
+    parameters = inspect.signature(callee.fn).parameters
+    given = {name: each.default for name, each in parameters.items()}
+    given |= {name: _value(each, known) for name, each in zip(parameters, call.args, strict=False)}
+    given |= {str(each.arg): _value(each.value, known) for each in call.keywords}
+    return tuple(sorted((name, each) for name, each in given.items() if each is not _UNKNOWN))
+
+
+def _live(
+    statements: list[ast.stmt], known: dict[str, Any], programs: Programs
+) -> Iterator[tuple[ast.stmt, Programs]]:
+    """Statements that known constants do not rule out, with the programs that can reach them."""
+    for statement in statements:
+        if isinstance(statement, ast.For | ast.While):
+            head = statement.iter if isinstance(statement, ast.For) else statement.test
+            yield ast.Expr(head), programs
+            yield from _live([*statement.body, *statement.orelse], known, programs)
+            continue
+        if not isinstance(statement, ast.If):
+            if isinstance(statement, ast.AnnAssign) and statement.value is not None:
+                known[ast.unparse(statement.target)] = _value(statement.value, known)
+            yield statement, programs
+            continue
+        yield ast.Expr(statement.test), programs
+        holding = _holding(statement.test, known, programs)
+        for outcome, branch in ((True, statement.body), (False, statement.orelse)):
+            reaching = tuple(each for each, can_be in holding if outcome in can_be)
+            if reaching:
+                yield from _live(branch, known, reaching)
+
+
+def _holding(
+    test: ast.expr, known: dict[str, Any], programs: Programs
+) -> list[tuple[int, set[bool]]]:
+    """The outcomes that a condition may have, for each program."""
+    values = ((each, _value(test, known | {_PROGRAM: each})) for each in programs)
+    return [(each, {True, False} if value is _UNKNOWN else {bool(value)}) for each, value in values]
+
+
+_UNKNOWN = inspect.Parameter.empty
+
+
+def _value(expression: ast.expr, known: Mapping[str, Any]) -> Any:
+    """The value of an expression of constants, or _UNKNOWN; a part may decide `or` and `and`."""
+    if isinstance(expression, ast.BoolOp):
+        decisive = isinstance(expression.op, ast.Or)
+        parts = (_value(each, known) for each in expression.values)
+        if any(each is not _UNKNOWN and bool(each) is decisive for each in parts):
+            return decisive
+    names = {node.id for node in ast.walk(expression) if isinstance(node, ast.Name)}
+    scope = {name: each for name, each in known.items() if each is not _UNKNOWN} | _GLOBALS
+    if not names <= scope.keys():
+        return _UNKNOWN
+    code = compile(ast.fix_missing_locations(ast.Expression(expression)), "<constant>", "eval")
+    return eval(code, {}, scope)

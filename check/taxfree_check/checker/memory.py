@@ -1,0 +1,123 @@
+"""Memory of a simulation and the accesses of it, as shadow memory records them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+from taxfree_check.checker.clocks import Actor, Messages, Scope
+from taxfree_check.checker.sites import Site
+
+GRANULE = 2  # bytes; accesses of one byte share a granule
+_LAMPORT_BYTES = 4
+
+
+@dataclass(frozen=True, eq=False)
+class Access:
+    """One load, store or atomic of a program, or one operation of a host on a tensor.
+
+    Args:
+        actor: who.
+        epoch: of the actor at that time.
+        site: the source lines.
+        writes: it changes memory.
+        scope: of an atomic; None for a plain access.
+        sem: of an atomic.
+        empties: it stores EMPTY only.
+    """
+
+    actor: Actor
+    epoch: int
+    site: Site
+    writes: bool
+    scope: Scope | None = None
+    sem: str = ""
+    empties: bool = False
+
+    @property
+    def is_atomic(self) -> bool:
+        return self.scope is not None
+
+    def reads_as(self, other: Access) -> bool:
+        """Whether the other one synchronises with the same messages."""
+        return (self.sem, self.scope) == (other.sem, other.scope)
+
+    def happened_before(self, actor: Actor) -> bool:
+        return actor.has_seen(self.actor.slot, self.epoch)
+
+
+@dataclass(frozen=True)
+class Conflict:
+    """Two unordered accesses of the same memory, at least one of which writes."""
+
+    earlier: Access
+    later: Access
+    address: int
+
+
+@dataclass
+class Word:
+    """A word that atomics touch: its messages, and each slot's last atomic write and read of it.
+
+    Args:
+        size: bytes.
+    """
+
+    size: int
+    messages: Messages = field(default_factory=Messages)
+    writes: dict[int, Access] = field(default_factory=dict)
+    reads: dict[int, Access] = field(default_factory=dict)
+
+
+@dataclass(eq=False)
+class Region:
+    """A tensor's memory, or that of a block of a heap.
+
+    Args:
+        describe: byte offset -> name of the place, for reports.
+        rank: its owner.
+        begin, end: addresses.
+        word_bytes: 8 if it holds LL packets, 4 if it holds Lamport words, else 0. Races on whole
+            words of one call are allowed.
+    """
+
+    describe: Callable[[int], str]
+    rank: int
+    begin: int
+    end: int
+    word_bytes: int = 0
+    words: dict[int, Word] = field(default_factory=dict)
+    reads: dict[int, np.ndarray] = field(default_factory=dict)
+    told: dict[int, np.ndarray] = field(default_factory=dict)  # word -> clock of ended kernels
+    found: set[int] = field(default_factory=set)  # Lamport words that their owner has seen arrive
+    written: np.ndarray = field(init=False)
+    has_word: np.ndarray = field(init=False)
+
+    def __post_init__(self) -> None:
+        granules = -(-(self.end - self.begin) // GRANULE)
+        self.written = np.zeros(granules, np.int32)  # index of an access; 0 is none
+        self.has_word = np.zeros(granules, bool)
+
+    @property
+    def is_lamport(self) -> bool:
+        """Whether it holds Lamport words."""
+        return self.word_bytes == _LAMPORT_BYTES
+
+    def granules(self, addresses: np.ndarray) -> np.ndarray:
+        """Indices of granules, int64, of addresses in this region."""
+        return (addresses - np.uint64(self.begin)).astype(np.int64) // GRANULE
+
+    def word(self, address: int, size: int) -> Word:
+        """The synchronisation word at `address`, which becomes one now if it is not yet."""
+        found = self.words.get(address)
+        if found is None:
+            found = self.words[address] = Word(size)
+            at = (address - self.begin) // GRANULE
+            self.has_word[at : at + max(1, size // GRANULE)] = True
+        return found
+
+    def reads_of(self, slot: int) -> np.ndarray:
+        if slot not in self.reads:
+            self.reads[slot] = np.zeros_like(self.written)
+        return self.reads[slot]

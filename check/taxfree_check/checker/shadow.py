@@ -1,0 +1,285 @@
+"""Shadow memory: for every two bytes, the last store and each slot's last load since.
+
+Accesses are checked where they happen, against all earlier ones of the same memory. Plain accesses
+are checked in bulk with NumPy; synchronisation words, which atomics touch, one by one.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+from bisect import bisect_right
+from collections.abc import Iterator
+
+import numpy as np
+from taxfree_check.checker.clocks import Repair, covers
+from taxfree_check.checker.memory import GRANULE, Access, Conflict, Region, Word
+
+from taxfree_kernels.device.packets import EMPTY
+
+
+class Shadow:
+    """All memory of a simulation."""
+
+    def __init__(self) -> None:
+        self._regions: list[Region] = []
+        self._sorted: list[int] = []
+        self._begins = np.zeros(0, np.uint64)
+        self._accesses: list[Access | None] = [None]
+        self._times = np.zeros((3, 1024), np.int64)  # epoch, slot and call of each access
+
+    def add(self, region: Region) -> None:
+        """Declare memory; a region that is known is not declared again."""
+        if region.begin == region.end or self.find(region.begin) is not None:
+            return
+        self._regions.append(region)
+        self._regions.sort(key=lambda each: each.begin)
+        self._sorted = [each.begin for each in self._regions]
+        self._begins = np.array(self._sorted, np.uint64)
+
+    def find(self, address: int) -> Region | None:
+        """The region that holds `address`, or None."""
+        index = bisect_right(self._sorted, address) - 1
+        if index < 0 or address >= self._regions[index].end:
+            return None
+        return self._regions[index]
+
+    def split(self, addresses: np.ndarray, size: int) -> Iterator[tuple[Region | None, np.ndarray]]:
+        """Addresses by region; None where one of them is in no region."""
+        low, high = int(addresses.min()), int(addresses.max())
+        region = self.find(low)
+        if region is not None and high + size <= region.end:
+            yield region, addresses
+            return
+        indices = np.searchsorted(self._begins, addresses, side="right") - 1
+        for index in np.unique(indices).tolist():
+            inside = addresses[indices == index]
+            is_outside = index < 0 or int(inside.max()) + size > self._regions[index].end
+            yield None if is_outside else self._regions[index], inside
+
+    # -- plain accesses ---------------------------------------------------------------------------
+
+    def plain(
+        self, access: Access, region: Region, addresses: np.ndarray, size: int
+    ) -> Conflict | None:
+        """Check and record a plain access of `size` bytes at each address of one region."""
+        number = self._number(access)
+        granules = region.granules(addresses)
+        if size > GRANULE:
+            granules = (granules[:, None] + np.arange(size // GRANULE)).ravel()
+        conflict = self._against_plain(access, region, granules)
+        if conflict is None and region.words and region.has_word[granules].any():
+            conflict = self._plain_against_words(access, region, addresses, size)
+        if access.writes:
+            region.written[granules] = number
+        else:
+            region.reads_of(access.actor.slot)[granules] = number
+        return conflict
+
+    def _against_plain(
+        self, access: Access, region: Region, granules: np.ndarray
+    ) -> Conflict | None:
+        for numbers in self._last(access, region):
+            earlier = numbers[granules]
+            wrong = self._unordered(access, earlier)
+            if conflict := self._conflict(access, region, granules, earlier, wrong):
+                return conflict
+        return None
+
+    def _last(self, access: Access, region: Region) -> list[np.ndarray]:
+        """The last accesses by others that an access may conflict with, by number."""
+        last = [region.written]
+        if access.writes:
+            last += [reads for slot, reads in region.reads.items() if slot != access.actor.slot]
+        return last
+
+    def _unordered(self, access: Access, earlier: np.ndarray) -> np.ndarray:
+        """Which of earlier accesses, by number, did not happen before this one.
+
+        For a store it is enough that they have ended; a load has to see what they stored.
+        """
+        repair = Repair.ENDED if access.writes else Repair.AS_WRITTEN
+        epochs, slots = self._times[:2, earlier]
+        return epochs > access.actor.clocks[repair][slots]
+
+    def _of_others(self, access: Access, earlier: np.ndarray) -> np.ndarray:
+        """Which of earlier accesses, by number, are of other generations than this one."""
+        return self._times[2][earlier] != access.actor.call
+
+    def _conflict(
+        self,
+        access: Access,
+        region: Region,
+        granules: np.ndarray,
+        earlier: np.ndarray,
+        wrong: np.ndarray,
+    ) -> Conflict | None:
+        """The conflict with the first earlier access, by number, that is wrong, or None."""
+        if not wrong.any():
+            return None
+        at = int(wrong.argmax())
+        address = region.begin + int(granules[at]) * GRANULE
+        return Conflict(self._access(int(earlier[at])), access, address)
+
+    def _plain_against_words(
+        self, access: Access, region: Region, addresses: np.ndarray, size: int
+    ) -> Conflict | None:
+        touched = {
+            address: region.words[address]
+            for address in sorted(set(addresses.tolist()))
+            if address in region.words
+        }
+        conflict = None
+        for address, word in touched.items():
+            others = [*word.writes.values(), *(word.reads.values() if access.writes else ())]
+            for other in others:
+                if conflict is None and not other.happened_before(access.actor):
+                    conflict = Conflict(other, access, address)
+            if access.writes:
+                word.messages.leave(access.actor, "gpu", access, releases=False, continues=False)
+            else:
+                word.messages.take(access.actor, "gpu", access, address, acquires=False)
+        if access.writes and touched:
+            access.actor.step()
+        return conflict
+
+    # -- LL packets and Lamport words -------------------------------------------------------------
+
+    def ll_packets(self, access: Access, region: Region, addresses: np.ndarray) -> Conflict | None:
+        """Check and record an access of whole LL packets of one region.
+
+        A poll may find any packet of its own generation or of an earlier one. A store has to come
+        after all accesses of other generations, and after all other stores.
+        """
+        granules = region.granules(addresses)
+        conflict = None
+        for numbers in self._last(access, region):
+            earlier = numbers[granules]
+            if access.writes:
+                racing = (numbers is not region.written) & ~self._of_others(access, earlier)
+                wrong = self._unordered(access, earlier) & ~racing
+            else:
+                wrong = self._times[2][earlier] > access.actor.call
+            conflict = conflict or self._conflict(access, region, granules, earlier, wrong)
+        self._note_words(access, region, granules, addresses.tolist())
+        return conflict
+
+    def lamport_words(
+        self, access: Access, region: Region, addresses: np.ndarray
+    ) -> Conflict | None:
+        """Check and record an access of whole Lamport words of one region.
+
+        A poll must find words empty, or of its own generation. A sender stores only where the
+        region's owner has emptied: after all other accesses, except polls of its own generation.
+        The owner empties a word after all polls of it, and after the store that a poll has found.
+        """
+        granules, words = region.granules(addresses), addresses.tolist()
+        last, arrived = region.written[granules], _have_arrived(words)
+        if not access.writes:
+            there = list(itertools.compress(words, arrived))
+            region.found.update(there)
+            self._note_words(access, region, granules, there)
+            stale = arrived & self._of_others(access, last)
+            return self._conflict(access, region, granules, last, stale)
+        if not access.empties and arrived.any():
+            return self._conflict(access, region, granules, last, arrived)
+        found = np.array([access.empties and word in region.found for word in words])
+        wrong = self._unordered(access, last) & ~found
+        conflict = self._conflict(access, region, granules, last, wrong)
+        for slot, reads in region.reads.items():
+            if slot != access.actor.slot:
+                earlier = reads[granules]
+                counts = access.empties | self._of_others(access, earlier)
+                wrong = self._unordered(access, earlier) & counts
+                conflict = conflict or self._conflict(access, region, granules, earlier, wrong)
+        region.found.difference_update(words)
+        self._note_words(access, region, granules, words)
+        return conflict
+
+    def _note_words(
+        self, access: Access, region: Region, granules: np.ndarray, words: list[int]
+    ) -> None:
+        """Record an access of words; a reader learns which kernels had ended by then."""
+        number, actor = self._number(access), access.actor
+        if access.writes:
+            region.written[granules] = number
+            region.told.update(dict.fromkeys(words, actor.ended_before()))
+            return
+        region.reads_of(actor.slot)[granules] = number
+        told = [region.told.get(word) for word in words]
+        for ended in {id(each): each for each in told if each is not None}.values():
+            np.maximum(actor.clocks[Repair.ENDED], ended, out=actor.clocks[Repair.ENDED])
+
+    # -- atomics ----------------------------------------------------------------------------------
+
+    def atomic(
+        self, access: Access, region: Region, address: int, size: int, *, reads: bool
+    ) -> Conflict | None:
+        """Check and record an atomic access of one word.
+
+        Args:
+            reads: it returns the old value and keeps release sequences alive; an atomic store does
+                neither.
+        """
+        assert access.scope is not None
+        word, actor = region.word(address, size), access.actor
+        at = (address - region.begin) // GRANULE
+        conflict = self._word_against_plain(access, region, range(at, at + max(1, size // GRANULE)))
+        conflict = conflict or _against_atomics(access, word, address)
+        word.messages.is_signal |= access.writes and actor.rank != region.rank
+        if reads:
+            acquires = access.sem in ("acquire", "acq_rel")
+            word.messages.take(actor, access.scope, access, address, acquires=acquires)
+            word.reads[actor.slot] = access
+        if access.writes:
+            releases = access.sem in ("release", "acq_rel")
+            word.messages.leave(actor, access.scope, access, releases=releases, continues=reads)
+            word.writes[actor.slot] = access
+        return conflict
+
+    def _word_against_plain(
+        self, access: Access, region: Region, granules: range
+    ) -> Conflict | None:
+        """As :meth:`_against_plain`, for the few granules of a word, which mostly has none."""
+        for numbers in self._last(access, region):
+            if any(numbers[granule] for granule in granules):
+                return self._against_plain(access, region, np.array(granules))
+        return None
+
+    def last_store(self, region: Region, address: int) -> Access | None:
+        """The last plain store to an address."""
+        return self._accesses[int(region.written[(address - region.begin) // GRANULE])]
+
+    # -- accesses by number -----------------------------------------------------------------------
+
+    def _number(self, access: Access) -> int:
+        number = len(self._accesses)
+        self._accesses.append(access)
+        if number == self._times.shape[1]:
+            self._times = np.concatenate([self._times, np.zeros_like(self._times)], axis=1)
+        self._times[:, number] = access.epoch, access.actor.slot, access.actor.call
+        return number
+
+    def _access(self, number: int) -> Access:
+        access = self._accesses[number]
+        assert access is not None
+        return access
+
+
+def _have_arrived(words: list[int]) -> np.ndarray:
+    """Which Lamport words, by address, are not empty."""
+    return np.array([ctypes.c_int32.from_address(word).value != EMPTY.value for word in words])
+
+
+def _against_atomics(access: Access, word: Word, address: int) -> Conflict | None:
+    """Atomics of one word do not race, unless the scope of one leaves the other out."""
+    assert access.scope is not None
+    others = [*word.writes.values(), *(word.reads.values() if access.writes else ())]
+    for other in others:
+        if other.actor is access.actor or other.happened_before(access.actor):
+            continue
+        assert other.scope is not None
+        same_rank = other.actor.rank == access.actor.rank
+        if not covers(access.scope, other.scope, same_rank=same_rank):
+            return Conflict(other, access, address)
+    return None

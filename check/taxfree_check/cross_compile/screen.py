@@ -1,0 +1,142 @@
+"""The tuner's static screen: refuses candidates that cannot run, or cannot be right, without a GPU.
+
+Processes compile candidates on the CPU, into Triton's cache, where the ranks find those that pass.
+The compiled code has to pass the assembly checks of synchronisation: whether it is right must not
+depend on which config is tried under which compiler.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from taxfree_check.cross_compile.pool import CompilePool
+from taxfree_check.cross_compile.resources import Resources, prune_reason
+
+from taxfree_kernels import variant as registry
+from taxfree_kernels.errors import PlanError
+from taxfree_kernels.hardware import Hardware
+from taxfree_kernels.variant import Config, Problem
+
+SPILL_LIMIT = 64  # bytes a thread; a few spills outside of loops cost nothing
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Whether a candidate is worth a GPU's time.
+
+    Args:
+        variant, config: the candidate.
+        kernels: name -> resources of each kernel that one call launches; empty for library paths,
+            for the interpreter, and when it is refused without compiling.
+        refused: why it is not, or None.
+    """
+
+    variant: str
+    config: Config
+    kernels: dict[str, Resources]
+    refused: str | None = None
+
+
+class Screen:
+    """Judges candidates for one device; a context manager, because it holds processes.
+
+    Args:
+        hardware: to compile for. For the interpreter nothing is compiled, and only variants refuse
+            candidates.
+        workers: processes; half the cores, at most 32, by default.
+        heap_bytes: of the fabric's arena; as small as the problem allows when None.
+    """
+
+    def __init__(
+        self, hardware: Hardware, workers: int | None = None, heap_bytes: int | None = None
+    ) -> None:
+        self._hardware, self._heap_bytes = hardware, heap_bytes
+        self._pool = CompilePool(workers)
+
+    def verdicts(
+        self, op: str, problem: Problem, candidates: Iterable[tuple[str, Config]]
+    ) -> list[Verdict]:
+        """A verdict for each (variant, config), in their order.
+
+        Raises:
+            PlanError: there is no such variant.
+        """
+        found = [
+            Verdict(name, config, {}, self._refuses(op, problem, name, config))
+            for name, config in candidates
+        ]
+        if self._hardware.backend == "interpreter":
+            return found
+        answers = self._pool.answers(
+            request(op, problem, each.variant, each.config, self._hardware, self._heap_bytes)
+            for each in found
+            if each.refused is None
+        )
+        return [each if each.refused else self._verdict(each, next(answers)) for each in found]
+
+    def begin(self, op: str, problem: Problem, candidates: Iterable[tuple[str, Config]]) -> None:
+        """Begin to compile candidates, which no variant refuses, for verdicts that come later."""
+        if self._hardware.backend != "interpreter":
+            self._pool.begin(
+                request(op, problem, name, config, self._hardware, self._heap_bytes)
+                for name, config in candidates
+            )
+
+    def _refuses(self, op: str, problem: Problem, name: str, config: Config) -> str | None:
+        variant = registry.variants(op).get(name)
+        if variant is None:
+            raise PlanError(f"{op} has no variant {name!r}")
+        refused = variant.unsupported_reason(problem, self._hardware)
+        return refused or variant.prune_reason(problem, self._hardware, config)
+
+    def _verdict(self, candidate: Verdict, answer: dict[str, Any]) -> Verdict:
+        if "error" in answer:
+            return replace(candidate, refused=f"does not compile: {answer['error']}")
+        kernels = {one["kernel"]: Resources(**one["resources"]) for one in answer["kernels"]}
+        refusals = [
+            prune_reason(resources, self._hardware, SPILL_LIMIT) for resources in kernels.values()
+        ]
+        refusals += [
+            f"compiled wrongly: {broken['check']}: {broken['message']}"
+            for one in answer["kernels"]
+            for broken in one["violations"]
+        ]
+        return replace(candidate, kernels=kernels, refused=next(filter(None, refusals), None))
+
+    def __enter__(self) -> Screen:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Kill the processes."""
+        self._pool.close()
+
+
+def request(
+    op: str,
+    problem: Problem,
+    variant: str,
+    config: Config,
+    hardware: Hardware,
+    heap_bytes: int | None = None,
+    aligned: bool | None = None,
+) -> dict[str, Any]:
+    """A request to a compile worker, as JSON.
+
+    Args:
+        heap_bytes: of the fabric's arena; as small as the problem allows when None.
+        aligned: all rows start at multiples of 16 bytes; None leaves the checks of speed out.
+    """
+    return {
+        "op": op,
+        "problem": asdict(problem),
+        "variant": variant,
+        "config": dict(config),
+        "hardware": asdict(hardware),
+        "heap_bytes": heap_bytes,
+        "aligned": aligned,
+    }

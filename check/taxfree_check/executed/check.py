@@ -1,0 +1,233 @@
+"""Variants of operations executed: on problems whose loops have several lengths, and in vain."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from itertools import product
+from typing import Any
+
+from taxfree_check.executed.coverage import Coverage, Hits, coverage
+from taxfree_check.executed.errors import UnknownInstruction
+from taxfree_check.executed.program import Program
+from taxfree_check.executed.run import DEVICES, Executed, run
+
+from taxfree_kernels.errors import PlanError
+from taxfree_kernels.hardware import KNOWN
+from taxfree_kernels.variant import Config, Problem, operation_shapes, variants
+
+SEEDS = _LENGTHS = 3
+
+#: What the inner dimension grows by, seed by seed: a loop over it has one step, then enough for
+#: what the compiler peels off it. Senders of the gather need more to use all lanes.
+_LONGER = {"all_gather_matmul": (0, 64, 576)}
+_BY_DEFAULT = (0, 64, 192)
+_WIDER = 192  # a window
+_ROOM = (0, 512, 2048)  # by which small problems for a config grow until it fits
+_INNER = ("k", "kv_len_per_rank", "length")
+_SIZES = ("m", "n", "batch", "world_size", *_INNER)
+
+
+@dataclass(frozen=True)
+class Checked:
+    """What executing one config of a variant on one problem showed.
+
+    Args:
+        op, variant, problem, config: what ran.
+        architecture: it was compiled for.
+        runs: one for each seed, then one with a silent rank.
+        hits: which instructions of its kernels were executed.
+        selection: options of `taxfree check` that select it; empty for its problem.
+    """
+
+    op: str
+    variant: str
+    problem: Problem
+    config: Config
+    architecture: str
+    runs: list[Executed]
+    hits: list[Hits]
+    selection: str = ""
+
+    @property
+    def wrong(self) -> list[Executed]:
+        return [each for each in self.runs if each.verdict != "right"]
+
+    def replay(self, shown: Executed) -> str:
+        """The command that repeats one of the runs, and the one with a silent rank."""
+        return (
+            f"taxfree check --executed {self.selection or self._of_problem()} "
+            f"--arch {self.architecture} --first-seed {shown.seed} --seeds 1"
+        )
+
+    def _of_problem(self) -> str:
+        fields = asdict(self.problem)
+        world_size = fields.pop("world_size")
+        shape = " ".join(
+            f"{name}={int(value) if isinstance(value, bool) else value}"
+            for name, value in fields.items()
+        )
+        return f'--op {self.op} --variant {self.variant} --shapes "{shape}" --gpus {world_size}'
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "op": self.op,
+            "variant": self.variant,
+            "problem": asdict(self.problem),
+            "config": dict(self.config),
+            "architecture": self.architecture,
+            "runs": [each.as_json() | {"replay": self.replay(each)} for each in self.runs],
+            "kernels": [asdict(each) for *_, each in kernels([self])],
+        }
+
+
+def check(
+    problems: Mapping[str, Iterable[Problem]],
+    names: Collection[str] | None = None,
+    seeds: Sequence[int] = range(SEEDS),
+    architecture: str = "gfx942",
+) -> Iterator[Checked]:
+    """Execute the default config of variants that have kernels of their own.
+
+    Args:
+        problems: operation -> its problems.
+        names: of variants; None for all.
+        seeds: see :func:`check_config`.
+    """
+    hardware = KNOWN[DEVICES[architecture]]
+    for op, each in problems.items():
+        for problem in each:
+            for name, variant in variants(op).items():
+                is_asked = not names or name in names
+                if not is_asked or variant.unsupported_reason(problem, hardware):
+                    continue
+                config = default_config(op, name, problem, architecture)
+                checked = check_config(op, name, problem, config, seeds, architecture)
+                if checked.runs:
+                    yield checked
+
+
+def tiny_problems(op: str, world_size: int) -> list[Problem]:
+    """Problems to execute by default: a window shows some blocks of keys, so that a loop runs."""
+    return [
+        _grown(each, "window", _WIDER) if getattr(each, "window", 0) else each
+        for each in operation_shapes(op).tiny(world_size)
+    ]
+
+
+def default_config(op: str, variant: str, problem: Problem, architecture: str) -> Config:
+    """The first seed config, which fits all lengths: a cache is split as the longest one."""
+    if op == "flash_decode":
+        problem = _lengthened(op, problem, _LENGTHS - 1)
+    return variants(op)[variant].seed_configs(problem, KNOWN[DEVICES[architecture]])[0]
+
+
+def reduced(op: str, variant: str, problem: Problem, config: Config, architecture: str) -> Problem:
+    """A small problem on two ranks for a config that was chosen for another.
+
+    Its sizes are those of a tiny problem, with the heads of one KV head; the rest stays.
+
+    Raises:
+        PlanError: the config fits no tiny problem.
+    """
+    hardware, candidate = KNOWN[DEVICES[architecture]], variants(op)[variant]
+    kept = {name: value for name, value in asdict(problem).items() if name not in _SIZES}
+    if "kv_heads" in kept:
+        kept |= {"q_heads": kept["q_heads"] // kept["kv_heads"], "kv_heads": 1}
+    every = [replace(tiny, **kept) for tiny in operation_shapes(op).tiny(2)]
+    for by, each in product(_ROOM, every):  # splits need steps
+        small = _grown(each, _inner(each), by)
+        refused = candidate.unsupported_reason(small, hardware)
+        refused = refused or candidate.prune_reason(small, hardware, config)
+        if not refused:
+            return small
+    raise PlanError(f"the config fits no small problem: {refused}")
+
+
+def check_config(
+    op: str,
+    variant: str,
+    problem: Problem,
+    config: Config,
+    seeds: Sequence[int] = range(SEEDS),
+    architecture: str = "gfx942",
+) -> Checked:
+    """Execute one config of a variant.
+
+    Args:
+        problem: its inner dimension grows with the seed, modulo 3.
+        seeds: one run each; the first one also draws the run in which the last rank is silent.
+
+    Returns:
+        What the runs showed. It has none if the library serves the problem.
+    """
+    programs: dict[str, Program] = {}
+
+    def tried(problem: Problem, seed: int, silent: int | None = None) -> Executed:
+        given = op, variant, problem, config, seed, architecture
+        try:
+            return run(*given, silent=silent, programs=programs)
+        except UnknownInstruction as error:
+            return Executed(
+                op, variant, problem, config, architecture, seed, "error", error.message
+            )
+
+    runs = []
+    for seed in seeds:
+        shown = tried(_lengthened(op, problem, seed), seed)
+        if shown.verdict == "nothing to run":
+            return Checked(op, variant, problem, config, architecture, [], [])
+        runs.append(shown)
+    by_all = _hits(programs)
+    runs.append(tried(problem, seeds[0], silent=problem.world_size - 1))
+    hits = [
+        Hits(key, programs[key].listing, by_all.get(key, frozenset()), every)
+        for key, every in _hits(programs).items()
+    ]
+    return Checked(op, variant, problem, config, architecture, runs, hits)
+
+
+def _lengthened(op: str, problem: Problem, seed: int) -> Problem:
+    """A problem with a longer inner dimension."""
+    return _grown(problem, _inner(problem), _LONGER.get(op, _BY_DEFAULT)[seed % _LENGTHS])
+
+
+def _inner(problem: Problem) -> str:
+    return next(name for name in _INNER if hasattr(problem, name))
+
+
+def _grown(problem: Problem, name: str, by: int) -> Problem:
+    return replace(problem, **{name: getattr(problem, name) + by})
+
+
+def _hits(programs: Mapping[str, Program]) -> dict[str, frozenset[int]]:
+    return {
+        key: frozenset(at for at, was_hit in enumerate(program.hits) if was_hit)
+        for key, program in programs.items()
+    }
+
+
+def rows(found: Sequence[Checked]) -> list[tuple[Any, ...]]:
+    """A row for each variant: verdict, runs, runs in which ranks gave up, instructions, seconds."""
+    by_variant: dict[tuple[str, str], list[Executed]] = {}
+    for checked in found:
+        by_variant.setdefault((checked.op, checked.variant), []).extend(checked.runs)
+    result = []
+    for (op, variant), runs in by_variant.items():
+        wrong = [shown.verdict for shown in runs if shown.verdict != "right"]
+        gave_up = sum(bool(shown.gave_up) for shown in runs)
+        instructions = sum(shown.instructions for shown in runs)
+        seconds = round(sum(shown.seconds for shown in runs), 1)
+        verdict = wrong[0] if wrong else "right"
+        result.append((op, variant, verdict, len(runs), gave_up, instructions, seconds))
+    return result
+
+
+def kernels(found: Sequence[Checked]) -> list[tuple[str, str, Coverage]]:
+    """The coverage of each kernel of each variant."""
+    by_kernel: dict[tuple[str, str, str], list[Hits]] = {}
+    for checked in found:
+        for each in checked.hits:
+            key = checked.op, checked.variant, each.listing.name
+            by_kernel.setdefault(key, []).append(each)
+    return [(op, variant, coverage(every)) for (op, variant, _), every in by_kernel.items()]

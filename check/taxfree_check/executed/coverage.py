@@ -1,0 +1,123 @@
+"""Which instructions of a kernel were executed, and why the others were not.
+
+- The path of giving up: instructions that only runs with a silent rank executed, and those that no
+  way from the entry reaches without them.
+- What merges lanes: Triton compiles an atomic of a block so that lanes which change one word, or
+  many neighbouring words, are merged. Those of our kernels change a word at each peer, so that only
+  the code which finds this out is executed. What is counted here are the other instructions of an
+  atomic that was executed, but none that accesses memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, replace
+
+from taxfree_check.executed.decode import Instruction, Listing
+
+_ENDS = ("s_endpgm", "s_branch")
+_ON_MEMORY = ("global_", "buffer_", "flat_", "s_load", "s_barrier")
+
+
+@dataclass(frozen=True)
+class Hits:
+    """Instructions of a compiled kernel that runs executed.
+
+    Args:
+        key: Triton's, of the compiled kernel.
+        by_all: in runs in which all ranks take part.
+        by_some: in runs with a silent rank.
+    """
+
+    key: str
+    listing: Listing
+    by_all: frozenset[int]
+    by_some: frozenset[int]
+
+
+@dataclass(frozen=True)
+class Coverage:
+    """Counts of a kernel's instructions.
+
+    Args:
+        kernel: its name.
+        compiled: how often it was compiled, for other problems and configs.
+        instructions: all of them.
+        executed: by runs in which all ranks take part.
+        giving_up: on the path of giving up, executed or not.
+        merging: what merges lanes of atomics, never executed.
+        never: the others: text, then the lines of the program that they come from.
+    """
+
+    kernel: str
+    compiled: int
+    instructions: int
+    executed: int
+    giving_up: int
+    merging: int
+    never: tuple[str, ...]
+
+    @property
+    def share_never(self) -> float:
+        """The share of `never`, without the path of giving up and what merges lanes."""
+        return len(self.never) / max(1, self.instructions - self.giving_up - self.merging)
+
+
+def coverage(every: Iterable[Hits]) -> Coverage:
+    """The coverage of one kernel, all that was compiled of it together."""
+    by_key: dict[str, Hits] = {}
+    for each in every:
+        known = by_key.get(each.key, each)
+        by_key[each.key] = replace(
+            each, by_all=known.by_all | each.by_all, by_some=known.by_some | each.by_some
+        )
+    parts = [_coverage(each) for each in by_key.values()]
+    return Coverage(
+        parts[0].kernel,
+        len(parts),
+        sum(each.instructions for each in parts),
+        sum(each.executed for each in parts),
+        sum(each.giving_up for each in parts),
+        sum(each.merging for each in parts),
+        tuple(text for each in parts for text in each.never),
+    )
+
+
+def _coverage(hits: Hits) -> Coverage:
+    listing, instructions = hits.listing, hits.listing.instructions
+    gates = hits.by_some - hits.by_all
+    missing = [at for at in range(len(instructions)) if at not in hits.by_all]
+    reached = _reached(listing, gates)
+    others = [at for at in missing if not gates or at in reached]
+    atomics = {instructions[at].source for at in hits.by_all if "atomic" in instructions[at].opcode}
+    never = [at for at in others if not _merges(instructions[at], atomics)]
+    return Coverage(
+        listing.name,
+        1,
+        len(instructions),
+        len(hits.by_all),
+        len(missing) - len(others),
+        len(others) - len(never),
+        tuple(f"{instructions[at].text} ; {' '.join(instructions[at].source)}" for at in never),
+    )
+
+
+def _merges(given: Instruction, atomics: Collection[tuple[str, ...]]) -> bool:
+    return given.source in atomics and not given.opcode.startswith(_ON_MEMORY)
+
+
+def _reached(listing: Listing, gates: Collection[int]) -> set[int]:
+    """Instructions that some way from the entry reaches that passes none of `gates`."""
+    seen: set[int] = set()
+    pending = [0]
+    while pending:
+        at = pending.pop()
+        if at in seen or at in gates or at >= len(listing.instructions):
+            continue
+        seen.add(at)
+        given = listing.instructions[at]
+        if given.opcode.startswith(("s_branch", "s_cbranch")):
+            pending.append(listing.labels[given.operands[0]])
+        if given.opcode not in _ENDS:
+            pending.append(at + 1)
+    return seen

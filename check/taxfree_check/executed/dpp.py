@@ -1,0 +1,89 @@
+"""Operands that come from other lanes of the wave (data-parallel primitives, DPP)."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+from taxfree_check.executed.decode import Instruction
+from taxfree_check.executed.encoding import compiled
+from taxfree_check.executed.errors import UnknownInstruction
+
+
+class Control(IntEnum):
+    """Which lane each one reads; 0 for its own. Rows have 16 lanes."""
+
+    quad_perm = 1
+    row_shl = 2
+    row_shr = 3
+    row_ror = 4
+    wave_shl = 5
+    wave_shr = 6
+    wave_rol = 7
+    wave_ror = 8
+    row_mirror = 9
+    row_half_mirror = 10
+    row_newbcast = 11
+    row_bcast = 12
+
+
+@compiled
+def lane_read(lanes: int, by: int, lane: int) -> int:
+    """The lane that one reads, or -1.
+
+    Args:
+        lanes: see :class:`Control`.
+        by: the control's number; of ``quad_perm``, 4 numbers of 2 bits.
+        lane: which reads.
+    """
+    row, place = lane & ~15, lane & 15
+    if lanes == Control.quad_perm:
+        return lane & ~3 | by >> 2 * (lane & 3) & 3
+    if lanes == Control.row_shl:
+        return lane + by if place + by < 16 else -1
+    if lanes == Control.row_shr:
+        return lane - by if by <= place else -1
+    if lanes == Control.row_ror:
+        return row | place - by & 15
+    if lanes == Control.wave_shl:
+        return lane + 1 if lane < 63 else -1
+    if lanes == Control.wave_shr:
+        return lane - 1
+    if lanes == Control.wave_rol:
+        return lane + 1 & 63
+    if lanes == Control.wave_ror:
+        return lane - 1 & 63
+    if lanes == Control.row_mirror:
+        return row | 15 - place
+    if lanes == Control.row_half_mirror:
+        return lane & ~7 | 7 - (lane & 7)
+    if lanes == Control.row_newbcast:
+        return row | by
+    if by == 15:  # the last lane of the row before
+        return row - 1
+    return 31 if lane >= 32 else -1
+
+
+def fields(given: Instruction) -> dict[str, int]:
+    """What an instruction's record says of lanes.
+
+    A lane that reads none, or one that is off, gets 0 if ``bound_ctrl`` is set. Otherwise its
+    destination keeps what it has, as it does in rows and banks that are masked off.
+
+    Raises:
+        UnknownInstruction: the control is unknown.
+    """
+    name = next((name for name in Control.__members__ if name in given.modifiers), None)
+    if name is None:
+        raise UnknownInstruction(f"unknown lanes of {given.text}")
+    if name == "quad_perm":
+        by = sum(lane << 2 * at for at, lane in enumerate(given.flags(name, [])))
+    else:
+        by = given.number(name)
+    rows, banks = given.number("row_mask", 15), given.number("bank_mask", 15)
+    on = sum((rows >> (lane >> 4) & banks >> (lane >> 2 & 3) & 1) << lane for lane in range(64))
+    return {
+        "lanes": Control[name],
+        "by": by,
+        "on": on - (on >> 63 << 64),
+        "gives_zero": int(given.number("bound_ctrl") == 1),
+    }

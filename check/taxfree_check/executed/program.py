@@ -1,0 +1,256 @@
+"""Programs made of decoded kernels, and launches of them: workgroups, waves, barriers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from copy import copy
+from random import Random
+
+import numpy as np
+import torch
+from taxfree_check.executed import (
+    interpreter,
+    matrix,
+    scalar,
+    scalar_memory,
+    shared,
+    vector,
+    vector_memory,
+)
+from taxfree_check.executed.caches import Gpu, View
+from taxfree_check.executed.decode import Instruction, Listing
+from taxfree_check.executed.encoding import INSTRUCTION, Form, Row
+from taxfree_check.executed.errors import BadAccess, Hang
+from taxfree_check.executed.flight import Timing
+from taxfree_check.executed.lanes import WORD
+from taxfree_check.executed.lds import Shared
+from taxfree_check.executed.operands import row
+from taxfree_check.executed.tactics import Tactics
+from taxfree_check.executed.wave import AGAIN, ASLEEP, AT_BARRIER, END, Step, Wave
+
+_QUANTUM = 100  # instructions of a wave's turn at most
+_FICKLENESS = 0.05  # the chance, each turn, that a wave's priority changes
+
+
+class Program:
+    """A kernel ready to be executed.
+
+    Args:
+        listing: the decoded kernel.
+
+    Attributes:
+        rows: its instructions, as records.
+        steps: functions for those that are not compiled; else None.
+        hits: for each instruction, whether it was executed.
+
+    Raises:
+        UnknownInstruction: the executor does not know one; names it.
+    """
+
+    def __init__(self, listing: Listing) -> None:
+        self.listing = listing
+        count = len(listing.instructions)
+        self.rows = np.zeros(count + 1, INSTRUCTION)  # at the last one, compiled code stops
+        self.steps: list[Step | None] = [None] * count
+        self.hits = bytearray(count)
+        for at, given in enumerate(listing.instructions):
+            built = _build(given, listing.labels)
+            if callable(built):
+                self.steps[at] = built
+            else:
+                self.rows[at] = built
+            if given.opcode == "s_waitcnt":
+                vector, local = scalar.left_in_flight(given)
+                self.rows[at] = row(Form.WAIT, vector=vector, local=local)
+
+    def step(self, at: int) -> Step:
+        """The function that executes an instruction."""
+        return self.steps[at] or interpreter.alone(self.rows[at])
+
+    def with_steps(self, steps: Mapping[int, Step]) -> Program:
+        """The same, but for some steps; as if it had never run."""
+        changed = copy(self)
+        changed.rows, changed.steps = self.rows.copy(), self.steps.copy()
+        changed.hits = bytearray(len(self.steps))
+        for at, step in steps.items():
+            changed.rows["form"][at], changed.steps[at] = Form.PYTHON, step
+        return changed
+
+
+def build_step(given: Instruction, labels: Mapping[str, int]) -> Step:
+    """Make the function that an instruction is.
+
+    Raises:
+        UnknownInstruction: the executor does not know it.
+    """
+    built = _build(given, labels)
+    return built if callable(built) else interpreter.alone(built)
+
+
+def _build(given: Instruction, labels: Mapping[str, int]) -> Row | Step:
+    family = given.opcode.split("_")[0]
+    if family == "s":
+        if given.opcode.startswith("s_load"):
+            return scalar_memory.build(given)
+        return scalar.build(given, labels)
+    if family == "v":
+        return matrix.build(given) if "mfma" in given.opcode else vector.build(given)
+    return shared.build(given) if family == "ds" else vector_memory.build(given)
+
+
+def argument_bytes(listing: Listing, values: Sequence[int], grid: int) -> bytes:
+    """The block of a kernel's arguments.
+
+    Args:
+        values: integers and addresses, for the arguments that the caller gives.
+        grid: workgroups.
+    """
+    hidden = {
+        "hidden_block_count_x": grid, "hidden_block_count_y": 1, "hidden_block_count_z": 1,
+        "hidden_group_size_x": listing.threads, "hidden_group_size_y": 1, "hidden_group_size_z": 1,
+        "hidden_grid_dims": 1,
+    }  # fmt: skip
+    block = bytearray(listing.argument_bytes)
+    given = iter(values)
+    for each in listing.arguments:
+        value = hidden.get(each.kind, 0) if each.kind.startswith("hidden_") else next(given, 0)
+        mask = (1 << 8 * each.size) - 1
+        block[each.offset : each.offset + each.size] = (value & mask).to_bytes(each.size, "little")
+    return bytes(block)
+
+
+class Workgroup:
+    """The waves of one program, and what they share."""
+
+    def __init__(self, launch: Launch, number: int, view: View) -> None:
+        listing = launch.program.listing
+        self.shared = Shared(launch.shared_bytes, launch.timing.poison)
+        self.waves = [
+            Wave(launch.program, self, view, launch.timing, each)
+            for each in range(listing.threads // 64)
+        ]
+        for wave in self.waves:
+            at = listing.pointer_register
+            wave.s[at : at + 2] = launch.arguments & WORD, launch.arguments >> 32
+            wave.s[listing.user_registers] = number
+
+    @property
+    def has_ended(self) -> bool:
+        return all(wave.state == END for wave in self.waves)
+
+    def pass_barrier(self) -> None:
+        """Let waves go on that wait at the barrier, if all that have not ended do."""
+        if all(wave.state in (AT_BARRIER, END) for wave in self.waves):
+            for wave in self.waves:
+                if wave.state == AT_BARRIER:
+                    wave.state = 0
+
+
+class Launch:
+    """A kernel on one GPU: workgroups start in the order of their ids as others end.
+
+    Args:
+        program: what runs.
+        grid: workgroups.
+        values: arguments: integers and addresses.
+        shared_bytes: of LDS.
+        gpu: where it runs.
+        timing: of its memory operations.
+        tactics: of the run.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        grid: int,
+        values: Sequence[int],
+        shared_bytes: int,
+        gpu: Gpu,
+        timing: Timing,
+        tactics: Tactics,
+    ) -> None:
+        self.program, self.shared_bytes, self.timing = program, shared_bytes, timing
+        self._gpu, self._tactics = gpu, tactics
+        block = argument_bytes(program.listing, values, grid)
+        kept = gpu.memory.empty(len(block), torch.uint8)
+        kept.copy_(torch.frombuffer(bytearray(block), dtype=torch.uint8))
+        self.arguments = kept.data_ptr()
+        self._waiting = iter(range(grid))
+        self._groups: list[Workgroup] = []
+        self._waves: list[Wave] = []
+        gpu.begin_launch()
+        for _ in range(tactics.resident):
+            self._start_next()
+        self._waves = [wave for group in self._groups for wave in group.waves]
+
+    @property
+    def has_ended(self) -> bool:
+        return not self._groups
+
+    def ready(self) -> list[Wave]:
+        """The waves that can go on.
+
+        Raises:
+            Hang: all wait at barriers that others have passed.
+        """
+        found = [
+            wave
+            for wave in self._waves
+            if not wave.state or (wave.state == ASLEEP and wave.has_woken)
+        ]
+        if not found and all(wave.state in (AT_BARRIER, END) for wave in self._waves):
+            raise Hang(f"{self.program.listing.name}: all waves wait at barriers", self.places())
+        return found
+
+    def turn(self, wave: Wave) -> int:
+        """Let a wave run for a while; returns how many instructions it executed."""
+        rng, before = self.timing.rng, wave.executed
+        self._complete_some(wave, rng)
+        try:
+            stopped = interpreter.run(wave, rng.randint(1, _QUANTUM))
+        except BadAccess as error:
+            text = self.program.listing.instructions[wave.pc].text
+            raise BadAccess(error.message, f"{self.program.listing.name}, at: {text}") from None
+        if stopped in (AT_BARRIER, END, ASLEEP):
+            wave.state = stopped
+            self._regroup(next(each for each in self._groups if each is wave.group))
+        if stopped == AGAIN:
+            wave.priority -= rng.choice((1, 9))  # most others go first, for long
+        elif rng.random() < _FICKLENESS:
+            wave.priority = rng.random()
+        if self._tactics.churn and rng.random() < self._tactics.churn:
+            self._gpu.churn(rng)
+        return wave.executed - before
+
+    def wake(self) -> None:
+        """Let all that is in flight take effect, and waves that sleep poll once more."""
+        for wave in self._waves:
+            self.timing.drain(wave.vector_queue, 0)
+            wave.wake()
+
+    def places(self) -> str:
+        """Where the waves are."""
+        instructions = self.program.listing.instructions
+        texts = {instructions[wave.pc].text for wave in self._waves if wave.state != END}
+        return "at: " + "; ".join(sorted(texts)[:4])
+
+    def _complete_some(self, wave: Wave, rng: Random) -> None:
+        if wave.vector_queue and rng.random() < self.timing.promptness:
+            self.timing.complete_any(wave.vector_queue)
+
+    def _regroup(self, group: Workgroup) -> None:
+        if not group.has_ended:
+            group.pass_barrier()
+            return
+        self._groups.remove(group)
+        self._start_next()
+        self._waves = [wave for group in self._groups for wave in group.waves]
+        if self.has_ended:
+            self._gpu.end_launch()
+
+    def _start_next(self) -> None:
+        number = next(self._waiting, None)
+        if number is None:
+            return
+        views = self._gpu.views[number % len(self._gpu.views)]
+        self._groups.append(Workgroup(self, number, self.timing.rng.choice(views)))

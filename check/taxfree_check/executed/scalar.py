@@ -1,0 +1,360 @@
+"""Scalar arithmetic, branches and waits."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from enum import IntEnum
+from typing import Any
+
+from taxfree_check.executed.arithmetic import (
+    RELATIONS,
+    Word,
+    count_of_ones,
+    is_below,
+    length,
+    logical_shift,
+    ones,
+    order,
+    reversed_bits,
+    sign_extended,
+    signed,
+)
+from taxfree_check.executed.decode import Instruction
+from taxfree_check.executed.encoding import EXEC, SCALARS, SCC, VCC, Form, Row, compiled, numbered
+from taxfree_check.executed.errors import UnknownInstruction
+from taxfree_check.executed.operands import Part, literal, row, scalar_of, scalar_source
+from taxfree_check.executed.wave import AGAIN, AT_BARRIER, END, Step, Wave
+
+_COUNTER = re.compile(r"(vmcnt|lgkmcnt|expcnt)\((\d+)\)")
+
+#: instructions of a destination: its words, and those of each source -> names
+_WORDS = {
+    (1, 1): "s_mov_b32 s_not_b32 s_abs_i32 s_brev_b32 s_bcnt1_i32_b32 s_ff1_i32_b32"
+    " s_flbit_i32_b32 s_sext_i32_i8 s_sext_i32_i16",
+    (1, 2): "s_bcnt1_i32_b64 s_ff1_i32_b64",
+    (2, 2): "s_mov_b64 s_not_b64",
+    (1, 1, 1): "s_add_u32 s_sub_u32 s_add_i32 s_sub_i32 s_addc_u32 s_subb_u32 s_min_u32 s_max_u32"
+    " s_min_i32 s_max_i32 s_mul_i32 s_mul_hi_u32 s_mul_hi_i32 s_lshl_b32 s_lshr_b32 s_ashr_i32"
+    " s_bfe_u32 s_bfe_i32 s_bfm_b32 s_pack_ll_b32_b16 s_lshl1_add_u32 s_lshl2_add_u32"
+    " s_lshl3_add_u32 s_lshl4_add_u32 s_cselect_b32 s_and_b32 s_or_b32 s_xor_b32 s_andn2_b32"
+    " s_orn2_b32 s_nand_b32 s_nor_b32 s_xnor_b32",
+    (2, 2, 1): "s_lshl_b64 s_lshr_b64 s_ashr_i64 s_bfe_u64 s_bfe_i64",
+    (2, 2, 2): "s_cselect_b64 s_and_b64 s_or_b64 s_xor_b64 s_andn2_b64 s_orn2_b64 s_nand_b64"
+    " s_nor_b64 s_xnor_b64",
+}
+#: name -> words of its destination, and of its sources
+OPERATIONS = {
+    name: (words[0], words[1:]) for words, names in _WORDS.items() for name in names.split()
+}
+_SAVE_EXEC = {name.replace("b64", "saveexec_b64"): name for name in _WORDS[2, 2, 2].split()[1:]}
+_COMPARED = {
+    f"s_{form}_{relation}_{kind}": (kind, RELATIONS[relation])
+    for form, kinds in (("cmp", "i32 u32"), ("cmpk", "i32 u32"))
+    for kind in kinds.split()
+    for relation in ["eq", "lg", "lt", "le", "gt", "ge"]
+}
+_COMPARED |= {f"s_cmp_{relation}_u64": ("u64", RELATIONS[relation]) for relation in ("eq", "lg")}
+
+_COMPARISONS = "s_cmp_i32 s_cmp_u32 s_bitcmp0_b32 s_bitcmp1_b32"
+
+
+def _without_width(name: str) -> str:
+    return re.sub("(32|64)$", "", name)
+
+
+#: named without the width of their operands at the end
+Operation = numbered(
+    dict.fromkeys(map(_without_width, [*OPERATIONS, *_COMPARISONS.split()])), __name__
+)
+
+
+class Condition(IntEnum):
+    """What makes a branch go."""
+
+    s_branch = 0
+    s_cbranch_scc0 = 1
+    s_cbranch_scc1 = 2
+    s_cbranch_execz = 3
+    s_cbranch_execnz = 4
+    s_cbranch_vccz = 5
+    s_cbranch_vccnz = 6
+
+
+#: hints, and waits for hazards that this executor does not have
+_NOTHING = {"s_nop", "s_setprio", "s_sleep"}
+
+
+# -- what happens ---------------------------------------------------------------------------------
+
+
+@compiled
+def result(operation: int, a: Word, b: Word, c: Word, scc: int, width: int) -> tuple[Word, int]:
+    """The value that an instruction gives, and the condition code.
+
+    Args:
+        operation: see :data:`Operation`.
+        a, b: the sources' bits.
+        c: of a comparison, its relations.
+        scc: the condition code before.
+        width: bits of the destination.
+    """
+    o = Operation
+    i, j, by = sign_extended(a, width), sign_extended(b, width), b & width - 1
+    # the condition code stays
+    if operation == o.s_mov_b:
+        return a, scc
+    if operation == o.s_brev_b:
+        return reversed_bits(a), scc
+    if operation == o.s_ff1_i32_b:
+        return length(a & -a) - 1, scc
+    if operation == o.s_flbit_i32_b:
+        return 32 - length(a) if a else -1, scc
+    if operation == o.s_sext_i32_i8:
+        return sign_extended(a, 8), scc
+    if operation == o.s_sext_i32_i16:
+        return sign_extended(a, 16), scc
+    if operation == o.s_mul_i:
+        return a * b, scc
+    if operation == o.s_mul_hi_u:
+        return a * b >> 32, scc
+    if operation == o.s_mul_hi_i:
+        return i * j >> 32, scc
+    if operation == o.s_bfm_b:
+        return ones(a & 31) << by, scc
+    if operation == o.s_pack_ll_b32_b16:
+        return a & 0xFFFF | b << 16, scc
+    if operation == o.s_cselect_b:
+        return a if scc else b, scc
+    # it says whether the first source was taken
+    if operation == o.s_min_u:
+        return min(a, b), a < b
+    if operation == o.s_max_u:
+        return max(a, b), a >= b
+    if operation == o.s_min_i:
+        return min(i, j), i < j
+    if operation == o.s_max_i:
+        return max(i, j), i >= j
+    # it is what a comparison finds
+    if operation == o.s_cmp_i:
+        return 0, order(i < j, i == j, True) & c != 0
+    if operation == o.s_cmp_u:
+        return 0, order(is_below(a, b), a == b, True) & c != 0
+    if operation == o.s_bitcmp0_b:
+        return 0, a >> by & 1 == 0
+    if operation == o.s_bitcmp1_b:
+        return 0, a >> by & 1 == 1
+    # it is the carry of a sum
+    if operation == o.s_add_i:
+        return i + j, i + j != signed(i + j)
+    if operation == o.s_sub_i:
+        return i - j, i - j != signed(i - j)
+    if operation == o.s_add_u:
+        return _sum(a + b)
+    if operation == o.s_sub_u:
+        return _sum(a - b)
+    if operation == o.s_addc_u:
+        return _sum(a + b + scc)
+    if operation == o.s_subb_u:
+        return _sum(a - b - scc)
+    if operation == o.s_lshl1_add_u:
+        return _sum((a << 1) + b)
+    if operation == o.s_lshl2_add_u:
+        return _sum((a << 2) + b)
+    if operation == o.s_lshl3_add_u:
+        return _sum((a << 3) + b)
+    if operation == o.s_lshl4_add_u:
+        return _sum((a << 4) + b)
+    # it says whether the value is not 0
+    value = 0
+    if operation == o.s_and_b:
+        value = a & b
+    elif operation == o.s_or_b:
+        value = a | b
+    elif operation == o.s_xor_b:
+        value = a ^ b
+    elif operation == o.s_andn2_b:
+        value = a & ~b
+    elif operation == o.s_orn2_b:
+        value = a | ~b
+    elif operation == o.s_nand_b:
+        value = ~(a & b)
+    elif operation == o.s_nor_b:
+        value = ~(a | b)
+    elif operation == o.s_xnor_b:
+        value = ~(a ^ b)
+    elif operation == o.s_not_b:
+        value = ~a
+    elif operation == o.s_lshl_b:
+        value = a << by
+    elif operation == o.s_lshr_b:
+        value = logical_shift(a, by)
+    elif operation == o.s_ashr_i:
+        value = i >> by
+    elif operation == o.s_bfe_u:
+        value = _field(a, by, b >> 16 & 127, width)
+    elif operation == o.s_bfe_i:
+        count = min(b >> 16 & 127, width - by)
+        value = sign_extended(_field(a, by, count, width), count) if count else 0
+    elif operation == o.s_bcnt1_i32_b:
+        value = count_of_ones(a)
+    elif operation == o.s_abs_i:
+        value = abs(i)
+    value &= ones(width)
+    return value, value != 0
+
+
+@compiled
+def _sum(total: Word) -> tuple[Word, int]:
+    return total, total < 0 or total > 0xFFFFFFFF
+
+
+@compiled
+def _field(value: Word, offset: Word, count: Word, width: int) -> Word:
+    """A bit field: `count` bits of `width` from `offset` on."""
+    return logical_shift(value, offset) & ones(min(count, width - offset))
+
+
+@compiled
+def goes(condition: int, words: Any) -> bool:
+    """Whether a branch goes."""
+    if condition == Condition.s_cbranch_scc0:
+        return words[SCALARS + SCC] == 0
+    if condition == Condition.s_cbranch_scc1:
+        return words[SCALARS + SCC] != 0
+    if condition == Condition.s_cbranch_execz:
+        return words[SCALARS + EXEC] | words[SCALARS + EXEC + 1] == 0
+    if condition == Condition.s_cbranch_execnz:
+        return words[SCALARS + EXEC] | words[SCALARS + EXEC + 1] != 0
+    if condition == Condition.s_cbranch_vccz:
+        return words[SCALARS + VCC] | words[SCALARS + VCC + 1] == 0
+    if condition == Condition.s_cbranch_vccnz:
+        return words[SCALARS + VCC] | words[SCALARS + VCC + 1] != 0
+    return True
+
+
+# -- what instructions are made of ----------------------------------------------------------------
+
+
+def build(given: Instruction, labels: Mapping[str, int]) -> Row | Step:
+    """Make the record of a scalar instruction, or a function that executes it.
+
+    Raises:
+        UnknownInstruction: it is not among those that this module knows.
+    """
+    name = given.opcode
+    if name in OPERATIONS:
+        words, kinds = OPERATIONS[name]
+        sources = [
+            scalar_source(text, kind) for text, kind in zip(given.operands[1:], kinds, strict=True)
+        ]
+        part = Part(sources, _out(given), is_wide=words == 2)
+        return row(Form.SCALAR, _number(name), part)
+    if name in _SAVE_EXEC:
+        sources = [scalar_source(given.operands[1], 2), scalar_source("exec", 2)]
+        part = Part(sources, _out(given), is_wide=True)
+        return row(Form.SAVE_EXEC, _number(_SAVE_EXEC[name]), part)
+    if name in _NOTHING:
+        return row(Form.NOTHING)
+    if name in Condition.__members__:
+        return row(Form.BRANCH, Condition[name], target=labels[given.operands[0]])
+    if name in _COMPARED:
+        return _compare(given)
+    if name in _OTHERS:
+        return _OTHERS[name](given)
+    raise UnknownInstruction(f"unknown instruction {given.text}")
+
+
+def _number(name: str) -> int:
+    return int(Operation[_without_width(name)])
+
+
+def _out(given: Instruction) -> int:
+    return SCALARS + scalar_of(given.operands[0])
+
+
+def _compare(given: Instruction) -> Row:
+    kind, relations = _COMPARED[given.opcode]
+    first, second = (scalar_source(each, int(kind[1:]) // 32) for each in given.operands)
+    if given.opcode.startswith("s_cmpk") and kind == "i32":
+        second = literal(_immediate(given))
+    part = Part([first, second, literal(relations)])
+    return row(Form.SCALAR, _number(f"s_cmp_{kind}"), part)
+
+
+def _bit_test(given: Instruction) -> Row:
+    part = Part([scalar_source(each) for each in given.operands])
+    return row(Form.SCALAR, _number(given.opcode), part)
+
+
+def _immediate(given: Instruction) -> int:
+    """A word: it has 16 bits, and a sign."""
+    bits = int(given.operands[1], 0) & 0xFFFF
+    return bits | (0xFFFF0000 if bits >> 15 else 0)
+
+
+def _with_immediate(given: Instruction) -> Row:
+    immediate, target = literal(_immediate(given)), scalar_source(given.operands[0])
+    name = given.opcode.replace("k_i32", "_i32")
+    if name == "s_mov_i32":
+        return row(Form.SCALAR, _number("s_mov_b32"), Part([immediate], _out(given)))
+    return row(Form.SCALAR, _number(name), Part([target, immediate], _out(given)))
+
+
+def left_in_flight(given: Instruction) -> tuple[int, int]:
+    """How many vector memory operations, and others, an ``s_waitcnt`` leaves in flight."""
+    counters = {name: int(number) for name, number in _COUNTER.findall(given.text)}
+    return counters.get("vmcnt", 63), counters.get("lgkmcnt", 15)
+
+
+def _wait(given: Instruction) -> Step:
+    vector, local = left_in_flight(given)
+
+    def step(wave: Wave) -> int | None:
+        queue, timing = wave.vector_queue, wave.timing
+        if len(queue) > vector and not timing.has_drained(queue, vector, wave.stalls):
+            return AGAIN
+        if len(wave.local_queue) > local:
+            timing.drain(wave.local_queue, local)
+        return None
+
+    return step
+
+
+def _hardware_register(given: Instruction) -> Step:
+    """The number of the chiplet that the wave runs on is the only one that kernels read."""
+    target, name = scalar_of(given.operands[0]), given.operands[1]
+    if name != "hwreg(HW_REG_XCC_ID)":
+        raise UnknownInstruction(f"{given.text}: {name} is not modelled")
+
+    def step(wave: Wave) -> None:
+        wave.s[target] = wave.view.chiplet
+
+    return step
+
+
+def _end(given: Instruction) -> Step:
+    def step(wave: Wave) -> int:
+        if wave.vector_queue and not wave.timing.has_drained(wave.vector_queue, 0, wave.stalls):
+            return AGAIN
+        wave.timing.drain(wave.local_queue, 0)
+        return END
+
+    return step
+
+
+_MAKERS: dict[Callable[[Instruction], Row | Step], str] = {
+    _bit_test: "s_bitcmp0_b32 s_bitcmp1_b32",
+    _with_immediate: "s_movk_i32 s_addk_i32 s_mulk_i32",
+    _hardware_register: "s_getreg_b32",
+    _wait: "s_waitcnt",
+    _end: "s_endpgm",
+    lambda given: lambda wave: AT_BARRIER: "s_barrier",
+}
+_OTHERS = {name: make for make, names in _MAKERS.items() for name in names.split()}
+
+#: all that this module knows
+OPCODES = (
+    frozenset(OPERATIONS) | frozenset(_SAVE_EXEC) | _NOTHING | frozenset(Condition.__members__)
+    | frozenset(_COMPARED) | frozenset(_OTHERS)
+)  # fmt: skip

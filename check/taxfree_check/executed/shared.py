@@ -1,0 +1,170 @@
+"""Instructions on LDS."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from taxfree_check.executed.decode import Instruction
+from taxfree_check.executed.errors import UnknownInstruction
+from taxfree_check.executed.flight import InFlight
+from taxfree_check.executed.lanes import LANES, Lanes
+from taxfree_check.executed.operands import row_of
+from taxfree_check.executed.wave import Step, Wave
+
+_NAME = re.compile(r"ds_(read|write)(2?)(st64)?_[bu](8|16|32|64|96|128)(_d16_hi)?")
+
+
+def build(given: Instruction) -> Step:
+    """Make the step of an instruction on LDS.
+
+    Raises:
+        UnknownInstruction: it is not among those that this module knows.
+    """
+    if given.opcode in ("ds_bpermute_b32", "ds_permute_b32"):
+        return _permute(given)
+    if given.opcode == "ds_swizzle_b32":
+        return _swap(given)
+    if given.opcode == "ds_read_b64_tr_b16":
+        return _read_transposed(given)
+    found = _NAME.fullmatch(given.opcode)
+    if found is None or not {"offset", "offset0", "offset1"}.issuperset(given.modifiers):
+        raise UnknownInstruction(f"unknown instruction {given.text}")
+    size, offsets = _pieces(given)
+    if found[1] == "read":
+        if found[5]:
+            raise UnknownInstruction(f"unknown instruction {given.text}")
+        return _read(given, size, offsets)
+    return _write(given, size, offsets, upper=bool(found[5]))
+
+
+def _pieces(given: Instruction) -> tuple[int, list[int]]:
+    """Bytes of each access of a lane, and their offsets from its address."""
+    found = _NAME.fullmatch(given.opcode)
+    if found is None:  # transposed
+        return 8, [given.number("offset")]
+    size = int(found[4]) // 8
+    if not found[2]:
+        return size, [given.number("offset")]
+    unit = size * (64 if found[3] else 1)
+    return size, [unit * given.number("offset0"), unit * given.number("offset1")]
+
+
+def touched(given: Instruction) -> Callable[[Wave], Lanes]:
+    """Wave -> the words of LDS that a read or write touches, by number."""
+    size, offsets = _pieces(given)
+    base = row_of(given.operands[0 if "write" in given.opcode else 1])
+    first = np.add.outer(offsets, np.arange(0, size, 4)).ravel()
+    return lambda wave: (
+        (wave.registers[base][_lanes_on(wave)].astype(np.int64)[:, None] + first).ravel() >> 2
+    )
+
+
+def _lanes_on(wave: Wave) -> Any:
+    """An index of the lanes that are on; of all, one that costs nothing."""
+    return slice(None) if wave.is_full else wave.mask
+
+
+def _issue(wave: Wave, effect: Callable[[], Any], row: int = 0, count: int = 0) -> None:
+    wave.timing.issue(wave.local_queue, InFlight(effect, rows=(row, row + count)))
+
+
+def _read(given: Instruction, size: int, offsets: list[int]) -> Step:
+    row, base = row_of(given.operands[0]), row_of(given.operands[1])
+    words = max(size // 4, 1)
+
+    def step(wave: Wave) -> None:
+        is_on, shared = _lanes_on(wave), wave.group.shared
+        places = wave.registers[base][is_on].astype(np.int64)
+        wave.poison(row, words * len(offsets))
+
+        def effect() -> None:
+            for number, offset in enumerate(offsets):
+                to = row + words * number
+                wave.registers[to : to + words, is_on] = shared.load(places + offset, size)
+
+        _issue(wave, effect, row, words * len(offsets))
+
+    return step
+
+
+def _write(given: Instruction, size: int, offsets: list[int], *, upper: bool) -> Step:
+    base, rows = row_of(given.operands[0]), [row_of(text) for text in given.operands[1:]]
+    words, shift = max(size // 4, 1), np.uint32(16 if upper else 0)
+
+    def step(wave: Wave) -> None:
+        is_on, shared = _lanes_on(wave), wave.group.shared
+        places = wave.registers[base][is_on].astype(np.int64)
+        taken = [wave.registers[row : row + words, is_on].T >> shift for row in rows]
+        values = [each.astype(f"u{min(size, 4)}") for each in taken]
+
+        def effect() -> None:
+            for offset, value in zip(offsets, values, strict=True):
+                shared.store(places + offset, value)
+
+        _issue(wave, effect)
+
+    return step
+
+
+def _permute(given: Instruction) -> Step:
+    """Exchange between lanes: pull from (``bpermute``) or push to the lane of a byte address."""
+    row, fixed = row_of(given.operands[0]), np.uint32(given.number("offset"))
+    address, value = (row_of(text) for text in given.operands[1:])
+    pulls = given.opcode == "ds_bpermute_b32"
+
+    def step(wave: Wave) -> None:
+        is_on = wave.mask
+        lanes = (wave.registers[address] + fixed >> np.uint32(2) & np.uint32(63)).astype(np.intp)
+        values = wave.registers[value]
+        result = np.zeros(64, np.uint32)
+        if pulls:
+            result = np.where(is_on[lanes], values[lanes], result)
+        else:
+            result[lanes[is_on]] = values[is_on]
+        wave.poison(row, 1)
+        _issue(wave, lambda: np.copyto(wave.registers[row], result, where=is_on), row, 1)
+
+    return step
+
+
+def _swap(given: Instruction) -> Step:
+    """Exchange neighbouring groups of lanes."""
+    found = re.fullmatch(r"swizzle\(SWAP,(\d+)\)", given.modifiers.get("offset", ""))
+    if found is None:
+        raise UnknownInstruction(f"unknown form of {given.text}")
+    row, value = row_of(given.operands[0]), row_of(given.operands[1])
+    partners = LANES ^ int(found[1])
+
+    def step(wave: Wave) -> None:
+        is_on, values = wave.mask, wave.registers[value]
+        result = np.where(is_on[partners], values[partners], np.uint32(0))
+        wave.poison(row, 1)
+        _issue(wave, lambda: np.copyto(wave.registers[row], result, where=is_on), row, 1)
+
+    return step
+
+
+def _read_transposed(given: Instruction) -> Step:
+    """Transpose 4 x 16 halves: 16 lanes read them by rows, and each receives a column."""
+    row, base = row_of(given.operands[0]), row_of(given.operands[1])
+    fixed = given.number("offset")
+    lane, number = LANES[:, None], np.arange(4)
+    giver = (lane & ~15) + 4 * number + (lane & 15) // 4
+
+    def step(wave: Wave) -> None:
+        if not wave.is_full:
+            raise UnknownInstruction(f"{given.opcode} with lanes off")
+        shared, places = wave.group.shared, wave.registers[base].astype(np.int64) + fixed
+        wave.poison(row, 2)
+
+        def effect() -> None:
+            halves = shared.load(places, 8).T.copy().view(np.uint16)  # lane, 4
+            words = np.ascontiguousarray(halves[giver, lane % 4]).view(np.uint32)
+            wave.registers[row][:], wave.registers[row + 1][:] = words[:, 0], words[:, 1]
+
+        _issue(wave, effect, row, 2)
+
+    return step

@@ -1,0 +1,557 @@
+"""Vector arithmetic: what an instruction does in each lane that is on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from taxfree_check.executed import dpp
+from taxfree_check.executed.arithmetic import (
+    RELATIONS,
+    Word,
+    bits,
+    bitwise,
+    count_of_ones,
+    division_fixup,
+    division_fma,
+    division_scale,
+    f32,
+    fma,
+    from_half,
+    is_below,
+    length,
+    logical_shift,
+    maximum,
+    minimum,
+    ones,
+    order,
+    permuted_bytes,
+    reversed_bits,
+    scaled,
+    sign_extended,
+    signed,
+    to_bfloat16,
+    to_half,
+    to_signed,
+    to_unsigned,
+)
+from taxfree_check.executed.decode import Instruction
+from taxfree_check.executed.encoding import SCALARS, Form, Row, compiled, numbered
+from taxfree_check.executed.errors import UnknownInstruction
+from taxfree_check.executed.lanes import LANES
+from taxfree_check.executed.operands import (
+    WIDE,
+    Part,
+    Source,
+    literal,
+    register,
+    row,
+    row_of,
+    scalar_of,
+    scalar_source,
+    signs,
+    source,
+)
+from taxfree_check.executed.wave import Step, Wave
+
+#: instructions of one destination: its kind, and the kinds of the sources -> names
+_KINDS = {
+    "u32: u32": "v_mov_b32 v_not_b32 v_bfrev_b32 v_accvgpr_read_b32 v_accvgpr_write_b32"
+    " v_accvgpr_mov_b32",
+    "u64: u64": "v_mov_b64",
+    "u32: u32 u32": "v_add_u32 v_sub_u32 v_subrev_u32 v_mul_lo_u32 v_mul_hi_u32 v_and_b32 v_or_b32"
+    " v_xor_b32 v_min_u32 v_max_u32 v_lshlrev_b32 v_lshrrev_b32 v_mul_u32_u24 v_pack_b32_f16"
+    " v_mbcnt_lo_u32_b32 v_mbcnt_hi_u32_b32",
+    "i32: i32 i32": "v_min_i32 v_max_i32 v_ashrrev_i32 v_mul_hi_i32 v_mul_i32_i24",
+    "u64: u32 u64": "v_lshlrev_b64 v_lshrrev_b64",
+    "i64: u32 i64": "v_ashrrev_i64",
+    "u32: u32 u32 u32": "v_add3_u32 v_lshl_add_u32 v_add_lshl_u32 v_lshl_or_b32 v_and_or_b32"
+    " v_or3_b32 v_xad_u32 v_bfi_b32 v_mad_u32_u24 v_bfe_u32 v_bfe_i32 v_perm_b32 v_alignbit_b32",
+    "u64: u64 u32 u64": "v_lshl_add_u64",
+    "i32: i32 i32 i32": "v_min3_i32 v_max3_i32 v_mad_i32_i24",
+    "f32: f32": "v_sqrt_f32 v_trunc_f32 v_floor_f32 v_ceil_f32 v_rndne_f32 v_exp_f32 v_log_f32"
+    " v_rcp_f32 v_rcp_iflag_f32 v_rsq_f32",
+    "f32: f32 f32": "v_add_f32 v_sub_f32 v_subrev_f32 v_mul_f32 v_min_f32 v_max_f32",
+    "f32: f32 f32 f32": "v_fma_f32 v_fmamk_f32 v_fmaak_f32 v_div_fixup_f32 v_max3_f32 v_min3_f32",
+    "f32: f32 i32": "v_ldexp_f32",
+    "f32: u32": "v_cvt_f32_u32 v_cvt_f32_ubyte0",
+    "f32: i32": "v_cvt_f32_i32",
+    "f32: f16": "v_cvt_f32_f16",
+    "i32: i32": "v_ffbh_i32",
+    "u32: f32": "v_cvt_u32_f32 v_cvt_f16_f32",
+    "i32: f32": "v_cvt_i32_f32",
+    "u32: f32 f32": "v_cvt_pk_bf16_f32 v_cvt_pk_f16_f32",
+}
+#: name -> the kind of its destination, and those of its sources
+OPERATIONS = {
+    name: (kinds.split(": ")[0], kinds.split(": ")[1].split())
+    for kinds, names in _KINDS.items()
+    for name in names.split()
+}
+_RELATIONS_OF = {  # kinds -> their relations
+    "u32 i32 u64 i64": "eq ne lt le gt ge",
+    "f32": "eq lg lt le gt ge o u nlg neq nlt nle ngt nge",
+}
+_COMPARED = {
+    f"v_cmp_{relation}_{kind}": (kind, RELATIONS[relation])
+    for kinds, relations in _RELATIONS_OF.items()
+    for kind in kinds.split()
+    for relation in relations.split()
+}
+#: what differs from another instruction only in its operands
+_SAME = {
+    "v_accvgpr_read_b32": "v_mov_b32", "v_accvgpr_write_b32": "v_mov_b32",
+    "v_accvgpr_mov_b32": "v_mov_b32", "v_pk_mov_b32": "v_mov_b32",
+    "v_fmamk_f32": "v_fma_f32", "v_fmaak_f32": "v_fma_f32", "v_fmac_f32": "v_fma_f32",
+    "v_pk_fma_f32": "v_fma_f32", "v_fma_mix_f32": "v_fma_f32",
+    "v_pk_add_f32": "v_add_f32", "v_pk_mul_f32": "v_mul_f32", "v_rcp_iflag_f32": "v_rcp_f32",
+    "v_subrev_u32": "v_sub_u32", "v_subrev_f32": "v_sub_f32",
+    "v_subrev_co_u32": "v_sub_co_u32", "v_subbrev_co_u32": "v_subb_co_u32",
+}  # fmt: skip
+_CARRIES = "v_add_co_u32 v_sub_co_u32 v_subrev_co_u32 v_addc_co_u32 v_subb_co_u32 v_subbrev_co_u32"
+_WITH_MORE = (  # operands than a destination and its sources
+    "v_bitop3_b32 v_cndmask_b32 v_mad_u64_u32 v_mad_i64_i32 v_div_scale_f32 v_div_fmas_f32"
+    " v_fma_mixlo_f16 v_fma_mixhi_f16 v_readfirstlane_b32 v_readlane_b32 v_writelane_b32"
+)
+
+Operation = numbered(
+    [
+        *OPERATIONS,
+        *_CARRIES.split(),
+        *_WITH_MORE.split(),
+        *(f"v_cmp_{kind}" for kinds in _RELATIONS_OF for kind in kinds.split()),
+        "v_add_u32_clamp",
+        "v_sub_u32_clamp",
+    ],
+    __name__,
+)
+
+
+def _number(name: str) -> int:
+    return int(Operation[_SAME.get(name, name)])
+
+
+# -- what happens in a lane -----------------------------------------------------------------------
+
+
+@compiled(inline="always")  # a call in each lane would take as long as the work
+def value(operation: int, a: Word, b: Word, c: Word, d: Word, lane: int) -> Word:
+    """The result of an instruction in one lane.
+
+    Args:
+        operation: see :data:`Operation`.
+        a, b, c: the sources' bits.
+        d: a mask of lanes, the truth table of ``v_bitop3_b32``, or what the destination has.
+    """
+    o, bit = Operation, d >> lane & 1
+    # 32 bits
+    if operation == o.v_mov_b32 or operation == o.v_mov_b64:
+        return a
+    if operation == o.v_not_b32:
+        return ~a
+    if operation == o.v_bfrev_b32:
+        return reversed_bits(a)
+    if operation == o.v_add_u32:
+        return a + b
+    if operation == o.v_sub_u32:
+        return a - b
+    if operation == o.v_mul_lo_u32:
+        return a * b
+    if operation == o.v_mul_hi_u32:
+        return a * b >> 32
+    if operation == o.v_and_b32:
+        return a & b
+    if operation == o.v_or_b32:
+        return a | b
+    if operation == o.v_xor_b32:
+        return a ^ b
+    if operation == o.v_min_u32:
+        return min(a, b)
+    if operation == o.v_max_u32:
+        return max(a, b)
+    if operation == o.v_lshlrev_b32:
+        return b << (a & 31)
+    if operation == o.v_lshrrev_b32:
+        return b >> (a & 31)
+    if operation == o.v_mul_u32_u24:
+        return (a & 0xFFFFFF) * (b & 0xFFFFFF)
+    if operation == o.v_pack_b32_f16:
+        return a & 0xFFFF | b << 16
+    if operation == o.v_mbcnt_lo_u32_b32:
+        return count_of_ones(a & ones(min(lane, 32))) + b
+    if operation == o.v_mbcnt_hi_u32_b32:
+        return count_of_ones(a & ones(max(lane - 32, 0))) + b
+    if operation == o.v_add3_u32:
+        return a + b + c
+    if operation == o.v_lshl_add_u32:
+        return (a << (b & 31)) + c
+    if operation == o.v_add_lshl_u32:
+        return a + b << (c & 31)
+    if operation == o.v_lshl_or_b32:
+        return a << (b & 31) | c
+    if operation == o.v_and_or_b32:
+        return a & b | c
+    if operation == o.v_or3_b32:
+        return a | b | c
+    if operation == o.v_xad_u32:
+        return (a ^ b) + c
+    if operation == o.v_bfi_b32:
+        return a & b | ~a & c
+    if operation == o.v_mad_u32_u24:
+        return (a & 0xFFFFFF) * (b & 0xFFFFFF) + c
+    if operation == o.v_bfe_u32:
+        return a >> (b & 31) & ones(c & 31)
+    if operation == o.v_perm_b32:
+        return permuted_bytes(a, b, c)
+    if operation == o.v_alignbit_b32:
+        return (a << 32 | b) >> (c & 31)
+    if operation == o.v_bitop3_b32:
+        return bitwise(a, b, c, d)
+    if operation == o.v_cndmask_b32:
+        return b if bit else a
+    if operation == o.v_add_co_u32:
+        return a + b
+    if operation == o.v_sub_co_u32:
+        return a - b
+    if operation == o.v_addc_co_u32:
+        return a + b + bit
+    if operation == o.v_subb_co_u32:
+        return a - b - bit
+    if operation == o.v_add_u32_clamp:
+        return min(a + b, 0xFFFFFFFF)
+    if operation == o.v_sub_u32_clamp:
+        return max(a - b, 0)
+    # 64 bits
+    if operation == o.v_lshlrev_b64:
+        return b << (a & 63)
+    if operation == o.v_lshrrev_b64:
+        return logical_shift(b, a & 63)
+    if operation == o.v_ashrrev_i64:
+        return b >> (a & 63)
+    if operation == o.v_lshl_add_u64:
+        return (a << (b & 7)) + c
+    if operation == o.v_mad_u64_u32:
+        return a * b + c
+    # signed
+    i, j, k = signed(a), signed(b), signed(c)
+    if operation == o.v_min_i32:
+        return min(i, j)
+    if operation == o.v_max_i32:
+        return max(i, j)
+    if operation == o.v_min3_i32:
+        return min(min(i, j), k)
+    if operation == o.v_max3_i32:
+        return max(max(i, j), k)
+    if operation == o.v_ashrrev_i32:
+        return j >> (a & 31)
+    if operation == o.v_mul_hi_i32:
+        return i * j >> 32
+    if operation == o.v_mul_i32_i24:
+        return sign_extended(a, 24) * sign_extended(b, 24)
+    if operation == o.v_mad_i32_i24:
+        return sign_extended(a, 24) * sign_extended(b, 24) + c
+    if operation == o.v_mad_i64_i32:
+        return i * j + c
+    if operation == o.v_bfe_i32:
+        return sign_extended(i >> (b & 31), c & 31) if c & 31 else 0
+    if operation == o.v_ffbh_i32:
+        return 32 - length(i ^ i >> 31) if i ^ i >> 31 else -1
+    # conversions
+    if operation == o.v_cvt_f32_u32:
+        return bits(np.float32(a))
+    if operation == o.v_cvt_f32_i32:
+        return bits(np.float32(i))
+    if operation == o.v_cvt_f32_ubyte0:
+        return bits(np.float32(a & 255))
+    if operation == o.v_cvt_f32_f16:
+        return from_half(a)
+    if operation == o.v_cvt_f16_f32:
+        return to_half(a)
+    if operation == o.v_cvt_pk_bf16_f32:
+        return to_bfloat16(a) | to_bfloat16(b) << 16
+    if operation == o.v_cvt_pk_f16_f32:
+        return to_half(a) | to_half(b) << 16
+    # float32
+    x, y, z = f32(a), f32(b), f32(c)
+    if operation == o.v_cvt_u32_f32:
+        return to_unsigned(x)
+    if operation == o.v_cvt_i32_f32:
+        return to_signed(x)
+    if operation == o.v_fma_mixlo_f16:
+        return d & 0xFFFF0000 | to_half(bits(fma(x, y, z)))
+    if operation == o.v_fma_mixhi_f16:
+        return d & 0xFFFF | to_half(bits(fma(x, y, z))) << 16
+    return bits(_float_value(operation, x, y, z, bit, b))
+
+
+@compiled
+def _float_value(operation: int, x: Any, y: Any, z: Any, bit: int, b: Word) -> Any:
+    o = Operation
+    if operation == o.v_add_f32:
+        return x + y
+    if operation == o.v_sub_f32:
+        return x - y
+    if operation == o.v_mul_f32:
+        return x * y
+    if operation == o.v_fma_f32:
+        return fma(x, y, z)
+    if operation == o.v_min_f32:
+        return minimum(x, y)
+    if operation == o.v_max_f32:
+        return maximum(x, y)
+    if operation == o.v_min3_f32:
+        return minimum(minimum(x, y), z)
+    if operation == o.v_max3_f32:
+        return maximum(maximum(x, y), z)
+    if operation == o.v_sqrt_f32:
+        return np.sqrt(x)
+    if operation == o.v_rcp_f32:
+        return np.float32(1) / x
+    if operation == o.v_rsq_f32:
+        return np.float32(1 / np.sqrt(np.float64(x)))
+    if operation == o.v_exp_f32:
+        return np.float32(np.exp2(np.float64(x)))
+    if operation == o.v_log_f32:
+        return np.float32(np.log2(np.float64(x)))
+    if operation == o.v_trunc_f32:
+        return np.trunc(x)
+    if operation == o.v_floor_f32:
+        return np.floor(x)
+    if operation == o.v_ceil_f32:
+        return np.ceil(x)
+    if operation == o.v_rndne_f32:
+        return np.rint(x)
+    if operation == o.v_ldexp_f32:
+        return scaled(x, signed(b))
+    if operation == o.v_div_scale_f32:
+        return division_scale(x, y, z)[0]
+    if operation == o.v_div_fmas_f32:
+        return division_fma(x, y, z, bit != 0)
+    return division_fixup(x, y, z)  # the only one that is left
+
+
+@compiled(inline="always")  # a call in each lane would take as long as the work
+def flag(operation: int, a: Word, b: Word, c: Word, d: Word, lane: int) -> bool:
+    """The bit that an instruction gives for one lane: of a comparison, a carry, or a division.
+
+    Args:
+        operation, a, b, c, d: see :func:`value`; of a comparison, `c` has the relations.
+    """
+    o, bit = Operation, d >> lane & 1
+    if operation == o.v_add_co_u32 or operation == o.v_addc_co_u32:
+        return a + b + bit > 0xFFFFFFFF
+    if operation == o.v_sub_co_u32 or operation == o.v_subb_co_u32:
+        return a - b - bit < 0
+    if operation == o.v_mad_u64_u32:
+        return is_below(a * b + c, a * b)
+    i, j = signed(a), signed(b)
+    if operation == o.v_mad_i64_i32:
+        # the sum has a 65th bit, its sign, which differs from the 64th if it overflows
+        product, total = i * j, i * j + c
+        return ((product ^ total) & (c ^ total) < 0) != (total < 0)
+    x, y = f32(a), f32(b)
+    if operation == o.v_div_scale_f32:
+        return division_scale(x, y, f32(c))[1]
+    if operation == o.v_cmp_f32:
+        return order(x < y, x == y, x > y) & c != 0
+    if operation == o.v_cmp_i32:
+        return order(i < j, i == j, True) & c != 0
+    if operation == o.v_cmp_u64:
+        return order(is_below(a, b), a == b, True) & c != 0
+    return order(a < b, a == b, True) & c != 0  # of words, and of 64 bits with a sign
+
+
+# -- what instructions are made of ----------------------------------------------------------------
+
+
+def build(given: Instruction) -> Row | Step:
+    """Make the record of a vector instruction, or a function that executes it.
+
+    Raises:
+        UnknownInstruction: it is not among those that this module knows.
+    """
+    name = given.opcode
+    if name in OPERATIONS:
+        return _simple(given)
+    if name in _COMPARED:
+        kind, relations = _COMPARED[name]
+        part = Part([*_sources(given, [kind] * 2), literal(relations)], bits=_pair(given, 0))
+        return _row(given, f"v_cmp_{kind}", part)
+    if name in _OTHERS:
+        return _OTHERS[name](given)
+    raise UnknownInstruction(f"unknown instruction {given.text}")
+
+
+def _row(given: Instruction, name: str, *parts: Part) -> Row:
+    fields = dpp.fields(given) if given.form == "dpp" else {}
+    return row(Form.VECTOR, _number(name), *parts, **fields)
+
+
+def _out(given: Instruction, at: int = 0) -> int:
+    return 64 * row_of(given.operands[at])
+
+
+def _pair(given: Instruction, at: int) -> int:
+    return SCALARS + scalar_of(given.operands[at])
+
+
+_HANDLED = {"clamp", "src0_sel", "src1_sel", "dst_sel", "dst_unused"}
+_PARTS = {  # of registers (SDWA)
+    "BYTE_0": (0, 0xFF), "BYTE_1": (8, 0xFF), "BYTE_2": (16, 0xFF), "BYTE_3": (24, 0xFF),
+    "WORD_0": (0, 0xFFFF), "WORD_1": (16, 0xFFFF),
+}  # fmt: skip
+
+
+def _sources(given: Instruction, kinds: list[str], first: int = 1) -> list[Source]:
+    """The operands from number `first` on, or the parts of them that SDWA selects."""
+    made = []
+    for at, kind in enumerate(kinds):
+        selected = given.modifiers.get(f"src{at}_sel", "DWORD")
+        part = None
+        if selected != "DWORD":
+            if selected not in _PARTS or kind not in ("u32", "i32", "f16"):
+                raise UnknownInstruction(f"unknown form of {given.text}")
+            part = _PARTS[selected]
+        made.append(source(given.operands[first + at], kind, part))
+    if "rev" in given.opcode and "sub" in given.opcode:
+        made.reverse()
+    return made
+
+
+def _simple(given: Instruction) -> Row:
+    name, (out, kinds) = given.opcode, OPERATIONS[given.opcode]
+    if len(given.operands) != 1 + len(kinds):
+        raise UnknownInstruction(f"unknown form of {given.text}")
+    if given.form != "dpp" and set(given.modifiers) - _HANDLED:
+        raise UnknownInstruction(f"unknown modifier of {given.text}")
+    if "clamp" in given.modifiers:
+        name += "_clamp"
+        if name not in Operation.__members__:
+            raise UnknownInstruction(f"unknown form of {given.text}")
+    sources = _sources(given, kinds)
+    shift, mask = 0, -1
+    if (selected := given.modifiers.get("dst_sel", "DWORD")) != "DWORD":
+        if given.modifiers.get("dst_unused") != "UNUSED_PAD" or out != "u32":
+            raise UnknownInstruction(f"unknown form of {given.text}")
+        shift, mask = _PARTS[selected]
+    return _row(given, name, Part(sources, _out(given), out in WIDE, mask, shift))
+
+
+def _carry(given: Instruction) -> Row:
+    sources = [*_sources(given, ["u32"] * 2, 2), literal(0)]
+    if len(given.operands) > 4:
+        sources.append(scalar_source(given.operands[4], 2))
+    return _row(given, given.opcode, Part(sources, _out(given), bits=_pair(given, 1)))
+
+
+def _select(given: Instruction) -> Row:
+    has_signs = any(signs(text)[1] or signs(text)[2] for text in given.operands[1:3])
+    no, yes = _sources(given, ["f32" if has_signs else "u32"] * 2)
+    condition = scalar_source(given.operands[3], 2)
+    return _row(given, given.opcode, Part([no, yes, literal(0), condition], _out(given)))
+
+
+def _wide_product(given: Instruction) -> Row:
+    sources = _sources(given, ["u32", "u32", "u64"], 2)
+    part = Part(sources, _out(given), is_wide=True, bits=_pair(given, 1))
+    return _row(given, given.opcode, part)
+
+
+def _division_scale(given: Instruction) -> Row:
+    part = Part(_sources(given, ["f32"] * 3, 2), _out(given), bits=_pair(given, 1))
+    return _row(given, given.opcode, part)
+
+
+def _division_fma(given: Instruction) -> Row:
+    sources = [*_sources(given, ["f32"] * 3), scalar_source("vcc", 2)]
+    return _row(given, given.opcode, Part(sources, _out(given)))
+
+
+def _accumulate(given: Instruction) -> Row:
+    sources = [*_sources(given, ["f32"] * 2), source(given.operands[0], "f32")]
+    return _row(given, given.opcode, Part(sources, _out(given)))
+
+
+def _bitwise(given: Instruction) -> Row:
+    sources = [*_sources(given, ["u32"] * 3), literal(given.number("bitop3"))]
+    return _row(given, given.opcode, Part(sources, _out(given)))
+
+
+def _packed(given: Instruction) -> Row:
+    """Two results, in neighbouring registers, each of one word of each source."""
+    count = len(given.operands) - 1
+    selected = given.flags("op_sel", [0] * count), given.flags("op_sel_hi", [1] * count)
+    negated = [given.flags(name, [0] * count) for name in ("neg_lo", "neg_hi")]
+    out = _out(given)
+    if given.opcode == "v_pk_mov_b32":  # of the first source, then of the second
+        words = [source(given.operands[1 + at], "u32", which=selected[0][at]) for at in range(2)]
+        parts = [Part([word], out + 64 * at) for at, word in enumerate(words)]
+        return _row(given, given.opcode, *parts)
+    parts = []
+    for at in range(2):
+        halves = [
+            source(f"neg({text})" if sign else text, "f32", which=which)
+            for text, which, sign in zip(given.operands[1:], selected[at], negated[at], strict=True)
+        ]
+        parts.append(Part(halves, out + 64 * at))
+    return _row(given, given.opcode, *parts)
+
+
+def _mixed(given: Instruction) -> Row:
+    """A fused multiply-add in float32, of float32 operands and halves of registers."""
+    selected, is_half = given.flags("op_sel", [0] * 3), given.flags("op_sel_hi", [0] * 3)
+    sources = []
+    for text, which, half in zip(given.operands[1:], selected, is_half, strict=True):
+        if half:
+            is_constant = register(signs(text)[0]) is None
+            part = (0 if is_constant else 16 * which, 0xFFFF)
+            sources.append(source(text, "f16", part)._replace(is_half=True))
+        else:
+            sources.append(source(text, "f32"))
+    if given.opcode != "v_fma_mix_f32":
+        sources.append(source(given.operands[0], "u32"))
+    return _row(given, given.opcode, Part(sources, _out(given)))
+
+
+def _lane(given: Instruction) -> Row:
+    """A word that moves between a lane and a scalar register."""
+    is_write = given.opcode == "v_writelane_b32"
+    out = _out(given) if is_write else _pair(given, 0)
+    taken = scalar_source(given.operands[1]) if is_write else source(given.operands[1], "u32")
+    lane = scalar_source(given.operands[2]) if len(given.operands) > 2 else literal(0)
+    return row(Form.LANE, _number(given.opcode), Part([taken, lane], out))
+
+
+def _swap_lanes(given: Instruction) -> Step:
+    """Exchange odd rows of 16 or 32 lanes of one register with even ones of another."""
+    size = int(given.opcode.removeprefix("v_permlane")[:2])
+    first, second = (row_of(text) for text in given.operands)
+    odd, even = (LANES // size % 2 == 1), (LANES // size % 2 == 0)
+
+    def step(wave: Wave) -> None:
+        if not wave.is_full:
+            raise UnknownInstruction(f"{given.opcode} with lanes off")
+        a, b = wave.registers[first], wave.registers[second]
+        a[odd], b[even] = b[even], a[odd]
+
+    return step
+
+
+_MAKERS: dict[Callable[[Instruction], Row | Step], str] = {
+    _carry: _CARRIES,
+    _select: "v_cndmask_b32",
+    _lane: "v_readfirstlane_b32 v_readlane_b32 v_writelane_b32",
+    _swap_lanes: "v_permlane16_swap_b32 v_permlane32_swap_b32",
+    _wide_product: "v_mad_u64_u32 v_mad_i64_i32",
+    _division_scale: "v_div_scale_f32",
+    _division_fma: "v_div_fmas_f32",
+    _accumulate: "v_fmac_f32",
+    _bitwise: "v_bitop3_b32",
+    _packed: "v_pk_add_f32 v_pk_mul_f32 v_pk_fma_f32 v_pk_mov_b32",
+    _mixed: "v_fma_mix_f32 v_fma_mixlo_f16 v_fma_mixhi_f16",
+}
+_OTHERS = {name: make for make, names in _MAKERS.items() for name in names.split()}
+
+#: all that this module knows
+OPCODES = frozenset(OPERATIONS) | frozenset(_COMPARED) | frozenset(_OTHERS)

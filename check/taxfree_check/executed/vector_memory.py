@@ -1,0 +1,290 @@
+"""Loads, stores and atomics of vectors: global and buffer addresses."""
+
+from __future__ import annotations
+
+import operator
+import re
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from taxfree_check.executed.caches import Scope, scope_of
+from taxfree_check.executed.decode import Instruction
+from taxfree_check.executed.encoding import M0
+from taxfree_check.executed.errors import UnknownInstruction
+from taxfree_check.executed.flight import InFlight
+from taxfree_check.executed.lanes import LANES, Lanes
+from taxfree_check.executed.operands import register, row_of, scalar_source
+from taxfree_check.executed.wave import ASLEEP, Step, Wave
+
+#: type -> bytes of an element, and how many
+_SHAPES = {
+    "dword": (4, 1), "dwordx2": (4, 2), "dwordx3": (4, 3), "dwordx4": (4, 4),
+    "ushort": (2, 1), "sshort": (2, 1), "ubyte": (1, 1), "short": (2, 1), "byte": (1, 1),
+}  # fmt: skip
+
+_ATOMICS: dict[str, Callable[[int, int], int]] = {
+    "swap": lambda old, new: new,
+    "add": operator.add, "sub": operator.sub, "and": operator.and_, "or": operator.or_,
+    "xor": operator.xor, "umax": max, "umin": min,
+}  # fmt: skip
+
+_NAME = re.compile(r"(global|buffer)_(load|store)_(lds_)?([a-z]+(?:x\d)?)(_d16_hi)?")
+_ATOMIC = re.compile(r"global_atomic_([a-z]+)(_x2)?")
+_KNOWN = {"offset", "offen", "sc0", "sc1", "nt", "lds"}
+
+#: wave -> addresses of the lanes that touch memory, and which lanes these are; None for all
+Addresses = Callable[[Wave], tuple[Lanes, Lanes | None]]
+
+
+def build(given: Instruction) -> Step:
+    """Make the step of a vector memory instruction.
+
+    Raises:
+        UnknownInstruction: it is not among those that this module knows.
+    """
+    if given.opcode in ("buffer_inv", "buffer_wbl2"):
+        return _cache_control(given)
+    if not _KNOWN.issuperset(given.modifiers):
+        raise UnknownInstruction(f"unknown modifier of {given.text}")
+    if found := _ATOMIC.fullmatch(given.opcode):
+        if found[1] in _ATOMICS:
+            return _atomic(given, _ATOMICS[found[1]], 8 if found[2] else 4)
+    elif (found := _NAME.fullmatch(given.opcode)) and found[4] in _SHAPES:
+        size, count = _SHAPES[found[4]]
+        if found[3] or "lds" in given.modifiers:
+            return _load_into_shared(given, size * count)
+        if found[2] == "load" and not found[5]:
+            return _load(given, size, count, is_signed=found[4] == "sshort")
+        if found[2] == "store":
+            return _store(given, size, count, upper=bool(found[5]))
+    raise UnknownInstruction(f"unknown instruction {given.text}")
+
+
+def _cache_control(given: Instruction) -> Step:
+    scope = scope_of(given.modifiers)
+    if given.opcode == "buffer_inv":
+
+        def invalidate(wave: Wave) -> None:
+            wave.view.invalidate(scope)
+            wave.vector_queue.append(_done())
+
+        return invalidate
+
+    def write_back(wave: Wave) -> None:
+        view = wave.view
+        operation = InFlight(lambda: view.write_back(scope), (0, 0), is_last=True)
+        wave.timing.issue(wave.vector_queue, operation)
+
+    return write_back
+
+
+def _done() -> InFlight:
+    operation = InFlight(lambda: None)
+    operation.is_done = True
+    return operation
+
+
+def touched(given: Instruction) -> Callable[[Wave], Lanes]:
+    """Wave -> the words of memory that an instruction touches, by number."""
+    if found := _ATOMIC.fullmatch(given.opcode):
+        at, size = int("sc0" in given.modifiers), 8 if found[2] else 4
+    else:
+        found = _NAME.fullmatch(given.opcode)
+        assert found is not None
+        to_shared = found[3] or "lds" in given.modifiers
+        at = 0 if to_shared or given.opcode.startswith("global_store") else 1
+        element, count = _SHAPES[found[4]]
+        size = element * count
+    addresses, first = _addresses(given, at, size), np.arange(0, size, 4)
+    return lambda wave: (
+        (wave.view.memory.places(addresses(wave)[0], size)[0][:, None] + first).ravel() >> 2
+    )
+
+
+# -- addresses ------------------------------------------------------------------------------------
+
+
+def _addresses(given: Instruction, at: int, size: int) -> Addresses:
+    """From the operands that begin at number `at`; `size` bytes are accessed."""
+    if given.opcode.startswith("buffer"):
+        return _buffer_addresses(given, at, size)
+    vector, base = given.operands[at], given.operands[-1]
+    offset = given.number("offset")
+    if base == "off":
+        low, fixed = row_of(vector), np.uint64(offset & (1 << 64) - 1)
+
+        def wide(wave: Wave) -> Lanes:
+            high = np.left_shift(wave.registers[low + 1], 32, dtype=np.uint64)
+            return wave.registers[low] + high + fixed
+
+        return lambda wave: _of_lanes_on(wave, wide(wave))
+    row, scalar = row_of(vector), scalar_source(base, 2)
+    return lambda wave: _of_lanes_on(
+        wave, wave.registers[row] + np.uint64(wave.scalar(scalar) + offset)
+    )
+
+
+def _of_lanes_on(wave: Wave, every: Lanes) -> tuple[Lanes, Lanes | None]:
+    return (every, None) if wave.is_full else (every[wave.mask], wave.mask)
+
+
+def _buffer_addresses(given: Instruction, at: int, size: int) -> Addresses:
+    """Offsets into a buffer: what lies beyond its end is read as 0, and not written."""
+    texts = given.operands[at:]
+    moves = row_of(texts[0]) if "offen" in given.modifiers else None
+    resource, scalar = register(texts[-2]), scalar_source(texts[-1])
+    if resource is None or resource.is_vector or resource.words != 4:
+        raise UnknownInstruction(f"unknown form of {given.text}")
+    first, fixed = resource.row, given.number("offset")
+
+    def addresses(wave: Wave) -> tuple[Lanes, Lanes | None]:
+        low, high, records = wave.s[first : first + 3].tolist()
+        if high >> 16 & 0x3FFF:
+            raise UnknownInstruction("buffers of structures")
+        offset = np.full(64, fixed + wave.scalar(scalar), np.uint64)
+        if moves is not None:
+            offset += wave.registers[moves]
+        every = offset + np.uint64(low | (high & 0xFFFF) << 32)
+        is_inside = wave.mask & (offset + np.uint64(size) <= np.uint64(records))
+        return (every, None) if is_inside.all() else (every[is_inside], is_inside)
+
+    return addresses
+
+
+# -- accesses -------------------------------------------------------------------------------------
+
+
+def _gather(wave: Wave, places: Lanes, size: int, count: int, scope: Scope) -> Lanes:
+    """Elements [lane, count]."""
+    if size > 1 and np.bitwise_or.reduce(places) & (size - 1):
+        apart = (places[:, None] + np.arange(size * count)).ravel()
+        loaded = wave.view.load(apart, 1, scope).reshape(len(places), -1)
+        return np.ascontiguousarray(loaded).view(f"u{size}")
+    if count > 1:
+        places = (places[:, None] + np.arange(0, size * count, size)).ravel()
+    return wave.view.load(places, size, scope).reshape(-1, count)
+
+
+def _scatter(wave: Wave, places: Lanes, values: Lanes, scope: Scope) -> None:
+    """Store elements [lane, count]."""
+    size, count = values.itemsize, values.shape[1]
+    if size > 1 and np.bitwise_or.reduce(places) & (size - 1):
+        values = np.ascontiguousarray(values).view(np.uint8)
+        size, count = 1, size * count
+    if count > 1:
+        places = (places[:, None] + np.arange(0, size * count, size)).ravel()
+    wave.view.store(places, size, values.ravel(), scope)
+
+
+def _spread(loaded: Lanes, inside: Lanes | None) -> Lanes:
+    """Words of some lanes [lane, count] as [count, 64]; 0 in others."""
+    if inside is None:
+        return loaded.T
+    every = np.zeros((loaded.shape[1], 64), np.uint32)
+    every[:, inside] = loaded.T
+    return every
+
+
+def _taken(wave: Wave, row: int, count: int, inside: Lanes | None) -> Lanes:
+    """Words of the lanes that store them [lane, count]."""
+    words = wave.registers[row : row + count]
+    return words.T if inside is None else words[:, inside].T
+
+
+def _load(given: Instruction, size: int, count: int, *, is_signed: bool) -> Step:
+    row, scope = row_of(given.operands[0]), scope_of(given.modifiers)
+    addresses = _addresses(given, 1, size * count)
+
+    def step(wave: Wave) -> int | None:
+        found, inside = addresses(wave)
+        is_on = wave.mask
+        places, span = wave.view.memory.places(found, size * count)
+        if scope and wave.polls_in_vain(step, places):
+            return ASLEEP
+        wave.poison(row, count)
+
+        def effect() -> None:
+            loaded: Any = _gather(wave, places, size, count, scope)
+            if is_signed:
+                loaded = loaded.view(np.int16).astype(np.int32).view(np.uint32)
+            np.copyto(wave.registers[row : row + count], _spread(loaded, inside), where=is_on)
+
+        wave.timing.issue(wave.vector_queue, InFlight(effect, span, (row, row + count)))
+        return None
+
+    return step
+
+
+def _store(given: Instruction, size: int, count: int, *, upper: bool) -> Step:
+    is_buffer = given.opcode.startswith("buffer")
+    row, scope = row_of(given.operands[0 if is_buffer else 1]), scope_of(given.modifiers)
+    addresses = _addresses(given, 1 if is_buffer else 0, size * count)
+    shift = np.uint32(16 if upper else 0)
+
+    def step(wave: Wave) -> None:
+        found, inside = addresses(wave)
+        places, span = wave.view.memory.places(found, size * count)
+        words = _taken(wave, row, count, inside)
+        values = (words >> shift if upper else words).astype(f"u{size}", "C")
+
+        def effect() -> None:
+            _scatter(wave, places, values, scope)
+
+        wave.timing.issue(wave.vector_queue, InFlight(effect, span))
+
+    return step
+
+
+def _atomic(given: Instruction, function: Callable[[int, int], int], size: int) -> Step:
+    returns = "sc0" in given.modifiers
+    scope = Scope.SYSTEM if "sc1" in given.modifiers else Scope.AGENT
+    at = 1 if returns else 0
+    row = row_of(given.operands[0]) if returns else 0
+    value_row = row_of(given.operands[at + 1])
+    addresses, words = _addresses(given, at, size), size // 4
+
+    def step(wave: Wave) -> int | None:
+        found, inside = addresses(wave)
+        places, span = wave.view.memory.places(found, size)
+        if returns and wave.polls_in_vain(step, places):
+            return ASLEEP
+        taken = _taken(wave, value_row, words, inside)
+        operands = taken.copy("C").view(f"u{size}")[:, 0]
+        if returns:
+            wave.poison(row, words)
+
+        def effect() -> None:
+            before = wave.view.update(places, size, operands, function, scope)
+            if returns:
+                halves = before.view(np.uint32).reshape(-1, words)
+                wave.registers[row : row + words, slice(None) if inside is None else inside] = (
+                    halves.T
+                )
+
+        rows = (row, row + words) if returns else (0, 0)
+        wave.timing.issue(wave.vector_queue, InFlight(effect, span, rows))
+        return None
+
+    return step
+
+
+def _load_into_shared(given: Instruction, size: int) -> Step:
+    """A load that goes to LDS, at M0, one lane behind the other."""
+    scope, fixed = scope_of(given.modifiers), given.number("offset")
+    addresses = _addresses(given, 0, size)
+    words = size // 4
+
+    def step(wave: Wave) -> None:
+        found, inside = addresses(wave)
+        is_on = wave.mask
+        places, span = wave.view.memory.places(found, size)
+        targets = (wave.s.item(M0) & 0xFFFF) + fixed + LANES * size
+
+        def effect() -> None:
+            lanes = _spread(_gather(wave, places, 4, words, scope), inside)
+            wave.group.shared.store(targets[is_on], lanes.T[is_on])
+
+        wave.timing.issue(wave.vector_queue, InFlight(effect, span))
+
+    return step

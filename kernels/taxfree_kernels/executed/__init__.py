@@ -1,4 +1,0 @@
-"""Compiled AMD kernels, executed instruction by instruction on a CPU.
-
-:func:`taxfree_kernels.executed.run.run` runs a variant on all ranks and compares its results.
-"""

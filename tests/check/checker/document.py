@@ -1,0 +1,86 @@
+"""Writes docs/mutants.md: `python -m tests.check.checker.document`, or `make docs`; some minutes.
+
+Mutants are checked as in the tests, and counted by the first reason that a check gives.
+"""
+
+from __future__ import annotations
+
+import os
+
+os.environ["TRITON_INTERPRET"] = "1"
+
+from collections import Counter
+from collections.abc import Iterator
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from tests.check.checker.mutated import GROUPS, HARMLESS, Group, without_place
+
+PATH = Path(__file__).parents[3] / "docs" / "mutants.md"
+
+_HEAD = """\
+# Injected bugs that the checker detects
+
+<!-- Written by `make docs`: change tests/check/checker/mutated.py, not this page. -->
+
+A mutant is a device function of a real kernel with one construct deleted or weakened. This page
+lists the mutants of each function, and how the happens-before checker reports them.
+
+These are mutated:
+
+- each acquire, release and scope; each wait and signal, deleted or for another generation, channel
+  or rank; the set of ranks that a wait is for, smaller by one
+- arrivals: one program fewer is counted, or not only the last one goes on
+- the polling loop; the step of the generation; the order of data and signal
+- the number of payload slots and the offsets in them
+- LL packets and Lamport words: stores, deleted or partial; flags of constant value; polls that
+  accept one word for all; the slots, turns and emptying of Lamport words
+
+Forks and joins of side streams, and the parity of the generation that `overlap` leaves, have tests
+of their own. Code that runs only after a timeout is not mutated.
+
+| function | operation | mutants | reported | as |
+|---|---|---|---|---|"""
+_HARMLESS = """
+The following mutants are not reported. They are as right as the original as long as no wait times
+out:
+
+| mutant | why it changes nothing |
+|---|---|"""
+
+
+def main() -> None:
+    """Write the page."""
+    rows = [row for name, group in GROUPS.items() for row in _rows(name, group)]
+    total, reported = (sum(row[at] for row in rows) for at in (2, 3))
+    lines = [_HEAD, *(_line(*row) for row in rows), _line("all", "", total, reported, "")]
+    lines.append(_HARMLESS)
+    lines += [f"| `{mutant}` | {why} |" for _, mutant, why in HARMLESS]
+    PATH.write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def _rows(name: str, group: Group) -> Iterator[tuple[str, str, int, int, str]]:
+    for function, each in groupby(group.mutants(), lambda mutant: mutant.function.fn):
+        reasons = Counter(_reason(name, group, mutant) for mutant in each)
+        harmless = reasons.pop("harmless", 0)
+        said = ", ".join(f"{reason} {count}" for reason, count in reasons.most_common())
+        where = f"`{function.__name__}` ({Path(function.__code__.co_filename).name})"
+        yield where, group.op, reasons.total() + harmless, reasons.total(), said
+
+
+def _reason(name: str, group: Group, mutant: Any) -> str:
+    violation = group.find(mutant)
+    if violation is not None:
+        return violation.reason.title
+    if (name, without_place(mutant)) in [each[:2] for each in HARMLESS]:
+        return "harmless"
+    raise SystemExit(f"not reported: {mutant}")
+
+
+def _line(*cells: object) -> str:
+    return "| " + " | ".join(map(str, cells)) + " |"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,290 @@
+"""The mutated functions, the checks that should report each mutant, and harmless mutants."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from taxfree_check.checker import MIXED, Violation, check_variant
+from taxfree_check.checker.mutate import Mutant, mutants
+
+from taxfree_kernels import copies
+from taxfree_kernels.all_gather_matmul import (
+    one_shot,
+    overlap,
+    pull,
+    push,
+    push_tma,
+    push_two_kernel,
+    tile,
+)
+from taxfree_kernels.device import exchange, packets, sync
+from taxfree_kernels.device.abort import is_aborted
+from taxfree_kernels.flash_decode import exchange as decode_exchange
+from taxfree_kernels.flash_decode import fine_wait, fused, gather, persistent
+from taxfree_kernels.flash_decode import packets as decode_words
+from taxfree_kernels.flash_decode import plans as decode_plans
+from taxfree_kernels.matmul_all_reduce import push as sum_push
+from taxfree_kernels.matmul_all_reduce import push_in_place as sum_in_place
+from taxfree_kernels.matmul_all_reduce import push_lamport as sum_push_lamport
+from taxfree_kernels.matmul_all_reduce import push_two_shot as sum_push_two_shot
+from taxfree_kernels.matmul_all_reduce import push_two_shot_lamport as sum_push_two_shot_lamport
+from taxfree_kernels.matmul_all_reduce import push_two_shot_two_kernel as sum_two_kernel
+from taxfree_kernels.matmul_all_reduce import two_shot as sum_two_shot
+from taxfree_kernels.matmul_reduce_scatter import one_shot as scatter_one_shot
+from taxfree_kernels.matmul_reduce_scatter import overlap as scatter_overlap
+from taxfree_kernels.matmul_reduce_scatter import push as scatter_push
+from taxfree_kernels.matmul_reduce_scatter import push_lamport as scatter_push_lamport
+from taxfree_kernels.matmul_reduce_scatter import push_two_kernel as scatter_two_kernel
+from taxfree_kernels.reduction import epilogue as sum_rows
+from taxfree_kernels.reduction import packets as sum_words
+from taxfree_kernels.reduction import tile as sum_tile
+
+
+@dataclass(frozen=True)
+class Group:
+    """Device functions, and the variants of an operation whose checks should report mutants.
+
+    Args:
+        seeds: of schedules in which a mutant is looked for.
+        by_turns: they exchange Lamport words, which carry no generation: it appears in reports
+            only, so that another one changes nothing.
+    """
+
+    op: str
+    variants: tuple[str, ...]
+    functions: tuple[Any, ...]
+    seeds: range = range(14)
+    by_turns: bool = False
+
+    def mutants(self) -> list[Mutant]:
+        found = mutants(self.functions)
+        return [each for each in found if not (self.by_turns and "generation" in each.change)]
+
+    def find(self, mutant: Mutant) -> Violation | None:
+        """The violation that a check reports with the mutant in place."""
+        with mutant.installed():
+            for variant in self.variants:
+                violation = check_variant(self.op, variant, seeds=self.seeds).violation
+                if violation is not None:
+                    return violation
+        return None
+
+
+_GATHER, _SUM, _SCATTER = "all_gather_matmul", "matmul_all_reduce", "matmul_reduce_scatter"
+_DECODE = "flash_decode"
+
+GROUPS = {
+    "sync": Group(
+        _GATHER,
+        ("push", "one_shot"),
+        (
+            sync._poll,
+            sync.signal,
+            sync.wait,
+            is_aborted,
+            sync.running_generation,
+            sync.leave,
+            sync.arrive,
+        ),
+    ),
+    "sync: words": Group(
+        _SUM,
+        ("push_in_place",),
+        (packets.send, packets.receive, packets._count_late, packets._is_late),
+    ),
+    "sync: turns": Group(
+        _SUM,
+        ("push_two_shot_lamport", MIXED),
+        (packets.running_turn, packets.empty_last_turn, packets.leave_turn, sync.count_out),
+    ),
+    "exchange": Group(
+        _SUM,
+        ("push", "two_shot"),
+        (exchange.signal_everybody, exchange.wait_for_everybody, exchange.wait_for_channels),
+    ),
+    "gather: send": Group(_GATHER, ("push",), (tile.push_chunk, exchange.signal_by_chiplet)),
+    "gather: receive": Group(
+        _GATHER, ("push", "pull", "push_tma"), (tile.wait_for_rows, tile.gathered_tile)
+    ),
+    "gather: push": Group(_GATHER, ("push",), (push._push, tile.running_slot)),
+    "gather: push_tma": Group(
+        _GATHER, ("push_tma",), (push_tma._push_tma, tile.finish_tile, tile.running_slot)
+    ),
+    "gather: pull": Group(_GATHER, ("pull",), (pull._pull, tile.running_slot)),
+    "gather: push_two_kernel": Group(
+        _GATHER, ("push_two_kernel",), (push_two_kernel._send, tile.running_slot)
+    ),
+    "gather: one_shot": Group(_GATHER, ("one_shot",), (one_shot._gather, tile.running_slot)),
+    "gather: overlap": Group(
+        _GATHER, ("overlap",), (copies._meet, copies._announce, overlap._await)
+    ),
+    "sum: push": Group(
+        _SUM,
+        ("push",),
+        (
+            sum_push._push,
+            sum_tile.send_tile,
+            sum_tile.announce_tile,
+            sum_tile._together,
+            sum_tile.total_of_tile,
+            sum_rows.sum_and_normalise,
+        ),
+    ),
+    "sum: push_in_place": Group(
+        _SUM,
+        ("push_in_place", MIXED),
+        (sum_in_place._push_in_place, sum_words.sum_by_words),
+    ),
+    "sum: push_lamport": Group(
+        _SUM, ("push_lamport", MIXED), (sum_push_lamport._push_lamport,), by_turns=True
+    ),
+    "sum: push_two_shot_lamport": Group(
+        _SUM,
+        ("push_two_shot_lamport", MIXED),
+        (
+            sum_push_two_shot_lamport._push_two_shot_lamport,
+            sum_push_two_shot_lamport._normalise_row,
+            sum_words.sum_of_lamport_words,
+            sum_words.total_of_lamport_words,
+        ),
+        by_turns=True,
+    ),
+    # alone these two would hold their protocol with one payload slot: they wait for everybody twice
+    "sum: two_shot": Group(_SUM, ("two_shot", MIXED), (sum_two_shot._two_shot,), seeds=range(28)),
+    "sum: push_two_shot": Group(
+        _SUM,
+        ("push_two_shot", MIXED),
+        (
+            sum_push_two_shot._push_two_shot,
+            sum_push_two_shot.send_to_owner,
+            sum_push_two_shot.add_piece,
+            sum_push_two_shot.copy_sum,
+            sum_tile.running_slot,
+        ),
+        seeds=range(90),
+    ),
+    "sum: push_two_shot_two_kernel": Group(
+        _SUM,
+        ("push_two_shot_two_kernel", MIXED),
+        (sum_two_kernel._tiles, sum_two_kernel._sums),
+        seeds=range(28),
+    ),
+    "scatter: push": Group(
+        _SCATTER,
+        ("push",),
+        (
+            scatter_push._push,
+            scatter_push.send_to_owners,
+            scatter_push.add_piece,
+            sum_tile.running_slot,
+        ),
+    ),
+    "scatter: push_two_kernel": Group(
+        _SCATTER,
+        ("push_two_kernel", MIXED),
+        (scatter_two_kernel._tiles, scatter_two_kernel._sums),
+        seeds=range(28),
+    ),
+    "scatter: push_lamport": Group(
+        _SCATTER,
+        ("push_lamport", MIXED),
+        (scatter_push_lamport._push_lamport,),
+        by_turns=True,
+    ),
+    # alone it would do without the odd generation that comes next; it is one of many that are drawn
+    "scatter: overlap": Group(
+        _SCATTER,
+        ("overlap", MIXED),
+        (copies._meet, copies._finish, scatter_overlap._add),
+        seeds=range(28),
+    ),
+    "scatter: one_shot": Group(_SCATTER, ("one_shot",), (scatter_one_shot._one_shot,)),
+    # alone they would hold their protocol with slots that have changed places
+    "decode: fused": Group(
+        _DECODE,
+        ("fused", MIXED),
+        (
+            decode_plans._attend,
+            fused._push_and_combine,
+            decode_exchange.running_slot,
+            decode_exchange.merge_into_inboxes,
+            decode_exchange.merge_and_push,
+            decode_exchange.combine,
+            decode_words.merge_into_words,
+            decode_words._send_to_peers,
+            decode_words.received_rows,
+        ),
+    ),
+    "decode: gather": Group(
+        _DECODE,
+        ("gather", MIXED),
+        (
+            decode_plans._merge_splits,
+            gather._gather,
+            gather._copy_rows,
+            decode_exchange.send_chunk,
+        ),
+    ),
+    "decode: fine_wait": Group(
+        _DECODE,
+        ("fine_wait",),
+        (fine_wait._send, fine_wait._combine, decode_exchange.wait_for_rows),
+    ),
+    "decode: persistent": Group(_DECODE, ("persistent", MIXED), (persistent._decode,)),
+}
+
+_BY_TURNS = "Lamport words go by turns: the generation appears in reports only"
+_FIRST_HAS_SIGNALLED = (
+    "whatever the first kernel does precedes a signal that this one waits for; the wait only lets "
+    "the next call rely on both kernels' ends"
+)
+_ANOTHER_FLAG = (
+    "sent and awaited alike: it still differs from all flags that calls have left in the slot"
+)
+
+#: groups, mutants, and why each is as right as the original, as long as no wait times out
+HARMLESS = (
+    (
+        "sync",
+        "wait: _poll: generation + 1",
+        "the first poll only decides whether the loop is entered, which polls again",
+    ),
+    (
+        "sync",
+        "wait: _poll: generation - 1",
+        "the last poll only acquires: the loop has seen the right generation",
+    ),
+    (
+        "sync",
+        "is_aborted: atomic_add: scope='sys' -> 'gpu'",
+        "peers write the abort word only after a timeout",
+    ),
+    (
+        "sync",
+        "arrive: atomic_xchg: scope='gpu' -> 'cta'",
+        "the last program in resets the counter, alone and before the next launch",
+    ),
+    ("sum: push_in_place", "_push_in_place: sum_by_words: generation + 1", _ANOTHER_FLAG),
+    ("sum: push_lamport", "_push_lamport: leave(...) deleted", _BY_TURNS),
+    ("sum: push_two_shot_lamport", "_push_two_shot_lamport: leave(...) deleted", _BY_TURNS),
+    ("scatter: push_lamport", "_push_lamport: leave(...) deleted", _BY_TURNS),
+    (
+        "sum: push_two_shot_two_kernel",
+        "_tiles: gdc_wait(...) deleted",
+        "of the kernels that are simulated none before it lets it begin before its own end; those "
+        "whose warps have roles do",
+    ),
+    ("sum: push_two_shot_two_kernel", "_sums: gdc_wait(...) deleted", _FIRST_HAS_SIGNALLED),
+    ("scatter: push_two_kernel", "_sums: gdc_wait(...) deleted", _FIRST_HAS_SIGNALLED),
+    *(
+        ("decode: fused", f"merge_into_words: _send_to_peers: generation {sign} 1", _BY_TURNS)
+        for _ in ("packed rows", "their sums and units")
+        for sign in "-+"
+    ),
+)
+
+
+def without_place(mutant: Mutant) -> str:
+    """A mutant without its file and line."""
+    return str(mutant).partition(" ")[2]

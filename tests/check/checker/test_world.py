@@ -1,0 +1,320 @@
+"""Anybody's kernels in a world: each convention, right and broken, and what a host may do."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+from taxfree_check.checker import CheckFailed, Reason, World
+from taxfree_check.checker.conventions import iris
+
+from taxfree_cli.app import run as command
+
+from . import anybody
+
+RIGHT = {
+    "tables of pointers": anybody.tables(),
+    "Iris": anybody.of_iris(),
+    "symmetric memory": anybody.of_symm_mem(),
+    "Triton-distributed": anybody.of_triton_dist(),
+    "PTX": anybody.of_ptx(),
+    "PTX, red": anybody.of_ptx("red"),
+    "PTX, atom": anybody.of_ptx("atom"),
+    "PTX, fences": anybody.of_ptx("fence", "fence"),
+    "PTX, membar and volatile": anybody.of_ptx("membar"),
+}
+BROKEN = {
+    "relaxed poll": (anybody.tables("relaxed poll"), Reason.NO_ACQUIRE),
+    "volatile poll": (anybody.tables("volatile poll"), Reason.NO_ACQUIRE),
+    "relaxed signal": (anybody.tables("relaxed signal"), Reason.NO_RELEASE),
+    "gpu scope": (anybody.tables("gpu scope"), Reason.SCOPE),
+    "signal first": (anybody.tables("signal first"), Reason.EARLY_SIGNAL),
+    "one slot": (anybody.tables("one slot"), Reason.LIFETIME),
+    "waits first": (anybody.tables("waits first"), Reason.DEADLOCK),
+    "Iris, default scope": (anybody.of_iris("default scope"), Reason.SCOPE),
+    "Iris, plain flag": (anybody.of_iris("plain flag"), Reason.NO_WAIT),
+    "symmetric memory, relaxed send": (anybody.of_symm_mem("relaxed"), Reason.NO_RELEASE),
+    "symmetric memory, relaxed wait": (anybody.of_symm_mem(wait="relaxed"), Reason.NO_ACQUIRE),
+    "Triton-distributed, gpu scope": (anybody.of_triton_dist("gpu"), Reason.SCOPE),
+    "PTX, relaxed": (anybody.of_ptx("relaxed"), Reason.NO_RELEASE),
+    "PTX, relaxed wait": (anybody.of_ptx(wait="relaxed"), Reason.NO_ACQUIRE),
+    "PTX, weak": (anybody.of_ptx("weak"), Reason.NO_RELEASE),
+    "PTX, gpu": (anybody.of_ptx("gpu"), Reason.SCOPE),
+    "PTX, fence of the GPU": (anybody.of_ptx("gpu fence"), Reason.SCOPE),
+    "PTX, multimem": (anybody.of_ptx("multimem"), Reason.UNKNOWN),
+    "PTX, not known": (anybody.of_ptx("tensor core"), Reason.UNKNOWN),
+}
+
+
+@pytest.mark.parametrize("name", RIGHT)
+def test_a_right_kernel_passes(name):
+    with World(ranks=2, seeds=6) as world:
+        RIGHT[name](world)
+    (checked,) = world.checks
+    assert checked.verdict == "pass"
+    assert checked.schedules == 6
+
+
+def report_of(run, **how) -> CheckFailed:
+    with World(**{"ranks": 2, "seeds": 12} | how) as world, pytest.raises(CheckFailed) as failed:
+        run(world)
+    return failed.value
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_broken_kernel_is_reported_with_its_reason(name):
+    run, reason = BROKEN[name]
+    found = report_of(run).checked.violation
+    assert found.reason is reason, str(found)
+
+
+def test_a_report_names_lines_ranks_the_element_the_remedy_and_the_order_of_events():
+    report = str(report_of(anybody.tables("relaxed poll")))
+    first, second = (report.find(f"rank {rank}, program 0 of _tables, call ") for rank in (0, 1))
+    assert -1 not in (first, second)
+    assert "inbox[0, 0]" in report
+    assert "make the read at anybody.py:" in report
+    assert "reads (atomic, relaxed, sys)" in report
+    assert "writes (atomic, release, sys)" in report
+    assert "replay: World(ranks=2, seeds=1, first_seed=" in report
+    for word in ("generation", "Lamport", "LL packet", "payload slot", "pool"):
+        assert word not in report
+
+
+def test_a_deadlock_says_who_waits_for_what():
+    report = str(report_of(anybody.tables("waits first")))
+    assert "rank 0, program 0 of _tables, call 1 waits in" in report
+    assert "for rank 0's flags[0], which holds 0: nobody has written it" in report
+
+
+def test_a_refused_instruction_is_named():
+    assert "multimem.red.release.sys.global.add.u32 [$1], 1" in str(
+        report_of(anybody.of_ptx("multimem"))
+    )
+
+
+def test_a_seed_repeats_its_report():
+    first = report_of(anybody.tables("one slot"))
+    seed = int(first.checked.violation.replay.partition("first_seed=")[2].rstrip(")"))
+    again = report_of(anybody.tables("one slot"), seeds=1, first_seed=seed)
+    assert again.checked.violation.details == first.checked.violation.details
+
+
+# -- what a host may do ---------------------------------------------------------------------------
+
+
+@triton.jit
+def _add(x, y, LANES: tl.constexpr):
+    lanes = tl.program_id(1) * LANES + tl.arange(0, LANES)
+    tl.store(y + lanes, tl.load(y + lanes) + tl.load(x + lanes))
+
+
+@triton.jit
+def _gather(bases, out, RANKS: tl.constexpr, LANES: tl.constexpr):
+    """Loads of all ranks, in the syntax that a kernel may use."""
+    for peer in tl.range(RANKS, num_stages=2):
+        there = tl.load(bases + peer).to(tl.pointer_type(tl.float32))
+        block = tl.make_tensor_descriptor(there, [2, LANES], [LANES, 1], [1, LANES])
+        tl.debug_barrier()
+        tl.store(out + peer * LANES + tl.arange(0, LANES), block.load([1, 0]).reshape(LANES))
+
+
+@pytest.mark.parametrize("barrier", [False, True])
+def test_barriers_between_calls_order_kernels_of_several_launches(barrier):
+    with World(ranks=2, seeds=8) as world:
+        x = world.full((2, 16), 1.0)
+        outs = [torch.zeros(2, 16) for _ in range(2)]
+
+        def call(rank):
+            _add[(1, 2)](x.local(rank), x.local(rank), 16)
+            if barrier:
+                world.barrier()
+            _gather[(1,)](x.bases, outs[rank], 2, 16, num_warps=8)
+
+        def check():
+            assert all((out == 8).all() for out in outs)
+
+        if barrier:
+            world.run(call, barrier=True, check=check)
+        else:
+            with pytest.raises(CheckFailed, match="no wait"):
+                world.run(call)
+
+
+@triton.autotune([triton.Config({"LANES": each}) for each in (8, 16)], key=[])
+@triton.jit
+def _tuned(x, y, LANES: tl.constexpr):
+    lanes = tl.program_id(0) * LANES + tl.arange(0, LANES)
+    tl.store(y + lanes, tl.load(x + lanes))
+
+
+def test_an_autotuned_kernel_takes_a_config_by_seed_and_a_grid_of_it():
+    seen = set()
+    with World(ranks=1, seeds=8) as world:
+        x, y = world.full((16,), 3.0), world.zeros((16,))
+
+        def grid(meta):
+            seen.add(meta["LANES"])
+            return (triton.cdiv(16, meta["LANES"]),)
+
+        def check():
+            assert (y.local(0) == 3).all()
+
+        world.run(lambda rank: _tuned[grid](x.local(rank), y.local(rank)), check=check)
+    assert seen == {8, 16}
+
+
+def test_each_schedule_begins_with_the_same_memory():
+    with World(ranks=1, seeds=5) as world:
+        x, y, plain = world.full((16,), 1.0), world.zeros((16,)), torch.zeros(16)
+
+        def call(rank):
+            _add[(1, 1)](x.local(rank), y.local(rank), 16)
+            _add[(1, 1)](x.local(rank), plain, 16)
+
+        def check():
+            assert (y.local(0) == 3).all()
+            assert (plain == 3).all()
+
+        world.run(call, check=check)
+        world.run(call, calls=1)  # a further run begins where that one ended
+        assert (y.local(0) == 4).all()
+
+
+def test_a_side_stream_is_ordered_by_forks_and_joins():
+    def check(*, joins_before_use: bool) -> None:
+        with World(ranks=1, seeds=8) as world:
+            x, y = world.full((16,), 1.0), world.zeros((16,))
+
+            def call(rank):
+                stream = world.side_stream()
+                with stream.forked():
+                    _add[(1, 1)](x.local(rank), y.local(rank), 16)
+                if joins_before_use:
+                    stream.join()
+                _add[(1, 1)](y.local(rank), x.local(rank), 16)
+                stream.join()
+
+            world.run(call, calls=1)
+
+    check(joins_before_use=True)
+    with pytest.raises(CheckFailed, match="no wait"):
+        check(joins_before_use=False)
+
+
+@triton.jit
+def _grid_barrier(counter):
+    tl.atomic_add(counter, 1, sem="release", scope="gpu")
+    while tl.atomic_add(counter, 0, sem="acquire", scope="gpu") < tl.num_programs(0):
+        pass
+
+
+def test_a_barrier_of_the_grid_needs_programs_that_run_at_the_same_time():
+    def run(**how):
+        with World(ranks=1, seeds=8, **how) as world:
+            counter = world.zeros((1,), torch.int32)
+            world.run(lambda rank: _grid_barrier[(3,)](counter.local(rank)), calls=1)
+
+    run(co_resident=True)
+    with pytest.raises(CheckFailed, match="have not started"):
+        run()
+
+
+def test_a_wrong_result_is_the_check_s_assertion():
+    with World(ranks=1, seeds=2) as world:
+        x, y = world.full((16,), 1.0), world.zeros((16,))
+
+        def check():
+            assert (y.local(0) == 7).all(), "no seven"
+
+        with pytest.raises(CheckFailed, match=r"wrong result(.|\n)*no seven"):
+            world.run(lambda rank: _add[(1, 1)](x.local(rank), y.local(rank), 16), check=check)
+
+
+@triton.jit
+def _assumes(x):
+    tl.assume(tl.program_id(0) > 0)
+    tl.store(x + tl.program_id(0), 1.0)
+
+
+def test_a_false_assumption_is_reported():
+    with World(ranks=1, seeds=2) as world:
+        x = world.zeros((2,))
+        with pytest.raises(CheckFailed, match="false assumption"):
+            world.run(lambda rank: _assumes[(2,)](x.local(rank)))
+
+
+@triton.jit
+def _signals_if(flag, wanted):
+    if wanted > 0:
+        tl.atomic_xchg(flag, 1, sem="release", scope="sys")
+
+
+def test_a_synchronising_line_that_never_ran_is_no_pass():
+    def check():
+        with World(ranks=1, seeds=2) as world:
+            flag = world.zeros((1,), torch.int32)
+            world.run(lambda rank: _signals_if[(1,)](flag.local(rank), 0))
+
+    with pytest.raises(CheckFailed, match="not covered"):
+        check()
+
+
+# -- the command ----------------------------------------------------------------------------------
+
+CONTRACT = json.loads(Path(__file__).parents[1].joinpath("iris_contract.json").read_text())
+
+
+@pytest.mark.parametrize("name", CONTRACT["device_signatures"])
+def test_a_stand_in_takes_what_iris_function_takes(name):
+    parameters = inspect.signature(getattr(iris, name).fn).parameters.values()
+    bare = [each.replace(annotation=inspect.Parameter.empty) for each in parameters]
+    assert str(inspect.Signature(bare)) == CONTRACT["device_signatures"][name]
+
+
+FILE = Path(__file__).with_name("ring_example.py")
+
+
+def test_the_command_checks_a_function_whether_triton_interprets_or_not():
+    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    environment["PYTHONPATH"] = os.pathsep.join(sys.path)
+    arguments = ["check", f"{FILE}::ring", "--ranks", "2", "--seeds", "5"]
+    ended = subprocess.run(
+        [sys.executable, "-m", "taxfree_cli.app", *arguments],
+        env=environment, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert ended.returncode == 0, ended.stderr
+    assert "tl.atomic_xchg(" in ended.stdout
+
+
+def test_the_command_reports_and_replays(capsys):
+    assert command(["check", f"{FILE}::test_relaxed_ring", "--seeds", "5"]) == 4
+    captured = capsys.readouterr()
+    assert "no acquire" in captured.out
+    replay = captured.err.splitlines()[-1].partition("taxfree ")[2].split()
+    assert command(replay) == 4
+    assert "no acquire" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ([f"{FILE}::nothing"], "has no function 'nothing'"),
+        ([str(FILE)], "names no function"),
+        (["nowhere.py::ring"], "there is no file 'nowhere.py'"),
+        ([f"{FILE}::ring", "--gpus", "2"], "takes --ranks"),
+        (["--ranks", "2"], "--ranks needs FILE::FUNCTION"),
+    ],
+)
+def test_a_wrong_target_is_one_error_line(arguments, text, capsys):
+    assert command(["check", *arguments]) in (1, 2)
+    (error,) = [each for each in capsys.readouterr().err.splitlines() if each.startswith("error:")]
+    assert text in error

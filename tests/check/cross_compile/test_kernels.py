@@ -1,0 +1,117 @@
+"""Every kernel, for every architecture, under each Triton, passes the assembly checks."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from itertools import product
+from pathlib import Path
+
+import pytest
+from taxfree_check.cross_compile.coverage import DEVICES, Case, cases, smallest_cases
+from taxfree_check.cross_compile.report import Report, check, format_report
+
+from taxfree_kernels.variant import operation_names, operation_shapes
+from tests.sample import Sample
+from tests.tritons import BEFORE_3_8, FOLDERS, OLDEST, TRITONS
+
+OPERATIONS = operation_names()
+
+
+#: compiler and device; each meets its share of the corners
+TARGETS = list(product(TRITONS, DEVICES))
+
+
+def expect_good(wanted: Iterable[Case], triton: str) -> None:
+    """All kernels pass; but old Tritons break one rule on AMD, and are refused there."""
+    reports = list(check(wanted, FOLDERS[triton], workers=1))
+    assert reports
+    bad = [format_report(report) for report in reports if not _passes(report)]
+    assert not bad, "\n\n".join(bad)
+
+
+def _passes(report: Report) -> bool:
+    if report.triton in BEFORE_3_8 and report.architecture.startswith("gfx"):
+        broken = {violation.check for violation in report.violations}
+        return not report.error and broken <= {"written_back"}
+    return report.is_good
+
+
+@pytest.mark.parametrize("triton", TRITONS)
+def test_old_tritons_signal_before_the_write_back_on_amd(triton: str) -> None:
+    push = [
+        case for case in cases("matmul_all_reduce", "mi300x", examples=1) if case.variant == "push"
+    ]
+    (report,) = check(push, FOLDERS[triton], workers=1)
+    expected = {"written_back"} if triton in BEFORE_3_8 else set()
+    assert {violation.check for violation in report.violations} == expected
+
+
+def defaults(device: str, examples: int | None = None) -> list[Case]:
+    return [case for op in OPERATIONS for case in cases(op, device, examples=examples)]
+
+
+def corners(triton: str, device: str) -> Iterator[Case]:
+    """A part of each operation's: another one for each device and compiler; the soak has all."""
+    turn = TARGETS.index((triton, device))
+    for op in OPERATIONS:
+        yield from list(cases(op, device, corners=True, examples=1))[turn :: len(TARGETS)]
+
+
+@pytest.mark.parametrize("op", OPERATIONS)
+def test_each_operation_has_examples(op: str) -> None:
+    assert operation_shapes(op).aligned
+
+
+def test_each_case_gets_its_own_report(tmp_path: Path) -> None:
+    """Also one that is asked for twice, and those behind it; the second time from the cache."""
+    every = cases("matmul_all_reduce", "h200", examples=1)
+    few = [c for c in every if "two_shot" in c.variant and "two_kernel" not in c.variant]
+    asked = [few[0], few[0], *few[1:]]
+    names = [(case.variant, case.variant) for case in asked]
+    found = list(check(asked, workers=1, cache_dir=tmp_path))
+    assert [(each.variant, each.kernel) for each in found] == names
+    for file in tmp_path.iterdir():
+        file.write_text(re.sub(r'"seconds": [\d.]+', '"seconds": -1.0', file.read_text()))
+    again = list(check(asked, workers=1, cache_dir=tmp_path))
+    assert [each.resources.seconds for each in again] == [-1.0] * len(asked)
+    assert [(each.variant, each.kernel) for each in again] == names
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("triton", TRITONS)
+def test_defaults_and_corners_pass_the_checks(triton: str, sample: Sample) -> None:
+    """Defaults of all examples where compilers have failed most; of few and many rows elsewhere.
+
+    AMD's fabric refuses old Tritons.
+    """
+    wanted: list[Case] = []
+    for device in DEVICES:
+        is_refused = device != "h200" and triton in BEFORE_3_8
+        every = device == "h200" and triton == OLDEST
+        wanted += defaults(device, 1 if is_refused else None if every else 2)
+        wanted += corners(triton, device)
+    expect_good(sample.of(wanted), triton)
+
+
+@pytest.mark.parametrize("triton", TRITONS)
+def test_the_smallest_problems_compile(triton: str, sample: Sample) -> None:
+    """They compile correctly; checks of speed may fail."""
+    pairs = product(OPERATIONS, ("h200", "mi300x"))
+    smallest = [case for op, device in pairs for case in smallest_cases(op, device)]
+    reports = list(check(sample.of(smallest), FOLDERS[triton], workers=1))
+    found = [violation for report in reports for violation in report.violations]
+    assert [report.error for report in reports if report.error] == []
+    allowed = {"no_spills", "no_waterfall", "overlapping_matrices"}
+    if triton in BEFORE_3_8:
+        allowed |= {"written_back"}
+    assert {violation.check for violation in found} <= allowed
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("triton", TRITONS)
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("op", OPERATIONS)
+def test_all_corners_pass_the_checks(op: str, device: str, triton: str) -> None:
+    expect_good(cases(op, device, corners=True), triton)

@@ -1,0 +1,73 @@
+"""The binary of a kernel holds what its text says, which is what the executor reads."""
+
+from __future__ import annotations
+
+import json
+import re
+from itertools import cycle, islice
+
+import pytest
+from taxfree_check.executed.decode import Instruction, decode
+from tinygrad.renderer.amd import decode_inst
+from tinygrad.runtime.support.elf import elf_loader
+
+from taxfree_kernels.hardware import KNOWN
+from taxfree_kernels.variant import operation_shapes, variants
+from tests.check.cross_compile.conftest import run_python
+from tests.check.executed.test_executed import ARCHITECTURES, VARIANTS
+from tests.tritons import TRITONS
+
+#: LLVM's names of what the ISA documents call otherwise
+LLVM_NAMES = {
+    **{f"v_mad_{mixed}": f"v_fma_{mixed}" for mixed in ("mix_f32", "mixlo_f16", "mixhi_f16")},
+    **{f"v_accvgpr_{way}": f"v_accvgpr_{way}_b32" for way in ("read", "write", "mov")},
+}
+_REGISTER = re.compile(r"[-|a-z(]*[sv](?:(\d+)|\[(\d+)(?::\d+)?\])[|)]*")
+
+
+def decoded(binary: bytes):
+    """The instructions of a code object: name, and the numbers of registers and constants."""
+    _, sections, _ = elf_loader(binary)[:3]
+    code = next(section.content for section in sections if section.name == ".text")
+    at = 0
+    while at < len(code):
+        found = decode_inst(bytes(code[at : at + 16]) + bytes(16), "cdna")
+        name = re.sub("_(e32|e64|dpp16|sdwa)$", "", found.op_name.lower())
+        yield LLVM_NAMES.get(name, name), set(map(int, re.findall(r"\d+", repr(found))))
+        at += found.size()
+
+
+def registers(given: Instruction) -> set[int]:
+    """The numbers of the registers that an instruction names; the decoder omits 0."""
+    found = [_REGISTER.fullmatch(text) for text in given.operands]
+    return {int(each[1] or each[2]) for each in found if each} - {0}
+
+
+def served(op: str, variant: str) -> bool:
+    problem = operation_shapes(op).tiny(2)[0]
+    return variants(op)[variant].unsupported_reason(problem, KNOWN["mi300x"]) is None
+
+
+@pytest.mark.parametrize("triton", TRITONS)
+def test_the_text_is_what_the_binary_holds(triton, sample, tmp_path):
+    # Each Triton has every second one for the other architecture.
+    turns = islice(cycle(ARCHITECTURES), TRITONS.index(triton), None)
+    tried = zip([each for each in VARIANTS if served(*each)], turns, strict=False)
+    tried = sample.of(list(tried))
+    for architecture in ARCHITECTURES:
+        given = [(*case, 2, 0, None, [0]) for case, where in tried if where == architecture]
+        run_python(
+            "-m", "tests.check.executed.whole", json.dumps(given), architecture, triton=triton,
+            TRITON_CACHE_DIR=str(tmp_path),
+        )  # fmt: skip
+    files = list(tmp_path.glob("*/*.hsaco"))
+    assert files
+    for file in files:
+        binary = decoded(file.read_bytes())
+        for instruction in decode(file.with_suffix(".amdgcn").read_text()).instructions:
+            # the assembler aligns code by instructions without effect
+            name, numbers = next(
+                each for each in binary if each[0] == instruction.opcode or each[0] != "s_nop"
+            )
+            assert name == instruction.opcode, instruction.text
+            assert registers(instruction) <= numbers, instruction.text

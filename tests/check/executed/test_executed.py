@@ -1,0 +1,146 @@
+"""Compiled kernels of whole variants, executed on two ranks, each in a process that compiles."""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+from dataclasses import asdict, replace
+
+import pytest
+from taxfree_check.executed.check import reduced
+
+from taxfree_cli.app import run
+from taxfree_kernels.errors import PlanError
+from taxfree_kernels.hardware import KNOWN
+from taxfree_kernels.variant import operation_names, operation_shapes, variants
+from taxfree_tuning_db import export
+from tests.check.cross_compile.conftest import run_python
+from tests.tritons import NEWEST, OLDEST, needs_3_8, needs_before_3_8
+from tests.tuning_db.examples import MI300X, PUSH, record_of
+
+VARIANTS = [
+    (op, name) for op in operation_names() for name, each in variants(op).items() if each.fused
+]
+ARCHITECTURES = ("gfx942", "gfx950")
+SEEDS = (0, 1, 2)
+ALONE = {"attention"}  # its ranks share nothing
+
+#: of one kernel, all that was compiled of it together; but for the path of giving up, and the code
+#: of atomics for lanes that change one word, as none of ours do.
+MOST_NEVER_EXECUTED = 0.1
+
+
+def cases(op, name, world, seeds, corners=(None,)):
+    """All problems of a variant; or of each of `corners`, one problem. See `whole.py`."""
+    problems = range(len(operation_shapes(op).tiny(world)))
+    if corners == (None,):
+        return [(op, name, world, at, None, seeds) for at in problems]
+    return [(op, name, world, corner % len(problems), corner, seeds) for corner in corners]
+
+
+def executed(given, architecture, *options, triton=NEWEST):
+    """What each case showed, and the share of each kernel that never ran; all in one process."""
+    program = ("-m", "tests.check.executed.whole", json.dumps(given), architecture, *options)
+    out = json.loads(run_python(*program, triton=triton))
+    return out["checks"], out["shares"]
+
+
+def require_right(checked):
+    for shown in checked["runs"]:
+        assert shown["verdict"] == "right", (shown["details"], shown["replay"])
+        assert shown["instructions"] > 100
+    if checked["runs"]:
+        assert bool(checked["runs"][-1]["gave_up"]) == (checked["op"] not in ALONE)
+
+
+@needs_3_8
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_compiled_variants_are_right_and_most_of_their_code_runs(architecture, sample):
+    for op, name in sample.of(VARIANTS):
+        checks, shares = executed(cases(op, name, 2, SEEDS), architecture)
+        for checked in checks:
+            require_right(checked)
+        for kernel, share in shares:
+            assert share < MOST_NEVER_EXECUTED, (op, name, kernel, share)
+
+
+@needs_before_3_8
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_variants_that_the_oldest_triton_compiles_are_right_but_for_its_write_backs(
+    architecture, sample
+):
+    for op, name in sample.of(VARIANTS):
+        given = cases(op, name, 2, SEEDS[1:2])
+        checks, _ = executed(given, architecture, "repaired", triton=OLDEST)
+        for checked in checks:
+            require_right(checked)
+
+
+@needs_before_3_8
+def test_a_signal_that_overtakes_its_write_back_is_found():
+    """The oldest Triton's LLVM does not wait for some of them."""
+    case = ("all_gather_matmul", "push", 2, 1, None, (0, 3, 6))
+    ((checked,), _) = executed([case], "gfx950", "adverse", triton=OLDEST)
+    assert "wrong" in {shown["verdict"] for shown in checked["runs"]}
+    ((checked,), _) = executed([case], "gfx950", "adverse", "repaired", triton=OLDEST)
+    require_right(checked)
+
+
+@needs_3_8
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_compiled_variants_are_right_on_more_ranks_and_with_other_configs(architecture, sample):
+    if sample.is_part:
+        pytest.skip("minutes: for the whole list")
+    world, corners = {"gfx942": (4, (0, 2)), "gfx950": (8, (1, 3))}[architecture]
+    for op, name in VARIANTS:
+        given = cases(op, name, world, (0,))[:1] + cases(op, name, 2, (1,), corners)
+        checks, _ = executed(given, architecture)
+        for checked in checks:
+            require_right(checked)
+
+
+@needs_3_8
+def test_the_config_of_a_record_is_executed_on_a_small_problem(tmp_path):
+    op, table = "all_gather_matmul", tmp_path / "table.json"
+    problem = operation_shapes(op).aligned[0]
+    (config, *_) = variants(op)["push"].seed_configs(problem, KNOWN["mi300x"])
+    winner = replace(PUSH, config=config)
+    tuned = record_of(problem=asdict(problem), hardware=MI300X, winner=winner)
+    export([tuned, record_of()], table)  # the other one is of another vendor's GPU
+    arguments = ("check", "--executed", "--records", str(table), "--seeds", "1", "--json")
+    out = run_python("-m", "taxfree_cli.app", *arguments)
+    (checked,) = json.loads(out)["checks"]
+    require_right(checked)
+    assert checked["config"] == config
+    assert f"--records {table} --op {op} --variant push" in checked["runs"][0]["replay"]
+
+
+@pytest.mark.parametrize(("op", "name"), VARIANTS)
+def test_some_seed_configs_fit_small_problems(op, name):
+    variant, hardware = variants(op)[name], KNOWN["mi300x"]
+    problems = operation_shapes(op).aligned
+    served = [each for each in problems if not variant.unsupported_reason(each, hardware)]
+    fitting = []
+    for problem in served:
+        for config in variant.seed_configs(problem, hardware):
+            with suppress(PlanError):
+                small = reduced(op, name, problem, config, "gfx942")
+                assert (small.world_size, small.dtype) == (2, problem.dtype)
+                fitting.append(config)
+    assert bool(fitting) == bool(served)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [(["--executed", "--compiled"], "are two checks"), (["--arch", "gfx942"], "--arch is for"),
+     (["--executed", "--arch", "sm_90"], "--arch is for"),
+     (["--records", "table.json"], "--records is for"),
+     (["--executed", "--records", "table.json", "--gpus", "2"], "--records is for"),
+     (["--executed"], "needs compiled kernels")],
+)  # fmt: skip
+def test_usage(arguments, message, capsys):
+    assert run(["check", *arguments]) == 2
+    assert message in capsys.readouterr().err

@@ -1,0 +1,37 @@
+"""Kernels with one changed instruction, executed, each variant in a process that compiles."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+
+import pytest
+
+from taxfree_kernels.variant import operation_names
+from tests.check.cross_compile.conftest import run_python
+from tests.check.executed.mutated import Result, cases
+from tests.tritons import needs_3_8
+
+pytestmark = needs_3_8
+CACHE_CONTROL = ("buffer_wbl2", "buffer_wbl2 sc0", "buffer_inv", "buffer_inv sc0")
+
+
+def outcomes(*arguments):
+    out = run_python("-m", "tests.check.executed.changed", *arguments)
+    return Result.of_json(json.loads(out)).outcomes
+
+
+def test_a_kernel_without_its_write_back_or_invalidation_is_not_right():
+    tried = outcomes("all_gather_matmul", "push", "gfx942", "9", *CACHE_CONTROL)
+    assert {one.kind for one in tried} == set(CACHE_CONTROL)
+    assert {one.verdict for one in tried} <= {"wrong", "hang"}
+
+
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("op", operation_names())
+def test_most_mutants_that_are_not_equivalent_are_found(op, sample):
+    kinds = (*CACHE_CONTROL, "s_barrier", "s_waitcnt vmcnt") if sample.is_part else ()
+    for case in sample.of([each for each in cases() if each[0] == op]):
+        count = Counter(one.verdict for one in outcomes(*case, "1", *kinds))
+        matter = count.total() - count["equivalent"] - count["harmless"]
+        assert count["survives"] <= max(2, 0.25 * matter), (case, count)

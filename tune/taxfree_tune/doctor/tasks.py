@@ -1,0 +1,313 @@
+"""The measured probes: each runs on every rank of a worker group, on its open fabric.
+
+All are collective, and return the same on every rank. Sizes are such that together they keep a GPU
+busy for a second or two.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from taxfree_tune.doctor.report import (
+    BarrierTime,
+    Coherence,
+    MemoryBandwidth,
+    PeerBandwidth,
+    PeerCopy,
+    Rates,
+    SignalTime,
+    StartOrder,
+)
+from taxfree_tune.measuring.bounds import peaks
+from taxfree_tune.measuring.timer import Call, time_together
+
+from taxfree._runtime.collectives import vote
+from taxfree_kernels.device import probes
+from taxfree_kernels.device.peers import Group
+from taxfree_kernels.errors import KernelError
+from taxfree_kernels.fabric.base import Fabric
+from taxfree_kernels.launch import Kernel
+
+#: to or from a peer, in one go; a slot of the pool holds what is sent and what is received, or as
+#: much for all peers
+HOST_PEER_BYTES, GPU_PEER_BYTES = 256 << 10, 64 << 20
+
+_LAUNCHES = 3  # of the start order
+_WAVES = 8
+_WORDS = 1024  # of int64, that are handed over
+
+
+@dataclass(frozen=True)
+class _Sizes:
+    """How much each probe moves.
+
+    Args:
+        peer_bytes: to or from a peer; two of them fit a slot of the fabric's pool.
+        local_bytes: within a rank; several times any cache.
+        programs, block: of a copying kernel; elements of float32 per step.
+        rounds: round trips per launch.
+        busy: loads of a program of the start order.
+        repetitions: of each measurement.
+    """
+
+    peer_bytes: int
+    local_bytes: int
+    programs: int
+    block: int
+    rounds: int
+    busy: int
+    repetitions: int
+
+
+def _sizes(fabric: Fabric) -> _Sizes:
+    if fabric.backend == "interpreter":
+        return _Sizes(HOST_PEER_BYTES, 16 << 20, 2, 1 << 15, rounds=20, busy=1, repetitions=3)
+    programs = 4 * fabric.hardware.compute_units
+    return _Sizes(GPU_PEER_BYTES, 256 << 20, programs, 4096, rounds=50, busy=20, repetitions=5)
+
+
+def rates(fabric: Fabric) -> Rates:
+    """Measure what bounds are computed with."""
+    found = peaks(fabric, "bfloat16")
+    links = found.link_bytes_per_s * 1e-9 if fabric.world_size > 1 else None
+    return Rates(found.flops_per_s * 1e-12, found.memory_bytes_per_s * 1e-9, links)
+
+
+def memory(fabric: Fabric) -> MemoryBandwidth:
+    """Copy within each rank's memory."""
+    sizes = _sizes(fabric)
+    chunk, count = _chunks(sizes, sizes.local_bytes)
+    source = torch.ones(count, dtype=torch.float32, device=fabric.device)
+    target = torch.zeros_like(source)
+    kernel = _transfer(fabric, sizes, pull=False)
+
+    def by_kernel(_: int) -> None:
+        kernel(target, source, chunk, fabric.heap_bases, fabric.rank, fabric.rank)
+
+    def by_torch(_: int) -> None:
+        target.copy_(source)
+
+    return MemoryBandwidth(*_gb_s(fabric, [by_kernel, by_torch], 2 * source.nbytes))
+
+
+def order(fabric: Fabric) -> StartOrder:
+    """Let programs take tickets on each device; those of a launch fill it several times."""
+    resident, options = 1, {}
+    if fabric.backend != "interpreter":  # two programs of 1024 threads fill an SM, and a CU
+        resident = 2 * fabric.hardware.compute_units
+        options = {"num_warps": 1024 // fabric.hardware.warp_size}
+    programs, chiplets = _WAVES * resident, fabric.hardware.num_xcds
+    constants = {"XCDS": chiplets, "BACKEND": fabric.backend, "BUSY": _sizes(fabric).busy}
+    kernel = Kernel(probes.start_order, programs, constants, options)
+    counter = torch.zeros(2, dtype=torch.int32, device=fabric.device)
+    tickets, places = torch.zeros(2, programs, dtype=torch.int32, device=fabric.device)
+    largest = elsewhere = 0
+    for _ in range(_LAUNCHES):
+        counter.zero_()
+        kernel(counter, tickets, places)
+        fabric.synchronize()
+        largest = max(largest, largest_inversion(tickets.tolist(), chiplets))
+        elsewhere = max(elsewhere, off_their_chiplet(places.tolist(), chiplets))
+    worst = [max(each) for each in zip(*vote(fabric.group, (largest, elsewhere)), strict=True)]
+    return StartOrder(programs, resident, chiplets, *worst)
+
+
+def off_their_chiplet(places: Sequence[int], chiplets: int) -> int:
+    """The number of programs that do not run where round-robin would put them.
+
+    Args:
+        places: the chiplet of each program, by any numbers.
+    """
+    free, kept = set(places), 0
+    for chiplet in range(chiplets):
+        own = Counter(place for place in places[chiplet::chiplets] if place in free)
+        for place, count in own.most_common(1):
+            free.remove(place)
+            kept += count
+    return len(places) - kept
+
+
+def largest_inversion(tickets: Sequence[int], chiplets: int = 1) -> int:
+    """The most places by which a program started before its turn.
+
+    Args:
+        tickets: by program id, each number once.
+        chiplets: to which ids are assigned round-robin; only the order within each counts.
+    """
+    largest = 0
+    for chiplet in range(chiplets):
+        own = tickets[chiplet::chiplets]
+        place = {ticket: index for index, ticket in enumerate(sorted(own))}
+        largest = max([largest, *(index - place[ticket] for index, ticket in enumerate(own))])
+    return largest
+
+
+def barrier(fabric: Fabric) -> BarrierTime:
+    """Run the fabric's device barrier, eagerly and captured in a graph."""
+    modes = ["eager", "graph"] if fabric.has_graphs else ["eager"]
+
+    def call(_: int) -> None:
+        fabric.device_barrier()
+
+    timings = time_together(fabric, [(call, mode) for mode in modes], _sizes(fabric).repetitions)
+    fabric.device_barrier.pool.check()
+    times = [timing.median_us for timing in timings]
+    return BarrierTime(times[0], times[1] if fabric.has_graphs else None)
+
+
+def peers(fabric: Fabric) -> tuple[PeerBandwidth, ...]:
+    """Push to, and pull from, the peer at each distance by a kernel, all ranks at once."""
+    return tuple(
+        PeerBandwidth(distance, *(_peer_rate(fabric, distance, pull) for pull in (False, True)))
+        for distance in range(1, fabric.world_size)
+    )
+
+
+def copies(fabric: Fabric) -> tuple[PeerCopy, ...]:
+    """Copy to the peer at each distance by torch, all ranks at once."""
+    return tuple(
+        PeerCopy(distance, _copy_rate(fabric, distance)) for distance in range(1, fabric.world_size)
+    )
+
+
+def coherence(fabric: Fabric) -> Coherence:
+    """Hand words over between running kernels of rank 0 and each peer in turn.
+
+    Uses the pool's signals and a slot, as `signals` does.
+    """
+    rounds, stale = _sizes(fabric).rounds, 0
+    fabric.pool.reset()
+    for peer in range(1, fabric.world_size):
+        stale += _hand_over(fabric, peer, rounds)
+        fabric.pool.check()
+        fabric.barrier()
+    fabric.pool.reset()
+    return Coherence(rounds, sum(vote(fabric.group, stale)))
+
+
+def signals(fabric: Fabric) -> tuple[SignalTime, ...]:
+    """Play ping-pong between rank 0 and each peer in turn.
+
+    Uses the pool's own signals, with generations of its own: the pool is reset around it.
+    """
+    rounds = _sizes(fabric).rounds
+    fabric.pool.reset()
+    times = []
+    for peer in range(1, fabric.world_size):
+        call = _ping_pong(fabric, peer, rounds)
+        (timing,) = time_together(fabric, [(call, "eager")], _sizes(fabric).repetitions)
+        fabric.pool.check()
+        times.append(SignalTime(peer, timing.median_us / rounds))
+    fabric.pool.reset()
+    return tuple(times)
+
+
+# -- helpers --
+
+
+def _chunks(sizes: _Sizes, size: int) -> tuple[int, int]:
+    """Elements of float32 per program, in whole blocks, and together: about `size` bytes."""
+    blocks = max(1, size // 4 // sizes.programs // sizes.block)
+    return blocks * sizes.block, blocks * sizes.block * sizes.programs
+
+
+def _transfer(fabric: Fabric, sizes: _Sizes, *, pull: bool) -> Kernel:
+    options = {} if fabric.backend == "interpreter" else {"num_warps": 8}
+    constants = {"PULL": pull, "BLOCK": sizes.block}
+    return Kernel(probes.transfer, sizes.programs, constants, options)
+
+
+def _gb_s(fabric: Fabric, calls: Sequence[Call], size: int) -> list[float]:
+    """GB/s of calls that move `size` bytes each."""
+    timings = time_together(fabric, [(call, "eager") for call in calls], _sizes(fabric).repetitions)
+    return [size / timing.median_us * 1e-3 for timing in timings]
+
+
+def _peer_rate(fabric: Fabric, distance: int, pull: bool) -> float:
+    sizes = _sizes(fabric)
+    chunk, _ = _chunks(sizes, sizes.peer_bytes)
+    source, target = _buffers(fabric)
+    peer = (fabric.rank + distance) % fabric.world_size
+    kernel = _transfer(fabric, sizes, pull=pull)
+
+    def call(_: int) -> None:
+        kernel(target, source, chunk, fabric.heap_bases, fabric.rank, peer)
+
+    return _checked_rate(fabric, call, distance if pull else -distance)
+
+
+def _copy_rate(fabric: Fabric, distance: int) -> float:
+    source, target = _buffers(fabric)
+    peers_target = fabric.peer_view(target, (fabric.rank + distance) % fabric.world_size)
+    return _checked_rate(fabric, lambda _: peers_target.copy_(source), -distance)
+
+
+def _buffers(fabric: Fabric) -> tuple[torch.Tensor, torch.Tensor]:
+    """Source and target, float32, in the symmetric heap; always the same two."""
+    sizes = _sizes(fabric)
+    _, count = _chunks(sizes, sizes.peer_bytes)
+    both, _ = fabric.pool.slots(2 * count, torch.float32)
+    return both[:count], both[count:]
+
+
+def _checked_rate(fabric: Fabric, call: Call, from_distance: int) -> float:
+    """GB/s of a call that fills each rank's target from the source of the rank at a distance."""
+    source, target = _buffers(fabric)
+    source.fill_(fabric.rank)
+    target.fill_(-1)
+    fabric.barrier()
+    (rate,) = _gb_s(fabric, [call], source.nbytes)
+    sender = (fabric.rank + from_distance) % fabric.world_size
+    wrong = int((target != sender).sum())
+    fabric.barrier()  # nobody fills a target that is still looked at
+    if wrong:
+        raise KernelError(f"{wrong} of {len(target)} words from rank {sender} arrived wrong")
+    return rate
+
+
+def _hand_over(fabric: Fabric, peer: int, rounds: int) -> int:
+    """Stale words that this rank saw in rounds of rank 0 with `peer`."""
+    if fabric.rank not in (0, peer):
+        return 0
+    inbox, _ = fabric.pool.slots(_WORDS, torch.int64)
+    stale = torch.zeros(_WORDS, dtype=torch.int64, device=fabric.device)
+    other = peer if fabric.rank == 0 else 0
+    kernel = _between_two(fabric, probes.hand_over, BLOCK=_WORDS)
+    kernel(inbox, stale, fabric.pool.control, fabric.heap_bases, fabric.rank, other, 1, rounds)
+    fabric.synchronize()
+    return int(stale.sum())
+
+
+def _between_two(fabric: Fabric, function: Any, **constants: int) -> Kernel:
+    """A kernel of one program on each of two ranks."""
+    return Kernel(
+        function,
+        grid=1,
+        constants={"GROUP": Group(fabric.world_size, fabric.backend)} | constants,
+        options={} if fabric.backend == "interpreter" else {"num_warps": 1},
+    )
+
+
+def _ping_pong(fabric: Fabric, peer: int, rounds: int) -> Call:
+    """Rounds of rank 0 with `peer`, numbered on from call to call; other ranks do nothing."""
+    if fabric.rank not in (0, peer):
+        return lambda _: None
+    kernel = _between_two(fabric, probes.ping_pong)
+    first_round = itertools.count(1, rounds)
+
+    def call(_: int) -> None:
+        kernel(
+            fabric.pool.control,
+            fabric.heap_bases,
+            fabric.rank,
+            peer if fabric.rank == 0 else 0,
+            next(first_round),
+            rounds,
+        )
+
+    return call

@@ -1,0 +1,123 @@
+"""Candidates for a problem, in the order in which to try them."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Iterator, Mapping, Sequence
+
+from taxfree_tune.measuring.trial import Candidate
+
+from taxfree._runtime.legality import refusal
+from taxfree.errors import UsageError
+from taxfree_kernels.hardware import Hardware
+from taxfree_kernels.variant import Config, Problem, Variant, op_of, operation, variants
+
+_MOST = 100_000  # configs that can be measured within days
+
+
+def variants_for(
+    problem: Problem, hardware: Hardware, only: Sequence[str] | None = None
+) -> dict[str, Variant]:
+    """Variants, beside the baseline, that can serve a problem.
+
+    Args:
+        only: names to choose from; those that are searched by default.
+    """
+    return {
+        name: variant
+        for name, variant in _asked_for(problem, only).items()
+        if variant.unsupported_reason(problem, hardware) is None
+    }
+
+
+def refusals(
+    problem: Problem, hardware: Hardware, only: Sequence[str] | None = None
+) -> dict[str, str]:
+    """Why each of the other variants, beside the baseline, cannot; arguments as above."""
+    reasons = {
+        name: variant.unsupported_reason(problem, hardware)
+        for name, variant in _asked_for(problem, only).items()
+    }
+    return {name: reason for name, reason in reasons.items() if reason is not None}
+
+
+def _asked_for(problem: Problem, only: Sequence[str] | None) -> dict[str, Variant]:
+    return {
+        name: variant
+        for name, variant in variants(op_of(problem)).items()
+        if name != "baseline" and (variant.searched if only is None else name in only)
+    }
+
+
+def serves(variant: Variant, problem: Problem, hardware: Hardware, config: Config) -> bool:
+    """Whether a variant still has a config's meta-parameters and does not refuse it today."""
+    parameters = variant.space(problem, hardware).keys()
+    # A record may be older than a meta-parameter, whose default is then what was measured.
+    return config.keys() <= parameters and refusal(variant, problem, hardware, config) is None
+
+
+def valid_candidates(
+    found: Mapping[str, Variant], problem: Problem, hardware: Hardware
+) -> Iterator[Candidate]:
+    """Every candidate that its variant does not refuse."""
+    for name, variant in found.items():
+        space = variant.space(problem, hardware)
+        for values in itertools.product(*space.values()):
+            config = dict(zip(space, values, strict=True))
+            if variant.prune_reason(problem, hardware, config) is None:
+                yield Candidate(name, config)
+
+
+def every_candidate(
+    found: Mapping[str, Variant], problem: Problem, hardware: Hardware, seed: int
+) -> list[Candidate]:
+    """All valid candidates, in an order that is drawn.
+
+    Raises:
+        UsageError: they are too many to measure.
+    """
+    most = itertools.islice(valid_candidates(found, problem, hardware), _MOST + 1)
+    candidates = list(most)
+    if len(candidates) > _MOST:
+        raise UsageError(
+            f"{', '.join(found)} have more than {_MOST:,} configs together",
+            "name one of the variants with fewer, or leave --exhaustive out",
+        )
+    random.Random(seed).shuffle(candidates)
+    return candidates
+
+
+def first_candidates(
+    found: Mapping[str, Variant],
+    problem: Problem,
+    hardware: Hardware,
+    nearby: Sequence[Candidate] = (),
+) -> list[Candidate]:
+    """The first candidates to try, most promising first, so that few trials find what many would.
+
+    First the default of each variant, those that win on such problems before the others; then
+    configs that won nearby; then the other first configs, in the same order of variants.
+
+    Args:
+        found: the variants.
+        nearby: configs that won on similar problems.
+    """
+    names = operation(op_of(problem)).first_variants(problem)
+    likely = [found[name] for name in names if name in found]
+    others = [variant for name, variant in found.items() if name not in names]
+    defaults, *more = _rows_of_first_configs(likely, problem, hardware)
+    other_defaults, *rest = _rows_of_first_configs(others, problem, hardware)
+    return [*defaults, *other_defaults, *nearby, *itertools.chain(*more, *rest)]
+
+
+def _rows_of_first_configs(
+    variants: Sequence[Variant], problem: Problem, hardware: Hardware
+) -> list[list[Candidate]]:
+    """The first config of each variant, then the second of each, and so on; at least one row."""
+    columns = [
+        [Candidate(variant.name, config) for config in variant.seed_configs(problem, hardware)]
+        for variant in variants
+    ]
+    rows = itertools.zip_longest(*columns)
+    return [[candidate for candidate in row if candidate is not None] for row in rows] or [[]]

@@ -1,0 +1,395 @@
+"""What is tried next, in an Optuna study that keeps the trials and shares them.
+
+First come the candidates that were enqueued, with random ones where these are few. Then a surrogate
+of what was measured proposes: of the neighbours of the fastest, and of drawn candidates, those that
+are expected to gain most. The variant is one choice of a trial, and each of its meta-parameters
+another, all categorical. A random one that the variant refuses is told as pruned and another is
+asked for, before anything is compiled. Failures are also told as pruned. Duplicates are answered
+from memory. Nodes of a fleet share the study: what others have told is learned, and what others
+have claimed is not asked for.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import itertools
+import json
+import random
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import optuna
+from optuna.storages.journal import JournalFileBackend
+from optuna.trial import Trial, TrialState
+from taxfree_tune.measuring.trial import Candidate, key
+from taxfree_tune.tuning.candidates import serves
+from taxfree_tune.tuning.surrogate import Surrogate
+
+from taxfree.errors import TaxfreeError
+from taxfree_kernels.hardware import Hardware
+from taxfree_kernels.variant import Problem, Variant
+
+if TYPE_CHECKING:
+    from taxfree_tune.tuning.fleet import Fleet
+
+_ASKS_PER_CANDIDATE = 50  # if so many are refused or known, the space counts as exhausted
+_LEAST_KNOWN, _MOST_KNOWN = 4, 200  # measurements that the surrogate learns from
+_STARTS, _DRAWN = 8, 400  # fastest candidates whose neighbours are judged, and drawn ones
+_TIMES = "median_us"  # of a trial in a fleet: mode -> microseconds
+
+optuna.logging.set_verbosity(optuna.logging.ERROR)
+
+
+class Search:
+    """A resumable study over all variants of one problem.
+
+    Args:
+        variants: name -> variant; those that can serve the problem.
+        problem, hardware: what they are asked to serve.
+        seed: of the sampler; with the same measurements it gives the same trials.
+        journal: file that keeps the study from one run to the next; None keeps it in memory.
+        name: of the study in the journal.
+        fleet: nodes that share the study, instead of a journal.
+        every: candidates to ask for, in this order, in place of what the sampler proposes.
+
+    Attributes:
+        name: of the study.
+    """
+
+    def __init__(
+        self,
+        variants: Mapping[str, Variant],
+        problem: Problem,
+        hardware: Hardware,
+        seed: int,
+        journal: Path | None,
+        name: str,
+        fleet: Fleet | None = None,
+        every: Iterable[Candidate] | None = None,
+    ) -> None:
+        self.name, self._fleet = name, fleet
+        self._every = None if every is None else iter(every)
+        self._variants, self._problem, self._hardware = variants, problem, hardware
+        spaces = {name: variant.space(problem, hardware) for name, variant in variants.items()}
+        # variant -> parameter -> choice as text -> its value
+        self._spaces = {
+            name: {
+                parameter: {str(value): value for value in values}
+                for parameter, values in space.items()
+            }
+            for name, space in spaces.items()
+        }
+        self._surrogate = Surrogate(spaces)
+        self._random = random.Random(seed)
+        self._known: dict[str, float | None] = {}
+        self._failed: list[Candidate] = []  # compiled or tried, but without a time
+        self._asked: dict[str, Trial] = {}
+        self._refused: list[tuple[Candidate, str]] = []
+        self._waiting: list[dict[str, str]] = []
+        self._elsewhere: set[str] = set()
+        self._told_elsewhere: dict[int, tuple[Candidate, dict[str, float]]] = {}
+        if fleet is not None:
+            self._study = fleet.study(name, optuna.samplers.RandomSampler(seed=seed))
+            with fleet.alone(self._study):
+                self._catch_up()
+            return
+        self._study = optuna.create_study(
+            storage=None if journal is None else _storage(journal),
+            study_name=name,
+            load_if_exists=True,
+            direction="minimize",
+            sampler=optuna.samplers.RandomSampler(seed=seed),
+        )
+        for trial in self._study.get_trials(deepcopy=False):
+            self._remember(trial)
+
+    def _catch_up(self) -> None:
+        """Learn what other nodes have told and claimed."""
+        own = {trial.number for trial in self._asked.values()}
+        self._waiting, self._elsewhere = [], set()
+        for trial in self._study.get_trials(deepcopy=False):
+            if trial.state == TrialState.WAITING:
+                self._waiting.append(trial.system_attrs.get("fixed_params", trial.params))
+            candidate = self._candidate(trial.params)
+            if candidate is None or trial.number in own:
+                continue
+            if trial.state == TrialState.RUNNING:
+                self._elsewhere.add(key(candidate))
+            elif trial.state == TrialState.PRUNED:
+                self._known.setdefault(key(candidate), None)
+            elif trial.state == TrialState.COMPLETE:
+                if _TIMES in trial.user_attrs and key(candidate) not in self._known:
+                    self._told_elsewhere[trial.number] = (candidate, trial.user_attrs[_TIMES])
+                self.learn(candidate, trial.value)
+
+    def _remember(self, trial: optuna.trial.FrozenTrial) -> None:
+        if trial.state == TrialState.WAITING:
+            self._waiting.append(trial.system_attrs.get("fixed_params", {}))
+        candidate = self._candidate(trial.params)
+        if candidate is None:
+            return
+        if trial.state == TrialState.COMPLETE:
+            self.learn(candidate, trial.value)
+        elif trial.state == TrialState.RUNNING:  # of a run that was ended; to be asked anew
+            self._study.tell(trial.number, state=TrialState.FAIL)
+        # What was pruned is learned from elsewhere: it failed, or was refused by rules of that day.
+
+    @property
+    def waits_for_others(self) -> bool:
+        """Whether other nodes are measuring candidates."""
+        return bool(self._elsewhere)
+
+    def take_told_elsewhere(self) -> list[tuple[Candidate, dict[str, float]]]:
+        """Candidates that other nodes have measured since the last call: mode -> microseconds."""
+        taken, self._told_elsewhere = list(self._told_elsewhere.values()), {}
+        return taken
+
+    @property
+    def measured(self) -> int:
+        """Candidates with a time."""
+        return sum(value is not None for value in self._known.values())
+
+    def learn(self, candidate: Candidate, median_us: float | None) -> None:
+        """Take over what is known from elsewhere: a time, or None for one that cannot be used.
+
+        What does not serve today is passed over.
+        """
+        variant = self._variants.get(candidate.variant)
+        if variant is not None and serves(variant, self._problem, self._hardware, candidate.config):
+            self._known[key(candidate)] = median_us
+            if median_us is None:
+                self._failed.append(candidate)
+
+    def knows(self, candidate: Candidate) -> bool:
+        """Whether a candidate has a time that holds for today's kernels."""
+        return self._known.get(key(candidate)) is not None
+
+    @property
+    def has_tried(self) -> bool:
+        """Whether the fate of any candidate is known."""
+        return bool(self._known)
+
+    def enqueue(self, candidates: Sequence[Candidate]) -> None:
+        """Try these first, in their order, unless they are known or wait already."""
+        with self._alone():
+            for candidate in candidates:
+                is_known = key(candidate) in self._known.keys() | self._elsewhere
+                if candidate.variant not in self._spaces or is_known:
+                    continue
+                parameters = self._parameters(candidate)
+                if parameters not in self._waiting:
+                    self._waiting.append(parameters)
+                    self._study.enqueue_trial(parameters)
+
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Keep other nodes from claiming, after learning what they have done."""
+        if self._fleet is None:
+            yield
+            return
+        with self._fleet.alone(self._study):
+            self._catch_up()
+            yield
+
+    def _parameters(self, candidate: Candidate) -> dict[str, str]:
+        """A candidate in the study's form; values that the space no longer has stay as they are."""
+        values = {
+            f"{candidate.variant}.{parameter}": str(candidate.config[parameter])
+            for parameter, choices in self._spaces[candidate.variant].items()
+            if candidate.config.get(parameter) in choices.values()
+        }
+        return {"variant": candidate.variant, **values}
+
+    def ask(self, count: int, wanted: int | None = None) -> list[Candidate]:
+        """Up to `count` candidates that are new and that no variant refuses.
+
+        Args:
+            wanted: candidates to measure in all, with those that are measured or claimed already;
+                None for no limit.
+        """
+        found: list[Candidate] = []
+        if not self._variants:
+            return found
+        with self._alone():
+            if wanted is not None:
+                claimed = len(self._asked) + len(self._elsewhere)
+                count = max(0, min(count, wanted - self.measured - claimed))
+            asks = self._enqueue_next(count)
+            for _ in range(asks):
+                if len(found) == count:
+                    break
+                trial = self._study.ask() if self._fleet is None else self._fleet.ask(self._study)
+                candidate = self._suggest(trial)
+                if key(candidate) in self._asked.keys() | self._elsewhere:
+                    self._end(trial, None, TrialState.FAIL)
+                elif key(candidate) in self._known:
+                    self._tell(trial, self._known[key(candidate)])
+                else:
+                    variant = self._variants[candidate.variant]
+                    reason = variant.prune_reason(self._problem, self._hardware, candidate.config)
+                    if reason is None:
+                        self._asked[key(candidate)] = trial
+                        found.append(candidate)
+                    else:
+                        self._refused.append((candidate, reason))
+                        self.tell_pruned(candidate, reason, trial)
+        return found
+
+    def _enqueue_next(self, count: int) -> int:
+        """Let `count` candidates wait, where so many can be proposed; how often to ask for them."""
+        known = self._known.keys() | self._asked.keys() | self._elsewhere
+        waiting = len(self._study.get_trials(deepcopy=False, states=(TrialState.WAITING,)))
+        missing, asks = max(0, count - waiting), _ASKS_PER_CANDIDATE * count
+        proposed: list[Candidate] = []
+        if self._every is not None:
+            new = (each for each in self._every if key(each) not in known)
+            proposed = list(itertools.islice(new, missing))
+            asks = waiting + len(proposed)
+        elif missing and self.measured >= _LEAST_KNOWN:
+            measured = [(each, us) for us, each in self.best(_MOST_KNOWN)]
+            failed = self._failed[-_MOST_KNOWN:]
+            pool = self._pool([each for each, _ in measured[:_STARTS]], known)
+            proposed = self._surrogate.propose(measured, failed, pool, missing)
+        for each in proposed:
+            self._study.enqueue_trial(self._parameters(each))
+        return asks
+
+    def _pool(self, fastest: Sequence[Candidate], known: Set[str]) -> list[Candidate]:
+        """Unknown candidates that no variant refuses: near the fastest ones, and drawn ones."""
+        found: dict[str, Candidate] = {}
+
+        def add(variant: str, config: dict[str, Any]) -> None:
+            candidate = Candidate(variant, config)
+            text = key(candidate)
+            if text in known or text in found:
+                return
+            asked = (self._problem, self._hardware, config)
+            if self._variants[variant].prune_reason(*asked) is None:
+                found[text] = candidate
+
+        for candidate in fastest:
+            space = self._spaces[candidate.variant]
+            for name, values in space.items():
+                for value in values.values():
+                    changed = {**candidate.config, name: value}
+                    add(candidate.variant, changed)
+                    other = self._random.choice(list(space))
+                    another = self._random.choice(list(space[other].values()))
+                    add(candidate.variant, {**changed, other: another})
+        for _ in range(_DRAWN):
+            variant = self._random.choice(list(self._spaces))
+            space = self._spaces[variant]
+            add(variant, {n: self._random.choice(list(v.values())) for n, v in space.items()})
+        return list(found.values())
+
+    def take_refused(self) -> list[tuple[Candidate, str]]:
+        """Candidates that variants refused since the last call, each with the reason."""
+        taken, self._refused = self._refused, []
+        return taken
+
+    def _suggest(self, trial: Trial) -> Candidate:
+        name = trial.suggest_categorical("variant", list(self._variants))
+        config = {
+            parameter: choices[trial.suggest_categorical(f"{name}.{parameter}", list(choices))]
+            for parameter, choices in self._spaces[name].items()
+        }
+        return Candidate(name, config)
+
+    def _candidate(self, parameters: Mapping[str, Any]) -> Candidate | None:
+        name = parameters.get("variant")
+        if name not in self._spaces:
+            return None
+        config = {}
+        for parameter, choices in self._spaces[name].items():
+            text = parameters.get(f"{name}.{parameter}")
+            if text not in choices:
+                return None
+            config[parameter] = choices[text]
+        return Candidate(name, config)
+
+    def tell(
+        self,
+        candidate: Candidate,
+        median_us: float,
+        times: Mapping[str, float] | None = None,
+    ) -> None:
+        """A candidate was measured.
+
+        Args:
+            median_us: in the mode that decides.
+            times: mode -> microseconds, for other nodes.
+        """
+        self._known[key(candidate)] = median_us
+        trial = self._asked.pop(key(candidate))
+        if self._fleet is not None:
+            trial.set_user_attr(_TIMES, dict(times or {}))
+        self._tell(trial, median_us)
+
+    def ask_again(self, candidate: Candidate) -> None:
+        """A candidate's time cannot be trusted: it is not learned, and asked for anew."""
+        self._end(self._asked.pop(key(candidate)), None, TrialState.FAIL)
+        self._study.enqueue_trial(self._parameters(candidate))
+
+    def tell_pruned(self, candidate: Candidate, reason: str, trial: Trial | None = None) -> None:
+        """A candidate cannot be used."""
+        self._known[key(candidate)] = None
+        if trial is None:
+            self._failed.append(candidate)
+        trial = trial or self._asked.pop(key(candidate))
+        trial.set_user_attr("reason", reason)
+        self._tell(trial, None)
+
+    def _tell(self, trial: Trial, median_us: float | None) -> None:
+        state = TrialState.PRUNED if median_us is None else TrialState.COMPLETE
+        self._end(trial, median_us, state)
+
+    def _end(self, trial: Trial, median_us: float | None, state: TrialState) -> None:
+        if self._fleet is None:
+            self._study.tell(trial, median_us, state=state)
+        else:
+            self._fleet.tell(self._study, trial, median_us, state)
+
+    def best(self, count: int) -> list[tuple[float, Candidate]]:
+        """The fastest candidates so far and their microseconds, fastest first."""
+        times = [(value, text) for text, value in self._known.items() if value is not None]
+        return [(value, Candidate(**json.loads(text))) for value, text in sorted(times)[:count]]
+
+
+class _Lock:
+    """A lock on a journal that the OS releases when its process ends, however that ends.
+
+    Optuna's own lock is a file: it outlives a killed process by half a minute, and an interrupt
+    while it is acquired or released surfaces as another error.
+    """
+
+    def __init__(self, journal: Path) -> None:
+        self._journal = journal
+
+    def acquire(self) -> bool:
+        self._file = self._journal.open("ab")
+        fcntl.flock(self._file, fcntl.LOCK_EX)
+        return True
+
+    def release(self) -> None:
+        self._file.close()
+
+
+def _storage(journal: Path) -> optuna.storages.BaseStorage:
+    """The storage in a journal, which is made where it is missing.
+
+    Raises:
+        TaxfreeError: it is damaged.
+    """
+    journal.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        backend = JournalFileBackend(str(journal), _Lock(journal))  # type: ignore[arg-type]
+        return optuna.storages.JournalStorage(backend)
+    except OSError:
+        raise
+    except Exception as error:  # it is replayed, so that a wrong line may break anything
+        raise TaxfreeError(
+            f"{journal} is not a journal of a search, or is damaged",
+            "move it away: the database holds the trials too",
+        ) from error

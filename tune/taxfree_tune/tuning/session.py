@@ -1,0 +1,236 @@
+"""A tuning session: problems of any world sizes, with one group of workers per world size."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import time
+from collections import Counter, deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from taxfree_check.cross_compile.screen import Screen, Verdict
+from taxfree_tune import devices
+from taxfree_tune.measuring.trial import Candidate
+from taxfree_tune.tuning.candidates import first_candidates, refusals, variants_for
+from taxfree_tune.tuning.search import Search
+from taxfree_tune.tuning.tuner import Budget, Progress, Tuner
+from taxfree_tune.workers.group import WorkerGroup, Workers
+
+from taxfree.errors import TaxfreeError
+from taxfree.settings import Settings
+from taxfree_kernels.hardware import Hardware
+from taxfree_kernels.variant import Problem, op_of
+from taxfree_tuning_db import Database, Record
+
+if TYPE_CHECKING:
+    from taxfree_tune.tuning.fleet import Fleet
+
+_POLL_S = 1.0  # for what others measure
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """A tuned problem.
+
+    Args:
+        record: as stored.
+        mode: "graph" or "eager": the mode that decided.
+        not_measured: state -> number of candidates that were not timed.
+    """
+
+    record: Record
+    mode: str
+    not_measured: Counter[str]
+
+
+@dataclass(frozen=True)
+class NotTuned:
+    """A problem that was left out.
+
+    Args:
+        problem: the problem.
+        state: "refused" where no variant can serve it, "not tried" where the budget ran out,
+            "disturbed" where the GPUs were busy or throttled.
+        reason: one line.
+    """
+
+    problem: Problem
+    state: str
+    reason: str
+
+
+def run(
+    problems: Sequence[Any],
+    fabric: str,
+    database: Database,
+    trials: int,
+    seconds: float | None = None,
+    seed: int = 0,
+    only: Sequence[str] | None = None,
+    progress: Progress = lambda event: None,
+    fleet: Fleet | None = None,
+    is_exhaustive: bool = False,
+) -> Iterator[Tuned | NotTuned]:
+    """Tune problems, and store their records.
+
+    Args:
+        problems: of any operations and world sizes.
+        fabric: "host", "cuda" or "rocm".
+        database: opened for writing; no other session may write into it meanwhile.
+        trials: candidates measured per problem.
+        seconds: for all problems together; None for no limit.
+        seed: of the searches.
+        only: names of variants to try; those that are searched by default.
+        progress: receives every event of a search.
+        fleet: nodes that tune the same problems; those that others are still measuring come last.
+        is_exhaustive: try every config that no variant refuses, instead of searching.
+
+    Yields:
+        Each problem when it is finished; closing the iterator ends the workers.
+
+    Raises:
+        DatabaseError: the database cannot be written.
+        TaxfreeError: another session writes into it.
+        TaskFailed, WorkerLost, WrongResult, UsageError: as of `Tuner.tune`.
+    """
+    database.require_writable()  # before hours of measuring
+    begun, remaining = time.monotonic(), len(problems)
+    with alone(database.path):
+        for world_size in dict.fromkeys(problem.world_size for problem in problems):
+            alike = [problem for problem in problems if problem.world_size == world_size]
+            with _tuner(
+                alike, fabric, database, seed, only, progress, fleet, is_exhaustive
+            ) as tuner:
+                waiting, pending = deque(alike), 0
+                while waiting:
+                    share = None
+                    if seconds is not None:
+                        share = (begun + seconds - time.monotonic()) / remaining
+                    following = waiting[1] if len(waiting) > 1 else None
+                    budget = Budget(trials, share)
+                    result = tune_one(tuner, waiting[0], budget, only, following)
+                    if result is not None:
+                        waiting.popleft()
+                        remaining, pending = remaining - 1, 0
+                        yield result
+                        continue
+                    waiting.rotate(-1)
+                    pending += 1
+                    if pending == len(waiting):  # all are measured elsewhere
+                        time.sleep(_POLL_S)
+                        pending = 0
+
+
+def tune_one(
+    tuner: Tuner,
+    problem: Problem,
+    budget: Budget,
+    only: Sequence[str] | None = None,
+    following: Problem | None = None,
+) -> Tuned | NotTuned | None:
+    """The outcome of a problem; None while other nodes are measuring it."""
+    if not variants_for(problem, tuner.hardware, only):
+        reasons = refusals(problem, tuner.hardware, only)
+        why = "; ".join(f"{name}: {reason}" for name, reason in reasons.items())
+        return NotTuned(problem, "refused", why)
+    record = tuner.tune(op_of(problem), problem, budget, following)
+    if record is None and tuner.is_pending:
+        return None
+    if record is None and tuner.disturbed:
+        return NotTuned(problem, "disturbed", tuner.disturbed)
+    if record is None:
+        return NotTuned(problem, "not tried", "out of budget")
+    return Tuned(record, tuner.mode, tuner.not_measured)
+
+
+@contextlib.contextmanager
+def _tuner(
+    problems: Sequence[Any],
+    fabric: str,
+    database: Database,
+    seed: int,
+    only: Sequence[str] | None,
+    progress: Progress,
+    fleet: Fleet | None,
+    is_exhaustive: bool,
+) -> Iterator[Tuner]:
+    """A tuner with workers for problems of one world size."""
+    world_size, heap_bytes = problems[0].world_size, devices.heap_bytes(problems)
+    timeout_s = Settings.from_environment().timeout_s
+
+    def start() -> WorkerGroup:
+        return WorkerGroup(world_size, fabric, heap_bytes, timeout_s)
+
+    with Workers(start) as workers:
+        hardware = workers.group().hardware
+        with Screen(hardware, heap_bytes=heap_bytes) as screen:
+            yield Tuner(
+                database, workers, hardware, screen, seed, only, progress, fleet, is_exhaustive
+            )
+
+
+@contextlib.contextmanager
+def alone(path: Path, wait_s: float = 0.0) -> Iterator[None]:
+    """Keep other processes from tuning into a database; released when this process ends.
+
+    Two searches would mark each other's trials as failed, and disturb each other's timings. This is
+    not SQLite's lock, so other processes may still read and write.
+
+    Args:
+        wait_s: how long to wait for another process.
+
+    Raises:
+        TaxfreeError: another process is tuning into it.
+    """
+    deadline = time.monotonic() + wait_s
+    with path.open("rb") as file:
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() >= deadline:
+                    raise TaxfreeError(
+                        f"another taxfree tune writes into {path}",
+                        "wait for it, or give another --db",
+                    ) from None
+                time.sleep(_POLL_S)
+        yield
+
+
+def dry_run(
+    problem: Problem,
+    screen: Screen,
+    hardware: Hardware,
+    trials: int,
+    seed: int = 0,
+    only: Sequence[str] | None = None,
+) -> list[Verdict]:
+    """The candidates that a search would try first on `hardware`, and those it would refuse.
+
+    It needs no device. Without times the search cannot learn: later proposals of a real one differ.
+    """
+    candidates, refused = proposals(problem, hardware, trials, seed, only)
+    asked = [(candidate.variant, candidate.config) for candidate in candidates]
+    return screen.verdicts(op_of(problem), problem, asked) + refused
+
+
+def proposals(
+    problem: Problem,
+    hardware: Hardware,
+    trials: int,
+    seed: int = 0,
+    only: Sequence[str] | None = None,
+) -> tuple[list[Candidate], list[Verdict]]:
+    """Up to `trials` candidates that a search would propose first, and what it would refuse."""
+    found = variants_for(problem, hardware, only)
+    if not found:
+        reasons = refusals(problem, hardware, only)
+        return [], [Verdict(name, {}, {}, reason) for name, reason in reasons.items()]
+    search = Search(found, problem, hardware, seed, journal=None, name="dry run")
+    search.enqueue(first_candidates(found, problem, hardware))
+    asked = search.ask(trials)
+    return asked, [Verdict(c.variant, c.config, {}, reason) for c, reason in search.take_refused()]

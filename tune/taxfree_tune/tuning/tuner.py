@@ -1,0 +1,537 @@
+"""The tuning controller: owns the search, the database and the deadline; workers are replaceable.
+
+A batch of candidates is screened by cross-compiling it, then handed to the rank workers, which
+vote on compilation and correctness before they time it together with the baseline. Every outcome is
+recorded; what was measured or failed is not tried again. The best are measured once more, since a
+search's minimum is biased low, and the winner is adopted only if it clearly beats the baseline, and
+the recorded winner. Times of a busy or throttled GPU are recorded as such and decide nothing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Protocol
+
+from taxfree_check.cross_compile.screen import Screen
+from taxfree_tune.measuring.trial import Candidate, Outcome, key
+from taxfree_tune.tuning.candidates import every_candidate, first_candidates, serves, variants_for
+from taxfree_tune.tuning.search import Search
+from taxfree_tune.tuning.together import ATTEMPTS, BASELINE, Together
+from taxfree_tune.tuning.winner import measurement_of, record_of
+from taxfree_tune.workers.group import Groups
+
+from taxfree import fingerprints
+from taxfree.errors import WorkerLost, WrongResult
+from taxfree.shapes import recorded_problem
+from taxfree_kernels.hardware import Hardware
+from taxfree_kernels.variant import Problem, Variant, op_of
+from taxfree_tuning_db import (
+    Database,
+    Measurement,
+    Record,
+    TrialRecord,
+    neighbours,
+    record_key,
+    shipped_records,
+)
+
+if TYPE_CHECKING:
+    from taxfree_tune.tuning.fleet import Fleet
+
+BATCH = 12  # candidates that a GPU times together
+FINALISTS = 5
+OTHER_FINALISTS = 2
+_NEIGHBOURS = 3
+_PAUSE_S = 5.0  # after a batch that was disturbed
+_TRIED_PER_TRIAL = 3  # where most candidates fail, the budget bounds what is tried, not measured
+
+
+@dataclass(frozen=True)
+class Budget:
+    """When to stop searching a problem.
+
+    Args:
+        trials: candidates measured; at most three times as many are handed to workers.
+        seconds: wall clock, or None.
+    """
+
+    trials: int
+    seconds: float | None = None
+
+
+class Progress(Protocol):
+    """Told how a search goes on."""
+
+    def __call__(self, event: Event) -> None: ...
+
+
+@dataclass(frozen=True)
+class Event:
+    """A step of a search.
+
+    Args:
+        problem: what is tuned.
+        done, wanted: candidates measured, and the budget of them.
+        best_us, best: the fastest so far, None before any.
+        baseline_us: the library's, None before any.
+        note: what just happened to a candidate, if it was not measured; or why the search ends.
+    """
+
+    problem: Problem
+    done: int
+    wanted: int
+    best_us: float | None = None
+    best: Candidate | None = None
+    baseline_us: float | None = None
+    note: str = ""
+
+
+class Tuner:
+    """Tunes problems of one operation, one after another.
+
+    Args:
+        database: where records and trials go; opened for writing.
+        workers: the ranks.
+        hardware: of the ranks.
+        screen: rejects candidates that cannot run before they reach the device.
+        seed: of the search.
+        only: names of variants to try; those that are searched by default.
+        progress: receives every event.
+        fleet: nodes that tune the same problems.
+        is_exhaustive: try every config that no variant refuses, instead of searching.
+        is_hasty: wait for no GPU that is busy, and keep no study, only what the database holds.
+
+    Attributes:
+        hardware: of the workers' devices.
+        mode, modes: "graph" or "eager": the mode that decides, and all modes that are timed.
+        not_measured: for the last problem, state -> number of candidates that were not timed.
+        disturbed: why its times cannot be trusted; empty if they can.
+        is_pending: whether other nodes are still measuring it.
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        workers: Groups,
+        hardware: Hardware,
+        screen: Screen,
+        seed: int = 0,
+        only: Sequence[str] | None = None,
+        progress: Progress = lambda event: None,
+        fleet: Fleet | None = None,
+        is_exhaustive: bool = False,
+        is_hasty: bool = False,
+    ) -> None:
+        self._is_exhaustive, self._is_hasty = is_exhaustive, is_hasty
+        self._database, self.hardware, self._fleet = database, hardware, fleet
+        self._screen, self._seed, self._only, self._progress = screen, seed, only, progress
+        self._fingerprint = fingerprints.hardware_fingerprint(hardware)
+        self._pace_s: float | None = None  # of a unit, with its share of the finals
+        self._together = Together(workers, hardware, 1 if is_hasty else ATTEMPTS)
+        self._ahead: tuple[Problem, list[Candidate]] | None = None
+        self.mode, self.modes = self._together.mode, self._together.modes
+
+    def tune(
+        self, op: str, problem: Problem, budget: Budget, following: Problem | None = None
+    ) -> Record | None:
+        """Search, decide, and store the record of one problem.
+
+        Args:
+            op, problem, budget: what is tuned, and for how long.
+            following: the problem that is tuned next: its first candidates are compiled meanwhile.
+
+        Returns:
+            The record; None if time ran out before anything was tried, the decision was disturbed,
+            or other nodes are still at it. Then no record is stored, and one that there is stays.
+
+        Raises:
+            WorkerLost, TaskFailed: ranks cannot be started, or the baseline itself cannot be run.
+            WrongResult: the baseline is wrong.
+            DatabaseError: the record cannot be stored.
+            UsageError: there are too many configs to try every one.
+        """
+        begun = time.monotonic()
+        self.not_measured: Counter[str] = Counter()
+        self.disturbed, self.is_pending = "", False
+        search = self._search(op, problem)
+        if self._most is not None:
+            budget = dataclasses.replace(budget, trials=min(budget.trials, self._most))
+        self._store_told_elsewhere(op, problem, search)
+        asked = tried = 0
+        most = _TRIED_PER_TRIAL * budget.trials
+        baseline_us: float | None = None
+        while search.measured < budget.trials:
+            if tried == most:
+                note = f"given up after {tried} candidates: most cannot be used"
+                self._report(search, problem, budget, baseline_us, note)
+                break
+            count = self._affordable(budget, time.monotonic() - begun, asked)
+            if count == 0:
+                break
+            batch = search.ask(min(count, most - tried), budget.trials)
+            asked += len(batch)
+            self._store_told_elsewhere(op, problem, search)
+            for candidate, reason in search.take_refused():
+                self._store_trial(op, problem, candidate, Outcome("refused", reason))
+            if not batch and search.waits_for_others:
+                self.is_pending = True
+                return None
+            if not batch:
+                break  # the space is exhausted, or other nodes have measured enough
+            batch = self._screened(op, problem, search, batch)
+            tried += len(batch)
+            if following is not None:
+                self._compile_ahead(following)
+                following = None
+            outcomes = self._together.search(problem, [BASELINE, *batch])
+            baseline = outcomes[0]
+            if baseline.timings:
+                baseline_us = baseline.timings[self.mode].median_us
+            for candidate, outcome in zip(batch, outcomes[1:], strict=True):
+                self._tell(op, problem, search, candidate, outcome)
+                self._report(search, problem, budget, baseline_us, _note(outcome))
+            if baseline.disturbed:
+                self.disturbed = baseline.disturbed
+                if self._is_hasty:
+                    return None
+                time.sleep(_PAUSE_S)
+        if variants_for(problem, self.hardware, self._only) and not search.has_tried:
+            return None
+        if self._fleet is None:
+            record = self._decide(op, problem, search, time.monotonic() - begun)
+        else:
+            record = self._decide_once(self._fleet, op, problem, search, time.monotonic() - begun)
+        if record is not None:
+            self._database.put(record)
+        if asked:
+            self._pace_s = (time.monotonic() - begun) / self._units(asked)
+        return record
+
+    def _affordable(self, budget: Budget, spent: float, asked: int) -> int:
+        """How many candidates the next batch may have, at the pace of the last problem.
+
+        The first batch of a problem is never empty, so that something is tried for it.
+        """
+        if budget.seconds is None:
+            return self._batch
+        if spent > budget.seconds:
+            return 0
+        if self._pace_s is None:
+            return self._batch
+        units = int(budget.seconds / self._pace_s) - self._units(asked)
+        return min(self._batch, self._unit * max(int(asked == 0), units))
+
+    def _units(self, candidates: int) -> int:
+        return -(-candidates // self._unit)
+
+    @property
+    def _batch(self) -> int:
+        return BATCH if self.mode == "graph" else 4
+
+    @property
+    def _unit(self) -> int:
+        """Candidates that take as long as one: all of a batch on a GPU, where compiling decides."""
+        return self._batch if self.mode == "graph" else 1
+
+    # -- the search --------------------------------------------------------------------------
+
+    def _search(self, op: str, problem: Problem) -> Search:
+        found = variants_for(problem, self.hardware, self._only)
+        every = self._most = None
+        if self._is_exhaustive:
+            every = every_candidate(found, problem, self.hardware, self._seed)
+            self._most = len(every)
+        search = Search(
+            found,
+            problem,
+            self.hardware,
+            self._seed,
+            None if self._is_hasty else self._database.path.with_suffix(".journal"),
+            self._study(op, problem, found),
+            self._fleet,
+            every,
+        )
+        self._refused: set[str] = set()
+        self._stored: set[str] = set()
+        for candidate, trial in self._trials(op, problem):
+            self._stored.add(key(candidate))
+            if trial.state == "refused":  # by rules and a compiler that may have changed
+                self._refused.add(key(candidate))
+            else:
+                search.learn(candidate, trial.median_us.get(self.mode))
+        if every is None:
+            search.enqueue(self._first_candidates(op, problem))
+        return search
+
+    def _trials(self, op: str, problem: Problem) -> Iterator[tuple[Candidate, TrialRecord]]:
+        """The trials of earlier runs that hold today."""
+        versions = fingerprints.versions(op)
+        for trial in self._database.trials(self._key(op, problem)):
+            is_disturbed = trial.state == "measured" and trial.reason
+            if trial.version == versions.get(trial.variant) and not is_disturbed:
+                yield Candidate(trial.variant, trial.config), trial
+
+    def _first_candidates(self, op: str, problem: Problem) -> list[Candidate]:
+        if self._ahead is not None and self._ahead[0] == problem:
+            return self._ahead[1]
+        found = variants_for(problem, self.hardware, self._only)
+        nearby = self._winners_nearby(op, problem)
+        first = first_candidates(found, problem, self.hardware, nearby)
+        return [*self._winners_of_other_versions(op, problem), *first]
+
+    def _compile_ahead(self, problem: Problem) -> None:
+        """Let the screen compile what the search of the next problem asks for first."""
+        op, found = op_of(problem), variants_for(problem, self.hardware, self._only)
+        first = self._first_candidates(op, problem)
+        self._ahead = problem, first  # what wins until then does not change it
+        trials = self._trials(op, problem)
+        known = {key(candidate) for candidate, trial in trials if trial.state != "refused"}
+        new = [
+            (each.variant, each.config)
+            for each in first
+            if each.variant in found
+            and key(each) not in known
+            and serves(found[each.variant], problem, self.hardware, each.config)
+        ]
+        self._screen.begin(op, problem, new[: self._batch])
+
+    def _study(self, op: str, problem: Problem, found: Mapping[str, Variant]) -> str:
+        """A name that changes with what a study cannot survive: kernels, compiler, and choices."""
+        versions = fingerprints.versions(op)
+        spaces = [(name, each.space(problem, self.hardware)) for name, each in found.items()]
+        choices = hashlib.sha256(repr(spaces).encode()).hexdigest()[:16]
+        return (
+            f"{self._key(op, problem)} {sorted((n, versions[n]) for n in found)}"
+            f" triton {fingerprints.software_fingerprint().triton} spaces {choices}"
+        )
+
+    def _winners_of_other_versions(self, op: str, problem: Problem) -> list[Candidate]:
+        """What the problem's own records name, measured with another version of its variant."""
+        place, versions = self._key(op, problem), fingerprints.versions(op)
+        shipped = (record for record in self._shipped if record.key == place)
+        winners = [each.winner for each in (self._database.get(place), *shipped) if each]
+        return [
+            Candidate(each.variant, each.config)
+            for each in winners
+            if each.variant != "baseline" and each.version != versions.get(each.variant)
+        ]
+
+    def _winners_nearby(self, op: str, problem: Problem) -> list[Candidate]:
+        """Configs that won on the most similar problems, in the user's records and shipped ones."""
+        records = [
+            record
+            for record in (*self._database.records(), *self._shipped)
+            if record.op == op and recorded_problem(op, record.problem) is not None
+        ]
+        nearest = neighbours(
+            records,
+            dataclasses.asdict(problem),
+            self._fingerprint,
+            fingerprints.interpolated_fields(op),
+            fingerprints.ignored_fields(op),
+        )
+        found = []
+        for neighbour in nearest[:_NEIGHBOURS]:
+            record = fingerprints.transferred(neighbour, problem)
+            for measured in (record.winner, *record.runners_up):
+                if measured.variant != "baseline":
+                    found.append(Candidate(measured.variant, measured.config))
+        return found
+
+    @functools.cached_property
+    def _shipped(self) -> tuple[Record, ...]:
+        return shipped_records()
+
+    def _screened(
+        self, op: str, problem: Problem, search: Search, batch: list[Candidate]
+    ) -> list[Candidate]:
+        begun = time.monotonic()
+        verdicts = self._screen.verdicts(op, problem, [(c.variant, c.config) for c in batch])
+        seconds = (time.monotonic() - begun) / len(batch)
+        for candidate, verdict in zip(batch, verdicts, strict=True):
+            if verdict.refused is not None:
+                search.tell_pruned(candidate, verdict.refused)
+                outcome = Outcome("refused", verdict.refused, seconds=seconds)
+                self._store_trial(op, problem, candidate, outcome)
+        return [c for c, v in zip(batch, verdicts, strict=True) if v.refused is None]
+
+    # -- the result --------------------------------------------------------------------------------
+
+    def _tell(
+        self, op: str, problem: Problem, search: Search, candidate: Candidate, outcome: Outcome
+    ) -> None:
+        # Stored first: the next run learns from the database, whether the study was told or not.
+        self._store_trial(op, problem, candidate, outcome)
+        if outcome.disturbed:
+            search.ask_again(candidate)
+        elif outcome.state == "measured":
+            times = {mode: timing.median_us for mode, timing in outcome.timings.items()}
+            search.tell(candidate, times[self.mode], times)
+        else:
+            search.tell_pruned(candidate, f"{outcome.state}: {outcome.reason}")
+
+    def _store_trial(
+        self, op: str, problem: Problem, candidate: Candidate, outcome: Outcome
+    ) -> None:
+        if outcome.state != "measured":
+            self.not_measured[outcome.state] += 1
+        if outcome.state == "refused" and key(candidate) in self._refused:
+            return  # an earlier run has stored it
+        trial = TrialRecord(
+            variant=candidate.variant,
+            config=dict(candidate.config),
+            state=outcome.state,  # type: ignore[arg-type]
+            reason=f"disturbed: {outcome.disturbed}" if outcome.disturbed else outcome.reason,
+            median_us={mode: timing.median_us for mode, timing in outcome.timings.items()},
+            seconds=outcome.seconds,
+            version=fingerprints.versions(op)[candidate.variant],
+        )
+        self._database.add_trial(self._key(op, problem), trial)
+
+    def _store_told_elsewhere(self, op: str, problem: Problem, search: Search) -> None:
+        """Keep what other nodes have measured like what was measured here."""
+        versions = fingerprints.versions(op)
+        for candidate, times in search.take_told_elsewhere():
+            if key(candidate) not in self._stored:
+                self._stored.add(key(candidate))
+                trial = TrialRecord(
+                    variant=candidate.variant,
+                    config=dict(candidate.config),
+                    state="measured",
+                    reason="",
+                    median_us=dict(times),
+                    seconds=0.0,
+                    version=versions[candidate.variant],
+                )
+                self._database.add_trial(self._key(op, problem), trial)
+
+    def _key(self, op: str, problem: Problem) -> str:
+        return record_key(op, dataclasses.asdict(problem), self._fingerprint)
+
+    def _finalists(self, op: str, problem: Problem, search: Search) -> list[Candidate]:
+        """The fastest in the deciding mode, then in the other, where dispatch may run them too.
+
+        The recorded winner is one of them, so that it is replaced by what is faster side by side. A
+        search restricted to some variants keeps all of the record's candidates.
+        """
+        found = [candidate for _, candidate in search.best(FINALISTS)]
+        trials = self._database.trials(self._key(op, problem))
+        for mode in self.modes[1:]:
+            tried = [
+                (trial.median_us[mode], Candidate(trial.variant, trial.config))
+                for trial in trials
+                if mode in trial.median_us and not trial.reason
+            ]
+            valid = [each for each in tried if search.knows(each[1])]
+            fastest = sorted(valid, key=lambda each: each[0])[:OTHER_FINALISTS]
+            found += [candidate for _, candidate in fastest if candidate not in found]
+        known = self._known(op, problem)[: 1 if self._only is None else None]
+        return [*found, *(candidate for candidate in known if candidate not in found)]
+
+    def _known(self, op: str, problem: Problem) -> list[Candidate]:
+        """The candidates of the problem's record that are still valid, of any version."""
+        record = self._database.get(self._key(op, problem))
+        if record is None:
+            return []
+        measured = (record.winner, *record.runners_up)
+        found = variants_for(problem, self.hardware, [each.variant for each in measured])
+        return [
+            Candidate(each.variant, each.config)
+            for each in measured
+            if each.variant in found
+            and serves(found[each.variant], problem, self.hardware, each.config)
+        ]
+
+    def _decide(self, op: str, problem: Problem, search: Search, seconds: float) -> Record | None:
+        """The record of the finals; None if they were disturbed."""
+        incumbent = next(iter(self._known(op, problem)), None)
+        finalists = [BASELINE, *self._finalists(op, problem, search)]
+        measured = self._side_by_side(op, problem, search, finalists)
+        if self.disturbed:
+            return None
+        commit = fingerprints.source_commit()
+        return record_of(
+            op,
+            dataclasses.asdict(problem),
+            self._fingerprint,
+            fingerprints.software_fingerprint(),
+            measured,
+            trials=search.measured,
+            seconds=seconds,
+            created=datetime.now(UTC).isoformat(timespec="seconds"),
+            incumbent=incumbent,
+            **({} if commit is None else {"commit": commit}),
+        )
+
+    def _decide_once(
+        self, fleet: Fleet, op: str, problem: Problem, search: Search, seconds: float
+    ) -> Record | None:
+        """The record of the finals, measured by this node or by another; None if not yet."""
+        name = f"{search.name} after {search.measured}"
+        finals = fleet.finals(name)
+        if finals is None:
+            self.is_pending = True
+            return None
+        if finals.trial is None:
+            return Record.from_json(finals.record)
+        record = None
+        try:
+            record = self._decide(op, problem, search, seconds)
+        finally:
+            fleet.decided(name, finals.trial, None if record is None else record.to_json())
+        return record
+
+    def _side_by_side(
+        self, op: str, problem: Problem, search: Search, finalists: Sequence[Candidate]
+    ) -> list[Measurement]:
+        """The baseline and the finalists that do not fail, timed together; the baseline first."""
+        outcomes = self._together.finals(problem, finalists)
+        measured = []
+        for candidate, outcome in zip(finalists, outcomes, strict=True):
+            if outcome.state == "measured":
+                measured.append((candidate, outcome))
+            else:
+                search.learn(candidate, None)
+                self._store_trial(op, problem, candidate, outcome)
+        if outcomes[0].state != "measured":
+            kind = WrongResult if outcomes[0].state == "wrong" else WorkerLost
+            raise kind(f"the baseline itself failed: {outcomes[0].reason}", "see the trials")
+        if len(measured) < len(finalists):  # whoever took the group down left the others alone
+            survivors = [candidate for candidate, _ in measured]
+            return self._side_by_side(op, problem, search, survivors)
+        self.disturbed = "; ".join(dict.fromkeys(o.disturbed for o in outcomes if o.disturbed))
+        return [measurement_of(op, *each, self.mode) for each in measured]
+
+    def _report(
+        self,
+        search: Search,
+        problem: Problem,
+        budget: Budget,
+        baseline_us: float | None,
+        note: str,
+    ) -> None:
+        best = search.best(1)
+        self._progress(
+            Event(
+                problem,
+                search.measured,
+                budget.trials,
+                best[0][0] if best else None,
+                best[0][1] if best else None,
+                baseline_us,
+                note,
+            )
+        )
+
+
+def _note(outcome: Outcome) -> str:
+    if outcome.disturbed:
+        return f"disturbed, to be measured again: {outcome.disturbed}"
+    return "" if outcome.state == "measured" else f"{outcome.state}: {outcome.reason}"
