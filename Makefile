@@ -97,7 +97,7 @@ soak: $(ENV) ## the long tests
 	$(BIN)/pytest -m soak --sample all --timeout 1800
 
 # On GPUs there is an environment already: that of the Python whose torch sees them.
-ON_GPUS := PYTHONPATH=.:kernels:tuning_db$(addprefix :,$(PYTHONPATH)) $(PYTHON)
+ON_GPUS := PYTHONPATH=.:kernels:tuning_db:tune:check$(addprefix :,$(PYTHONPATH)) $(PYTHON)
 
 test-gpu: ## the tests that need GPUs, one at least, with PYTHON's torch; what the instrument found to RECORD
 	$(addprefix TAXFREE_INSTRUMENT_RECORD=,$(RECORD)) $(ON_GPUS) -m pytest -m gpu -v --durations 10 --sample all \
@@ -141,4 +141,4 @@ targets: $(ENV) ## each target with the measured figure and its file
 
 clean: ## remove what was made here, but the environments
 	rm -rf .demo build dist docs/report.html site .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
-	find taxfree taxfree_cli kernels tuning_db tests -name __pycache__ -prune -exec rm -rf {} +
+	find taxfree taxfree_cli kernels tuning_db tune check tests -name __pycache__ -prune -exec rm -rf {} +

@@ -15,16 +15,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from taxfree_tune import devices
-from taxfree_tune.measuring.trial import ERROR_ALLOWANCE
-from taxfree_tune.tuning.history import TuningHistory
-from taxfree_tune.workers.group import WorkerGroup
-
 from benchmarks import block_ranks
 from benchmarks.block_ranks import Block, PathTime
 from benchmarks.commands import exit_code, keep, parser, positive, positives
 from taxfree.errors import UsageError, WrongResult
 from taxfree.settings import Settings
+from taxfree_tune import devices
+from taxfree_tune.measuring.trial import ERROR_ALLOWANCE
+from taxfree_tune.tuning.history import TuningHistory
+from taxfree_tune.workers.group import WorkerGroup
 from taxfree_tuning_db import default_path
 
 FOLDER = Path(__file__).parent / "results" / "block"

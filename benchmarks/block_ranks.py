@@ -14,7 +14,6 @@ from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
-from taxfree_tune.measuring.timer import Timing, copies_needed, time_together
 from torch.nn import functional
 
 from taxfree._runtime.collectives import Failure, vote
@@ -26,6 +25,7 @@ from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.matmul_all_reduce.problem import MatmulAllReduce
 from taxfree_kernels.matmul_reduce_scatter.problem import MatmulReduceScatter
 from taxfree_kernels.variant import Ready, op_of, variants
+from taxfree_tune.measuring.timer import Timing, copies_needed, time_together
 from taxfree_tuning_db import Record
 
 #: path -> the variants of its operations, of which the first that serves runs; None: dispatched

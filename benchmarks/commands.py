@@ -10,17 +10,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from taxfree_tune.measuring import environment
-from taxfree_tune.measuring.results import machine_name, write
-from taxfree_tune.workers.group import WorkerGroup
-
 from taxfree import fingerprints
 from taxfree._runtime.runtime import Runtime
 from taxfree.errors import Interrupted
+from taxfree.files import write
 from taxfree_cli.exits import failure
 from taxfree_cli.output import print_failure
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.variant import op_of, variants
+from taxfree_tune.measuring import environment
+from taxfree_tune.measuring.results import machine_name
+from taxfree_tune.workers.group import WorkerGroup
 from taxfree_tuning_db import Measurement, Record
 
 

@@ -7,9 +7,8 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
-from taxfree_tune.measuring.results import DISPATCH, Row, load
-
 from taxfree.fingerprints import versions
+from taxfree_tune.measuring.results import DISPATCH, Row, load
 
 ROOT = Path(__file__).parents[1]
 Block = re.Match[str]

@@ -28,20 +28,20 @@ from unittest import mock
 
 import torch
 import triton
-from taxfree_check.cross_compile.compile import AbsentDevice, target_of
-from taxfree_check.cross_compile.record import GhostFabric
-from taxfree_tune import devices
-from taxfree_tune.measuring.groups import deadline_s, group_for
 
 from benchmarks import host_cost_ranks
 from benchmarks.commands import call_of, exit_code, keep, parser, positive, record_of
 from taxfree import fingerprints
 from taxfree._runtime.plans import rows_of
 from taxfree._runtime.runtime import Runtime
+from taxfree_check.cross_compile.compile import AbsentDevice, target_of
+from taxfree_check.cross_compile.record import GhostFabric
 from taxfree_kernels.fabric.layout import arena_bytes
 from taxfree_kernels.hardware import KNOWN
 from taxfree_kernels.meta import meta_tensors
 from taxfree_kernels.variant import op_of, problem_class, resized, variants
+from taxfree_tune import devices
+from taxfree_tune.measuring.groups import deadline_s, group_for
 
 H200 = KNOWN["h200"]
 PROBLEMS: dict[str, dict[str, Any]] = {

@@ -26,12 +26,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from taxfree._runtime.legality import refusal
+from taxfree.shapes import format_problem
 from taxfree_check.cross_compile.pool import CompilePool
 from taxfree_check.cross_compile.report import triton_version
 from taxfree_check.cross_compile.screen import request
-
-from taxfree._runtime.legality import refusal
-from taxfree.shapes import format_problem
 from taxfree_kernels.hardware import KNOWN
 from taxfree_kernels.variant import operation_names, operation_shapes, problem_class, variants
 from taxfree_tuning_db import files, shipped_records

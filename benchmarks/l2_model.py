@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
-sys.path[:0] = [str(ROOT / each) for each in ("", "kernels", "tuning_db")]
+sys.path[:0] = [str(ROOT / each) for each in ("", "kernels", "tuning_db", "tune")]
 
 from benchmarks.documents import table, with_blocks, write_changed  # noqa: E402
 from taxfree_kernels.cost import l2  # noqa: E402

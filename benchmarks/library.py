@@ -17,14 +17,13 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
 
-from taxfree_tune.measuring.results import by_problem, load
-
 from benchmarks.documents import ROOT, table
 from taxfree._runtime import library
 from taxfree._runtime.library import BASELINE, Measured, Path
 from taxfree.shapes import recorded_problem
 from taxfree_kernels.hardware import KNOWN
 from taxfree_kernels.variant import operation_names
+from taxfree_tune.measuring.results import by_problem, load
 from taxfree_tuning_db import HardwareFingerprint
 
 FILE = ROOT / "taxfree/_runtime/library.json"

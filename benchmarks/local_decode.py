@@ -23,12 +23,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from taxfree_tune import devices
-from taxfree_tune.measuring import environment, timer
-from taxfree_tune.measuring.bounds import Bounds, Peaks, bounds, peaks
-from taxfree_tune.measuring.groups import deadline_s, group_for
-from taxfree_tune.measuring.results import Results, Row, Skipped, machine_name, save
-from taxfree_tune.measuring.trial import Bench, Calls, Candidate, open_bench
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.flex_attention import flex_attention
 from torch.nn.functional import scaled_dot_product_attention
@@ -39,6 +33,12 @@ from taxfree.errors import TaxfreeError, one_line
 from taxfree.shapes import ShapeRequest, expand
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.variant import variants
+from taxfree_tune import devices
+from taxfree_tune.measuring import environment, timer
+from taxfree_tune.measuring.bounds import Bounds, Peaks, bounds, peaks
+from taxfree_tune.measuring.groups import deadline_s, group_for
+from taxfree_tune.measuring.results import Results, Row, Skipped, machine_name, save
+from taxfree_tune.measuring.trial import Bench, Calls, Candidate, open_bench
 
 FOLDER = Path(__file__).parent / "results"
 OP, PROMPTS = "flash_decode", "attention"

@@ -23,10 +23,10 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from taxfree_tune import devices
-from taxfree_tune.measuring.results import machine_name, write
-
 from benchmarks.commands import positive
+from taxfree.files import write
+from taxfree_tune import devices
+from taxfree_tune.measuring.results import machine_name
 
 RESULTS = Path("benchmarks/results")  # in the working directory, the checkout
 INTERMEDIATE = 3584  # of a model's block, on each rank: a Llama 70B's over 8

@@ -19,11 +19,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from taxfree_tune import devices
-from taxfree_tune.measuring.trial import ERROR_ALLOWANCE
-from taxfree_tune.tuning.history import TuningHistory
-from taxfree_tune.workers.group import WorkerGroup
-
 from benchmarks import model_ranks
 from benchmarks.commands import exit_code, keep, parser, positive, positives, record_of
 from benchmarks.llama import Sizes
@@ -33,6 +28,10 @@ from taxfree.settings import Settings
 from taxfree.shapes.models import dtype_of, model_of, read_config
 from taxfree_kernels.fabric.gpu import SHARING
 from taxfree_kernels.matmul_all_reduce.problem import MatmulAllReduce
+from taxfree_tune import devices
+from taxfree_tune.measuring.trial import ERROR_ALLOWANCE
+from taxfree_tune.tuning.history import TuningHistory
+from taxfree_tune.workers.group import WorkerGroup
 from taxfree_tuning_db import default_path
 
 FOLDER = Path(__file__).parent / "results" / "model"

@@ -9,7 +9,6 @@ from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
-from taxfree_tune.measuring.timer import Timing, time_together
 from torch._inductor import config as inductor_config
 from torch.distributed.device_mesh import DeviceMesh
 
@@ -28,6 +27,7 @@ from taxfree._runtime.runtime import Runtime
 from taxfree.errors import one_line
 from taxfree.models import report
 from taxfree_kernels.fabric.base import Fabric
+from taxfree_tune.measuring.timer import Timing, time_together
 from taxfree_tuning_db import Record
 
 STEPS = 4  # tokens that a check decodes

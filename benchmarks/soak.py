@@ -28,9 +28,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from taxfree_tune import devices
-from taxfree_tune.workers.group import WorkerGroup
-
 from benchmarks import soak_ranks
 from benchmarks.commands import exit_code, keep, parser, positive
 from benchmarks.soak_ranks import Member, Stretch
@@ -39,6 +36,8 @@ from taxfree.shapes import ShapeRequest, expand
 from taxfree_kernels.device import control
 from taxfree_kernels.fabric.gpu import SHARING
 from taxfree_kernels.variant import operation_names, operation_shapes
+from taxfree_tune import devices
+from taxfree_tune.workers.group import WorkerGroup
 
 FOLDER = Path(__file__).parent / "results" / "soak"
 PAUSES = ("between", "none", "inside")

@@ -34,12 +34,11 @@ from typing import Any
 import torch
 import triton
 import triton.language as tl
-from taxfree_check.cross_compile.record import record
-from taxfree_tune.measuring.timer import capturing
 
 from taxfree._runtime.collectives import Failure
 from taxfree._runtime.ready import ready_plans
 from taxfree.fingerprints import rows_field
+from taxfree_check.cross_compile.record import record
 from taxfree_kernels.device import control, packets, sync
 from taxfree_kernels.device.pdl import gdc_launch_dependents
 from taxfree_kernels.device.peers import Group
@@ -57,6 +56,7 @@ from taxfree_kernels.variant import (
     operation_shapes,
     variants,
 )
+from taxfree_tune.measuring.timer import capturing
 
 SETS = 16  # of inputs, for each problem
 _TIMES_K = 8  # sums of so many small integers are exact in bfloat16

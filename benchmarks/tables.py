@@ -27,8 +27,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from taxfree_tune.measuring.results import DISPATCH, Row, by_problem, fastest, machine_name
-
 from benchmarks.documents import (
     ROOT,
     Block,
@@ -47,6 +45,7 @@ from taxfree.fingerprints import size_field
 from taxfree.settings import Settings
 from taxfree.shapes import format_problem, heading, recorded_problem
 from taxfree_kernels.hardware import KNOWN
+from taxfree_tune.measuring.results import DISPATCH, Row, by_problem, fastest, machine_name
 from taxfree_tuning_db import Table, shipped_records
 
 COLUMNS = (

@@ -8,11 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from taxfree_tune.measuring.results import Row, by_problem, fastest, load
-
 from benchmarks.documents import is_current
 from taxfree.fingerprints import interpolated_fields
 from taxfree.shapes import format_problem
+from taxfree_tune.measuring.results import Row, by_problem, fastest, load
 
 FOLDER = Path(__file__).parent
 Kind = Literal["at_most_us", "at_most_times", "speedup"]

@@ -18,8 +18,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any
 
 import typer
-from taxfree_tune.workers.launch import Launch
-from taxfree_tune.workers.supervisor import Supervisors, supervise
 from typer.core import TyperGroup
 
 from taxfree._version import __version__
@@ -27,6 +25,8 @@ from taxfree.errors import Interrupted, TaxfreeError, UsageError
 from taxfree.settings import VARIABLES, Settings
 from taxfree_cli.exits import ExitCode, failure
 from taxfree_cli.output import note, print_failure
+from taxfree_tune.workers.launch import Launch
+from taxfree_tune.workers.supervisor import Supervisors, supervise
 
 _KEPT = "finished results are kept; `taxfree tune` continues from its finished trials"
 _COMMANDS = ("tune", "bench", "explain", "report", "check", "doctor", "db", "shapes")

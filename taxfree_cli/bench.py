@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated, TypeAlias, TypeVar
 
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from taxfree_tune.measuring import results
 
 from taxfree.errors import BelowTarget, UsageError, WorkerLost, WrongResult
+from taxfree.files import require_writable
 from taxfree.shapes import format_problem
 from taxfree_cli import options
 from taxfree_cli.asked import what_is_asked
@@ -20,6 +20,7 @@ from taxfree_cli.bench_views import print_comparison, print_problem
 from taxfree_cli.output import messages, print_json
 from taxfree_cli.pictures import plot_times, require_picture
 from taxfree_kernels.variant import op_of
+from taxfree_tune.measuring import results
 
 if TYPE_CHECKING:
     pass
@@ -90,11 +91,10 @@ def bench(
         raise UsageError("--out, --csv and --plot name one file twice", "give each its own")
     for path in (out, csv):
         if path is not None:
-            results.require_writable(path)
+            require_writable(path)
     before = None if compare is None else results.load(compare).rows
-    from taxfree_tune.benching.bench import collect, run
-
     from taxfree.fingerprints import size_field
+    from taxfree_tune.benching.bench import collect, run
 
     given = options.ShapeOptions(op, shapes, gpus, dtype, model, tp)
     asked = what_is_asked(given, fabric, db, variant or None)

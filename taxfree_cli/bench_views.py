@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 from rich.table import Table
 from rich.text import Text
-from taxfree_tune.measuring.results import Row, Verdict, fastest
 
 from taxfree.shapes import format_problem
 from taxfree_cli.output import print_lines, print_table, results
+from taxfree_tune.measuring.results import Row, Verdict, fastest
 
 if TYPE_CHECKING:
     from taxfree_tune.benching.bench import ProblemResult

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Annotated, Any, TypeAlias
 
 import typer
-from taxfree_tune.measuring import results
 
 from taxfree.errors import NoRecord, TaxfreeError, UsageError
 from taxfree.shapes import (
@@ -35,6 +34,7 @@ from taxfree_cli.record_views import (
 )
 from taxfree_kernels.hardware import KNOWN, Hardware
 from taxfree_kernels.variant import operation_names
+from taxfree_tune.measuring import results
 from taxfree_tuning_db import (
     Database,
     Difference,
@@ -304,9 +304,8 @@ def adopt_command(file: ResultFile, db: options.Db = None, json: options.Json = 
 
     Measurements and records of other versions of their variants are ignored.
     """
-    from taxfree_tune.tuning.winner import adopted  # loads torch
-
     from taxfree.fingerprints import versions
+    from taxfree_tune.tuning.winner import adopted  # loads torch
 
     found = adopted(results.load(file))
     for problem, reason in found.left_out:
@@ -397,10 +396,9 @@ def _machines(
     Raises:
         NoRecord: there are none.
     """
-    from taxfree_tune.devices import available_gpus
-
     from taxfree.fingerprints import hardware_fingerprint
     from taxfree_kernels.fabric.open import hardware_here
+    from taxfree_tune.devices import available_gpus
 
     limits = {each.name: each for each in KNOWN.values()}
     found = {record.hardware: limits.get(record.hardware.gpu) for record in records}

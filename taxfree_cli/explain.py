@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
-from taxfree_tune.measuring import results
 
 from taxfree.errors import TaxfreeError, UsageError
+from taxfree.files import require_writable, write
 from taxfree.shapes import choose, format_problem
 from taxfree_cli import options
 from taxfree_cli.asked import Asked, what_is_asked
@@ -77,7 +77,7 @@ def explain(
     if timeline is not None:
         require_picture(timeline, "--timeline")
     if trace is not None:
-        results.require_writable(trace)
+        require_writable(trace)
     given = options.ShapeOptions(op, shapes, gpus, dtype, model, tp)
     wants_timelines = trace is not None or timeline is not None
     if hardware is not None:
@@ -121,10 +121,9 @@ def _modelled(
     given: options.ShapeOptions, hardware: str, only: Sequence[str]
 ) -> tuple[Iterator[Explanation], Callable[[], dict[str, Any]]]:
     """Explanations by the cost model, and what gives the environment that they are of."""
+    from taxfree import fingerprints
     from taxfree_tune import cost_model
     from taxfree_tune.profiling.explain import model
-
-    from taxfree import fingerprints
 
     request = given.request(options.MODELLED_GPUS)
     problems = {
@@ -190,7 +189,7 @@ def _write_timelines(
         }
         # Trace viewers pass over what `taxfree report` reads.
         document = chrome_trace(found) | {"environment": environment(), "pictures": [call]}
-        results.write(trace_path, json_module.dumps(document))
+        write(trace_path, json_module.dumps(document))
     if picture is not None:
         title = f"{format_problem(explanation.op, explanation.problem)}, {explanation.hardware}"
         plot_timelines(found, title, picture)

@@ -14,10 +14,10 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
-from taxfree_tune.workers.launch import Launch
 
 from taxfree.errors import UsageError
 from taxfree_cli.exits import Failure
+from taxfree_tune.workers.launch import Launch
 
 # Used if the output is not a terminal.
 _UNWATCHED_WIDTH = 240

@@ -7,16 +7,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from taxfree_tune.measuring.results import DISPATCH, Row, by_problem, require_writable
-
 from taxfree.errors import TaxfreeError, UsageError
+from taxfree.files import require_writable
 from taxfree.shapes import heading
 from taxfree_cli.bench_views import us
 from taxfree_cli.explain_views import varying
+from taxfree_tune.measuring.results import DISPATCH, Row, by_problem
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
     from taxfree_tune.profiling.timeline import Bar, Timeline
 
 
@@ -166,6 +167,7 @@ def plot_taxes(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
     """
     from matplotlib.figure import Figure
     from matplotlib.patches import Patch
+
     from taxfree_tune.taxes import stacked
 
     along = varying([row["problem"] for row in rows])[:1]

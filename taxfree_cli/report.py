@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Annotated, TypeAlias
 
 import typer
-from taxfree_tune.measuring import results as result_files
 
 from taxfree.errors import TaxfreeError
+from taxfree.files import require_writable, write
 from taxfree_cli import options
 from taxfree_cli.output import note
 
@@ -31,7 +31,7 @@ def report(
     out: Out = Path("report.html"), db: options.Db = None, results: ResultFiles = None
 ) -> None:
     """Write a page of figures from the database, the shipped records and result files."""
-    result_files.require_writable(out)
+    require_writable(out)
     for module in ("altair", "vl_convert"):
         if importlib.util.find_spec(module) is None:
             raise TaxfreeError(
@@ -42,5 +42,5 @@ def report(
 
     found = sources.read(options.database_path(db), db is not None, results or ())
     text = page(found)
-    result_files.write(out, text)
+    write(out, text)
     note(f"wrote {out}, {len(text.encode()) / 1e6:.1f} MB")

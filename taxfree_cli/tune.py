@@ -26,12 +26,11 @@ from taxfree_kernels.variant import Problem, op_of
 
 if TYPE_CHECKING:
     from taxfree_check.cross_compile.screen import Verdict
+    from taxfree_kernels.hardware import Hardware
     from taxfree_tune.tuning.fleet import Fleet
     from taxfree_tune.tuning.nodes import Nodes
     from taxfree_tune.tuning.session import NotTuned, Tuned
     from taxfree_tune.tuning.tuner import Event, Progress
-
-    from taxfree_kernels.hardware import Hardware
 
 Trials: TypeAlias = Annotated[
     int | None,
@@ -176,7 +175,6 @@ def _measure(
 ) -> None:
     from taxfree_tune import devices
     from taxfree_tune.tuning import session
-
     from taxfree_tuning_db import Database
 
     path, fabric = options.database_path(db), devices.fabric_for(fabric)
@@ -260,7 +258,6 @@ def _check(
     """
     from taxfree_tune import devices
     from taxfree_tune.tuning.verification import lacking
-
     from taxfree_tuning_db import Table, read_table, shipped_records
 
     if name is not None and fabric is not None:

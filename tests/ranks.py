@@ -22,9 +22,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from taxfree_tune.workers.group import WorkerGroup
 
-ROOT = Path(__file__).parents[1]
+from taxfree_tune.workers.group import WorkerGroup
+from tests.rooms import PYTHONPATH, ROOT
+
 KERNELS = ROOT / "kernels"
 OP = "all_gather_matmul"
 HEAP_BYTES = 4 << 20
@@ -213,8 +214,7 @@ def environment(kernels: Path = KERNELS, **variables: str) -> Mapping[str, str]:
         for name, value in os.environ.items()
         if not name.startswith("TAXFREE_") and name != "TRITON_INTERPRET"
     }
-    roots = [str(kernels), str(ROOT), str(ROOT / "tuning_db")]
-    path = os.pathsep.join([*roots, *filter(None, [kept.get("PYTHONPATH")])])
+    path = os.pathsep.join([str(kernels), PYTHONPATH, *filter(None, [kept.get("PYTHONPATH")])])
     return kept | {"PYTHONPATH": path, "PYTHONUNBUFFERED": "1"} | variables
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from taxfree_check.cross_compile.report import triton_version
 
-ROOT = Path(__file__).parents[1]
+from taxfree_check.cross_compile.report import triton_version
+from tests.rooms import ROOT
 
 
 def _number(version: str) -> list[int]:

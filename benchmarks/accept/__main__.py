@@ -26,11 +26,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from taxfree_tune import devices
-from taxfree_tune.measuring.results import DISPATCH, machine_name, write
-
 from benchmarks.commands import positive
+from taxfree.files import write
 from taxfree_kernels.variant import is_library
+from taxfree_tune import devices
+from taxfree_tune.measuring.results import DISPATCH, machine_name
 
 RESULTS = Path(__file__).parents[1] / "results" / "accept"
 PROBLEMS = Path(__file__).with_name("problems.yaml")
@@ -38,7 +38,7 @@ LEAST = 0.97  # of the fastest library path's speed, for what dispatch runs
 ADDED_US = 3.0  # by dispatch to an eager call of the library
 AUTOTUNED_S = 4.0  # for a problem, on average, in the ranks of an engine
 ACCOUNTED = 0.1  # of a call's time, that an account may leave open
-SOURCES = ("kernels", "taxfree", "taxfree_cli", "tuning_db", "benchmarks", "tests")
+SOURCES = ("kernels", "taxfree", "tuning_db", "tune", "check", "taxfree_cli", "benchmarks", "tests")
 
 #: what a command printed on stdout -> figures, and what is wrong with them
 Judge = Callable[[str], tuple[Any, list[str]]]

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from taxfree_tune.measuring import results
 
 from taxfree.errors import TaxfreeError, one_line
+from taxfree.files import require_writable, write
 from taxfree.fingerprints import interpolated_fields
 from taxfree.shapes import recorded_problem
 from taxfree_kernels.variant import Problem, op_of, resized
@@ -71,7 +71,7 @@ class UnrecordedProblems(MetProblems):
         self._process = os.getpid()
         self._has_warned = False
         with self._warning():  # now, and not after a day of serving
-            results.require_writable(path)
+            require_writable(path)
             _read(path)
         atexit.register(self.write)  # also for a runtime that nobody closed
 
@@ -171,4 +171,4 @@ def _write(path: Path, calls: dict[Any, int]) -> None:
         {"op": op_of(problem)} | dataclasses.asdict(problem) | {"calls": calls[problem]}
         for problem in sorted(calls, key=lambda problem: -calls[problem])
     ]
-    results.write(path, yaml.safe_dump(entries, sort_keys=False))
+    write(path, yaml.safe_dump(entries, sort_keys=False))

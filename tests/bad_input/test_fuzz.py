@@ -23,7 +23,6 @@ from random import Random
 
 import pytest
 import yaml
-from taxfree_tune.measuring import results
 
 from taxfree._runtime.startup import _heap_bytes
 from taxfree.fingerprints import versions
@@ -32,6 +31,7 @@ from taxfree_cli.asked import what_is_asked
 from taxfree_cli.exits import ExitCode
 from taxfree_cli.options import ShapeOptions
 from taxfree_kernels.variant import problem_class
+from taxfree_tune.measuring import results
 from taxfree_tuning_db import Database, DatabaseError, HardwareFingerprint, export
 from tests.bad_input.mutations import (
     SHAPES,

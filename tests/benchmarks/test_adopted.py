@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from taxfree_tune.measuring.results import load
-from taxfree_tune.tuning.winner import adopted
 
 from taxfree.fingerprints import versions
 from taxfree_kernels.variant import operation_names
+from taxfree_tune.measuring.results import load
+from taxfree_tune.tuning.winner import adopted
 from taxfree_tuning_db import Table, shipped_records
 
 RESULTS = Path(__file__).parents[2] / "benchmarks/results"

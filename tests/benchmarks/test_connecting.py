@@ -87,7 +87,6 @@ def _gather(fabric: Any) -> Any:
 def trial_and_bench(fabric: Any) -> None:
     from taxfree_tune.benching.tasks import measure_problem
     from taxfree_tune.measuring.trial import Candidate
-
     from tests.taxfree.runtime_tasks import record_of
 
     problem = _gather(fabric)

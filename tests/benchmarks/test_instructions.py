@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from benchmarks.instructions import FILE, Case, Digests, compiled, silent_changes, today
 from taxfree_check.cross_compile.instructions import plain_assembly, plain_ttir
 from taxfree_check.cross_compile.pool import CompilePool
 from taxfree_check.cross_compile.report import triton_version
-
-from benchmarks.instructions import FILE, Case, Digests, compiled, silent_changes, today
 from taxfree_tuning_db.renamed import RENAMED, Renamed
 from tests.ranks import ROOT, copy_of_kernels, replace_in
 from tests.sample import Sample

@@ -7,9 +7,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from taxfree_tune.measuring.bounds import Bounds, Peaks
-from taxfree_tune.measuring.results import load, save
-from taxfree_tune.measuring.timer import Timing
 from torch.nn.functional import scaled_dot_product_attention
 
 from benchmarks import local_decode
@@ -18,6 +15,9 @@ from taxfree.errors import WorkerLost
 from taxfree_cli.exits import ExitCode
 from taxfree_kernels.flash_decode.operation import empty_output, make_inputs, reference
 from taxfree_kernels.flash_decode.problem import FlashDecode
+from taxfree_tune.measuring.bounds import Bounds, Peaks
+from taxfree_tune.measuring.results import load, save
+from taxfree_tune.measuring.timer import Timing
 from tests.benchmarks.no_workers import NoWorkers
 
 DENSE = FlashDecode(2, 4, 2, 16, 32, world_size=1)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 
 import pytest
-from taxfree_tune.measuring.timer import Timing
 
 from benchmarks import model
 from benchmarks.llama import Sizes
 from benchmarks.model_ranks import PathResult, Phase
 from taxfree.errors import WrongResult
 from taxfree_cli.exits import ExitCode
+from taxfree_tune.measuring.timer import Timing
 
 CONFIG = {
     "hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 4,

@@ -12,9 +12,7 @@ from pathlib import Path
 import pytest
 
 from taxfree_cli.app import run
-
-ROOT = Path(__file__).parents[2]
-SOURCES = [ROOT, ROOT / "kernels", ROOT / "tuning_db"]
+from tests.rooms import PYTHONPATH
 
 
 @dataclass(frozen=True)
@@ -49,7 +47,7 @@ def process(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
 
     def call(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
         environment = os.environ | {
-            "PYTHONPATH": os.pathsep.join(map(str, SOURCES)),
+            "PYTHONPATH": PYTHONPATH,
             "TAXFREE_DB": str(tmp_path / "tuning.sqlite"),
         }
         return subprocess.run(

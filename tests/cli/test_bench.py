@@ -8,9 +8,6 @@ import sys
 
 import pytest
 from rich.console import Console
-from taxfree_tune.benching.bench import ProblemResult
-from taxfree_tune.measuring.bounds import Bounds, Peaks
-from taxfree_tune.measuring.results import Results, Row, Skipped, save
 
 from taxfree._runtime.dispatch import Choice
 from taxfree_cli.bench import fail_if_broken
@@ -18,6 +15,9 @@ from taxfree_cli.bench_views import print_problem, problem_table, us
 from taxfree_cli.exits import ExitCode, failure
 from taxfree_kernels.all_gather_matmul.problem import AllGatherMatmul
 from taxfree_kernels.hardware import KNOWN
+from taxfree_tune.benching.bench import ProblemResult
+from taxfree_tune.measuring.bounds import Bounds, Peaks
+from taxfree_tune.measuring.results import Results, Row, Skipped, save
 
 HOST = AllGatherMatmul(m=5, n=32, k=32, world_size=2)
 SHAPE = ("--shapes", "m=5 n=32 k=32", "--gpus", 2, "--fabric", "host", "--variant", "one_shot")

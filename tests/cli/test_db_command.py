@@ -6,12 +6,12 @@ import json
 from dataclasses import asdict, replace
 
 import pytest
-from taxfree_tune.measuring.results import Results, Row, save
-from taxfree_tune.tuning.verification import Verdict
 
 from taxfree import fingerprints
 from taxfree_kernels.hardware import KNOWN
 from taxfree_kernels.variant import problem_class, variants
+from taxfree_tune.measuring.results import Results, Row, save
+from taxfree_tune.tuning.verification import Verdict
 from taxfree_tuning_db import (
     Database,
     HardwareFingerprint,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
+
 import taxfree_tune.doctor
 from taxfree_tune.doctor.report import (
     BarrierTime,

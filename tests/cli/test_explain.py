@@ -8,6 +8,13 @@ import json
 import pytest
 from rich.console import Console
 from rich.text import Text
+
+from taxfree._runtime.dispatch import Choice
+from taxfree.errors import WorkerLost
+from taxfree_cli import explain_views, pictures
+from taxfree_cli.exits import ExitCode
+from taxfree_kernels.all_gather_matmul.problem import AllGatherMatmul
+from taxfree_kernels.hardware import KNOWN
 from taxfree_tune.benching.bench import ProblemResult
 from taxfree_tune.measuring.bounds import Bounds, Peaks
 from taxfree_tune.measuring.results import DISPATCH, Row, Skipped
@@ -16,13 +23,6 @@ from taxfree_tune.profiling.program_trace import Activity
 from taxfree_tune.profiling.step_timer import Alone, Span, TimedPipeline
 from taxfree_tune.profiling.timeline import Timeline, chrome_trace, timelines
 from taxfree_tune.taxes import INSIDE, accounts
-
-from taxfree._runtime.dispatch import Choice
-from taxfree.errors import WorkerLost
-from taxfree_cli import explain_views, pictures
-from taxfree_cli.exits import ExitCode
-from taxfree_kernels.all_gather_matmul.problem import AllGatherMatmul
-from taxfree_kernels.hardware import KNOWN
 from taxfree_tuning_db import LookupStep
 from tests.tune.pipelines import Fused, Truth
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from taxfree_check.cross_compile.record import record
 
+from taxfree_check.cross_compile.record import record
 from taxfree_kernels.errors import PlanError
 from taxfree_kernels.fabric.heap import Pool
 from taxfree_kernels.flash_decode import spaces

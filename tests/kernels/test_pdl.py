@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from taxfree_check.cross_compile.record import record
 
+from taxfree_check.cross_compile.record import record
 from taxfree_kernels.hardware import KNOWN
 from taxfree_kernels.variant import problem_class, variants
 from tests.kernels.tasks import Case

@@ -14,7 +14,6 @@ import pytest
 import torch
 import torch.distributed as dist
 import triton
-from taxfree_tune.doctor.advice import IRIS_COMMIT
 
 from taxfree_kernels.errors import FabricUnavailable, PlanError
 from taxfree_kernels.fabric import gpu, rocm
@@ -22,6 +21,7 @@ from taxfree_kernels.fabric.gpu import SHARING, GpuFabric
 from taxfree_kernels.fabric.open import choose, probe
 from taxfree_kernels.fabric.rocm import RocmFabric
 from taxfree_kernels.hardware import KNOWN
+from taxfree_tune.doctor.advice import IRIS_COMMIT
 
 CONTRACT = json.loads(Path(__file__).with_name("iris_contract.json").read_text())
 RANK, WORLD = 1, 4

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from taxfree_check.cross_compile.record import GhostFabric
 
+from taxfree_check.cross_compile.record import GhostFabric
 from taxfree_kernels.fabric.layout import arena_bytes
 from taxfree_kernels.hardware import KNOWN
 from taxfree_kernels.launch import launching_through

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed._symmetric_memory as symm_mem
-from taxfree_tune.measuring.trial import Calls, Candidate
 
 from taxfree._runtime import collectives
 from taxfree._runtime.collectives import Failure
@@ -20,6 +19,7 @@ from taxfree_kernels.launch import is_compiling
 from taxfree_kernels.matmul_reduce_scatter import torch_fused as scatter
 from taxfree_kernels.matmul_reduce_scatter.problem import MatmulReduceScatter
 from taxfree_kernels.variant import Plan, Ready, Variant
+from taxfree_tune.measuring.trial import Calls, Candidate
 
 FABRIC: Any = SimpleNamespace(group=None, device=torch.device("cpu"))
 

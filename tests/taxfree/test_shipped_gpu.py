@@ -11,11 +11,11 @@ from dataclasses import asdict
 from typing import Any
 
 import pytest
-from taxfree_tune import devices
-from taxfree_tune.measuring.trial import Candidate, try_candidates
 
 from taxfree.shapes import recorded_problem
 from taxfree_kernels.variant import operation_names
+from taxfree_tune import devices
+from taxfree_tune.measuring.trial import Candidate, try_candidates
 from taxfree_tuning_db import shipped_records
 from tests.ranks import ELSEWHERE, start_group
 

@@ -8,10 +8,9 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
-from taxfree_tune.measuring.results import load
-
 from taxfree import fingerprints
 from taxfree_kernels.variant import operation_names, variants
+from taxfree_tune.measuring.results import load
 from taxfree_tuning_db import Database, Record, TrialRecord, import_records, shipped_records
 from taxfree_tuning_db.hashes import HASHES_OF_VERSION_1
 from tests.ranks import PYTHON, copy_of_kernels, environment, replace_in

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from taxfree_tune.tuning import fleet
-
 from taxfree_cli.app import main
+from taxfree_tune.tuning import fleet
 
 if __name__ == "__main__":
     fleet.LEASE_S = 6

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+
 from taxfree_tune.taxes import Alignment, ClockReadings, Measurement, ProgramTrace, StepInfo
 
 CALLS, REPETITIONS = 20, 5

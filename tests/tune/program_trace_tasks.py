@@ -6,14 +6,14 @@ import time
 
 import triton
 import triton.language as tl
-from taxfree_tune.profiling import program_trace
-from taxfree_tune.taxes import ProgramTrace
 
 from taxfree_kernels.device import sync
 from taxfree_kernels.device.clock import clock_ns, interpreted_only
 from taxfree_kernels.device.peers import Group, Peers
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.launch import Kernel
+from taxfree_tune.profiling import program_trace
+from taxfree_tune.taxes import ProgramTrace
 
 
 @interpreted_only

@@ -6,11 +6,11 @@ import time
 from typing import Any
 
 import torch
-from taxfree_tune.measuring.trial import Candidate, open_bench
-from taxfree_tune.profiling import clock_sync, step_timer
 
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.variant import Step, variants
+from taxfree_tune.measuring.trial import Candidate, open_bench
+from taxfree_tune.profiling import clock_sync, step_timer
 
 
 def late_rank(fabric: Fabric, seconds: float, repetitions: int) -> step_timer.TimedPipeline:

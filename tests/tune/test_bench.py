@@ -7,14 +7,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from taxfree_tune.benching import bench, tasks
-from taxfree_tune.benching.tasks import ProblemTimes
-from taxfree_tune.devices import fabric_for, heap_bytes, require
-from taxfree_tune.measuring.bounds import Bounds, Peaks
-from taxfree_tune.measuring.timer import Timing
-from taxfree_tune.measuring.trial import Outcome
-from taxfree_tune.profiling import explain
-from taxfree_tune.tuning.history import TuningHistory
 
 from taxfree import fingerprints
 from taxfree._runtime.dispatch import Choice
@@ -23,6 +15,14 @@ from taxfree_kernels.all_gather_matmul.problem import AllGatherMatmul
 from taxfree_kernels.fabric.layout import LAMPORT_SLOT_BYTES, LL_SLOT_BYTES, WORDS_SHARE
 from taxfree_kernels.hardware import KNOWN
 from taxfree_kernels.variant import operation, variants
+from taxfree_tune.benching import bench, tasks
+from taxfree_tune.benching.tasks import ProblemTimes
+from taxfree_tune.devices import fabric_for, heap_bytes, require
+from taxfree_tune.measuring.bounds import Bounds, Peaks
+from taxfree_tune.measuring.timer import Timing
+from taxfree_tune.measuring.trial import Outcome
+from taxfree_tune.profiling import explain
+from taxfree_tune.tuning.history import TuningHistory
 from taxfree_tuning_db import Database, Measurement, Record, TrialRecord
 
 OP = "all_gather_matmul"

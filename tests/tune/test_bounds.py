@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 
 import pytest
-from taxfree_tune.doctor.tasks import GPU_PEER_BYTES, HOST_PEER_BYTES
-from taxfree_tune.measuring.bounds import Peaks, bounds, slot_bytes
 
 from taxfree_kernels.variant import Cost
+from taxfree_tune.doctor.tasks import GPU_PEER_BYTES, HOST_PEER_BYTES
+from taxfree_tune.measuring.bounds import Peaks, bounds, slot_bytes
 
 PEAKS = Peaks(flops_per_s=1e12, memory_bytes_per_s=1e9, link_bytes_per_s=1e8)
 

@@ -6,8 +6,6 @@ import statistics
 from types import SimpleNamespace
 
 import pytest
-from taxfree_tune.measuring.trial import Candidate
-from taxfree_tune.tuning.candidates import first_candidates, variants_for
 
 from taxfree_kernels.hardware import KNOWN
 from taxfree_kernels.variant import (
@@ -18,6 +16,8 @@ from taxfree_kernels.variant import (
     resized,
     variants,
 )
+from taxfree_tune.measuring.trial import Candidate
+from taxfree_tune.tuning.candidates import first_candidates, variants_for
 from taxfree_tuning_db.tables import shipped_records
 from tests.ranks import OP
 

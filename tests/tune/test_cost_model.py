@@ -5,8 +5,6 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
-from taxfree_tune import cost_model
-from taxfree_tune.cost_model import H200, MACHINES, modelled, modelled_variants, times
 
 from taxfree.errors import UsageError
 from taxfree_kernels.all_gather_matmul.problem import AllGatherMatmul
@@ -16,6 +14,8 @@ from taxfree_kernels.flash_decode.problem import FlashDecode
 from taxfree_kernels.matmul_all_reduce.problem import MatmulAllReduce
 from taxfree_kernels.matmul_reduce_scatter.problem import MatmulReduceScatter
 from taxfree_kernels.variant import variants
+from taxfree_tune import cost_model
+from taxfree_tune.cost_model import H200, MACHINES, modelled, modelled_variants, times
 
 PROBLEM = AllGatherMatmul(m=256, n=3584, k=8192, world_size=8)
 ONE_SHOT = variants("all_gather_matmul")["one_shot"].seed_configs(PROBLEM, H200.hardware)[0]

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+
 from taxfree_tune.drivers import nvidia
 from taxfree_tune.measuring import disturbance
 

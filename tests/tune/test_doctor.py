@@ -9,6 +9,8 @@ import textwrap
 from typing import Any
 
 import pytest
+
+from taxfree.errors import TaxfreeError, WorkerLost, one_line
 from taxfree_tune import doctor
 from taxfree_tune.doctor import fabrics, machine, measuring, software
 from taxfree_tune.doctor.advice import advice
@@ -25,8 +27,6 @@ from taxfree_tune.doctor.report import (
 from taxfree_tune.drivers import amd, nvidia
 from taxfree_tune.drivers.gpu import Gpu, GpuProcess
 from taxfree_tune.drivers.tool import link_matrix, number, output, whole
-
-from taxfree.errors import TaxfreeError, WorkerLost, one_line
 from tests.ranks import on_every_fabric, require
 
 NVIDIA_TOPOLOGY = """\

@@ -13,14 +13,14 @@ import optuna
 import pytest
 import sqlalchemy
 from optuna.trial import FrozenTrial, TrialState
-from taxfree_tune.measuring.trial import Candidate, key
-from taxfree_tune.tuning import fleet as fleets
-from taxfree_tune.tuning.fleet import Fleet
-from taxfree_tune.tuning.search import Search
 
 from taxfree.errors import TaxfreeError, UsageError
 from taxfree_cli.exits import ExitCode
 from taxfree_kernels.hardware import KNOWN
+from taxfree_tune.measuring.trial import Candidate, key
+from taxfree_tune.tuning import fleet as fleets
+from taxfree_tune.tuning.fleet import Fleet
+from taxfree_tune.tuning.search import Search
 from taxfree_tuning_db import Database
 from tests import postgres
 from tests.ranks import environment

@@ -15,15 +15,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from taxfree.errors import HardwareError, UsageError, WorkerLost
+from taxfree_cli.exits import ExitCode
+from taxfree_kernels.all_gather_matmul.problem import AllGatherMatmul
 from taxfree_tune import devices
 from taxfree_tune.tuning import nodes as tuning_nodes
 from taxfree_tune.tuning.nodes import NodeFailed, Nodes
 from taxfree_tune.workers.launch import Launch
 from taxfree_tune.workers.supervisor import Supervisors
-
-from taxfree.errors import HardwareError, UsageError, WorkerLost
-from taxfree_cli.exits import ExitCode
-from taxfree_kernels.all_gather_matmul.problem import AllGatherMatmul
 from taxfree_tuning_db import Database, TrialRecord
 from tests.ranks import PYTHON, environment, wait_until_gone, workers_of
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from taxfree_tune.workers.group import TaskFailed
-from taxfree_tune.workers.local import LocalGroup, together
 
 from taxfree._runtime.collectives import vote
+from taxfree_tune.workers.group import TaskFailed
+from taxfree_tune.workers.local import LocalGroup, together
 from tests.ranks import Ranks
 from tests.taxfree.fault_tasks import fail
 

@@ -6,6 +6,7 @@ import time
 from types import SimpleNamespace
 
 import pytest
+
 from taxfree_tune.measuring import timer
 
 

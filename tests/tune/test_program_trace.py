@@ -7,11 +7,11 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 import pytest
+
+from taxfree_kernels.device import trace
 from taxfree_tune.profiling.program_trace import Activity, activities, trace_of, variables
 from taxfree_tune.taxes import ProgramTrace, inside
 from taxfree_tune.workers.group import WorkerGroup
-
-from taxfree_kernels.device import trace
 from tests.ranks import HEAP_BYTES, TIMEOUT_S
 from tests.tune import program_trace_tasks
 from tests.tune.pipelines import TRUE_CLOCKS, Fused

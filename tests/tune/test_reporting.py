@@ -7,12 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from taxfree_tune.reporting import calls, comparisons, sources, studies
-from taxfree_tune.reporting.page import page
 
 from taxfree import fingerprints
 from taxfree.errors import UsageError
 from taxfree_kernels.variant import is_library
+from taxfree_tune.reporting import calls, comparisons, sources, studies
+from taxfree_tune.reporting.page import page
 from taxfree_tuning_db import Database, DatabaseMissing, Record, TrialRecord, shipped_records
 
 RESULTS = Path(__file__).parents[2] / "benchmarks/results"

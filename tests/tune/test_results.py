@@ -13,6 +13,9 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+
+from taxfree import fingerprints
+from taxfree.errors import TaxfreeError, UsageError
 from taxfree_tune.drivers import nvidia
 from taxfree_tune.measuring import environment
 from taxfree_tune.measuring.results import (
@@ -27,9 +30,6 @@ from taxfree_tune.measuring.results import (
     save_csv,
     write,
 )
-
-from taxfree import fingerprints
-from taxfree.errors import TaxfreeError, UsageError
 
 ROOT = Path(__file__).parents[2]
 OP = "all_gather_matmul"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+
 from taxfree_tune.measuring.bounds import Bounds
 from taxfree_tune.profiling import clock_sync, step_timer
 from taxfree_tune.taxes import accounts

@@ -6,6 +6,7 @@ import itertools
 import math
 
 import pytest
+
 from taxfree_tune.measuring.trial import Candidate
 from taxfree_tune.tuning.surrogate import Surrogate
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+
 from taxfree_tune.measuring.bounds import Bounds
 from taxfree_tune.taxes import (
     INSIDE,
@@ -21,7 +22,6 @@ from taxfree_tune.taxes import (
     slowest,
     stacked,
 )
-
 from tests.tune.pipelines import EPOCH_NS, Truth
 
 BOUNDS = Bounds(t_floor_us=14.0, t_link_us=3.0, t_gemm_us=20.0)

@@ -14,12 +14,12 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import pytest
+
+from taxfree.files import write
 from taxfree_tune.measuring import environment
-from taxfree_tune.measuring.results import write
 from taxfree_tune.profiling.program_trace import variables
 from taxfree_tune.taxes import inside
 from taxfree_tune.workers.group import WorkerGroup
-
 from tests.tune import gpu_tax_tasks, program_trace_tasks
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600)]

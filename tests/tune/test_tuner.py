@@ -8,8 +8,8 @@ import random
 import subprocess
 
 import pytest
-from taxfree_check.cross_compile.screen import Verdict
 
+from taxfree_check.cross_compile.screen import Verdict
 from taxfree_kernels.hardware import KNOWN
 from taxfree_kernels.variant import problem_class, variants
 from taxfree_tuning_db import Database, record_key
@@ -165,9 +165,8 @@ class TestExhaustive:
         assert drawn[0] == drawn[1] != drawn[2]
 
     def test_too_many_are_refused(self):
-        from taxfree_tune.tuning.candidates import every_candidate
-
         from taxfree.errors import UsageError
+        from taxfree_tune.tuning.candidates import every_candidate
 
         problem, gpu = problem_class(OP)(1024, 4096, 4096, world_size=8), KNOWN["h200"]
         with pytest.raises(UsageError, match="more than 100,000 configs"):
@@ -631,9 +630,8 @@ class TestSearching:
         assert sum(trial.state == "measured" for trial in trials) in (6, 7)
 
     def test_a_study_is_another_with_another_compiler(self, db, monkeypatch):
-        from taxfree_tune.tuning import tuner
-
         from taxfree import fingerprints
+        from taxfree_tune.tuning import tuner
 
         names, search = [], tuner.Search
         monkeypatch.setattr(tuner, "Search", lambda *args: names.append(args[5]) or search(*args))
@@ -646,9 +644,8 @@ class TestSearching:
         assert record.trials == 3
 
     def test_a_baseline_that_fails_ends_the_search(self, db):
-        from taxfree_tune.measuring.trial import Outcome
-
         from taxfree.errors import WorkerLost
+        from taxfree_tune.measuring.trial import Outcome
 
         def script(candidate):
             failed = Outcome("failed", "no such library")

@@ -13,11 +13,10 @@ import sys
 from typing import Any
 
 from taxfree_check.cross_compile.screen import Screen
+from taxfree_kernels.variant import problem_class
 from taxfree_tune.tuning import together
 from taxfree_tune.tuning.tuner import Budget, Tuner
 from taxfree_tune.workers.group import WorkerGroup, Workers
-
-from taxfree_kernels.variant import problem_class
 from taxfree_tuning_db import Database
 
 OP = "all_gather_matmul"

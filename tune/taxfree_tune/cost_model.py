@@ -31,13 +31,12 @@ from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
 
-from taxfree_tune.measuring.bounds import Bounds, Peaks, bounds
-from taxfree_tune.taxes import INSIDE, Account, Part, Tax
-
 from taxfree.errors import UsageError
 from taxfree_kernels.cost.machines import H200, MACHINES, Machine
 from taxfree_kernels.cost.pieces import CostModel, Piece
 from taxfree_kernels.variant import Config, Problem, op_of
+from taxfree_tune.measuring.bounds import Bounds, Peaks, bounds
+from taxfree_tune.taxes import INSIDE, Account, Part, Tax
 
 __all__ = [
     "H200",

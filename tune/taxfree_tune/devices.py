@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from taxfree_tune.drivers import amd, nvidia
-from taxfree_tune.workers.launch import Launch, too_many
-
 from taxfree.errors import HardwareError, UsageError
 from taxfree.shapes import DEFAULT_SET, INTERPRETED_SET
 from taxfree_kernels.fabric.layout import arena_bytes
 from taxfree_kernels.hardware import KNOWN
+from taxfree_tune.drivers import amd, nvidia
+from taxfree_tune.workers.launch import Launch, too_many
 
 _HOST_RANKS = 2
 _MOST_HOST_RANKS = 64  # processes that interpret, each with a torch of its own

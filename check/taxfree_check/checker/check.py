@@ -16,7 +16,6 @@ from typing import Any
 from taxfree_check.checker.checked import Checked, CheckFailed, one_thread
 from taxfree_check.checker.coverage import Coverage, Wanted
 from taxfree_check.checker.trial import Trial
-
 from taxfree_kernels.errors import PlanError
 from taxfree_kernels.fabric.base import NoGroup
 from taxfree_kernels.hardware import KNOWN

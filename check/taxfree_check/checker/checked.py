@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 import torch
+
 from taxfree_check.checker.coverage import Coverage, Wanted
 from taxfree_check.checker.report import Violation
 

@@ -19,7 +19,6 @@ from typing import Any
 from taxfree_check.checker.clocks import Actor
 from taxfree_check.checker.launches import interpreted, is_device_function
 from taxfree_check.checker.sites import Line, Site, is_primitive
-
 from taxfree_kernels.device import trace
 
 _PROGRAM = "program"  # the name that kernels give to tl.program_id(0)

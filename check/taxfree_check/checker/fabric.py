@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
-from taxfree_check.checker.simulate import Call, Outcome, Schedule, Sizes, run_schedule
 
+from taxfree_check.checker.simulate import Call, Outcome, Schedule, Sizes, run_schedule
 from taxfree_kernels.device import control
 from taxfree_kernels.fabric.base import GrouplessFabric
 from taxfree_kernels.fabric.heap import Pool, SymmetricHeap

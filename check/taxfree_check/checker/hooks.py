@@ -14,12 +14,12 @@ from typing import Any
 
 import numpy as np
 import triton.language as tl
-from taxfree_check.checker.clocks import Scope
-from taxfree_check.checker.ptx import run_assembly
-from taxfree_check.checker.watch import CHANGES, NO_CHANGE, Change, Watch
 from triton.runtime import interpreter
 from triton.runtime.interpreter import TensorHandle, interpreter_builder
 
+from taxfree_check.checker.clocks import Scope
+from taxfree_check.checker.ptx import run_assembly
+from taxfree_check.checker.watch import CHANGES, NO_CHANGE, Change, Watch
 from taxfree_kernels.device.packets import EMPTY
 from taxfree_kernels.interpreter import correct_bfloat16, hasten
 

@@ -17,9 +17,10 @@ from unittest import mock
 
 import numpy as np
 import triton.language as tl
-from taxfree_check.checker.clocks import Actor
 from triton.runtime import autotuner, interpreter, jit
 from triton.runtime.interpreter import InterpretedFunction
+
+from taxfree_check.checker.clocks import Actor
 
 _DEFAULT_WARPS = 4
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
+
 from taxfree_check.checker.clocks import Actor, Messages, Scope
 from taxfree_check.checker.sites import Site
 

@@ -15,9 +15,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from triton.runtime.interpreter import FunctionRewriter
+
 from taxfree_check.checker.coverage import call_synchronises, calls_in, definition_in, parsed
 from taxfree_check.checker.sites import SYNC_FILES, Line
-from triton.runtime.interpreter import FunctionRewriter
 
 _WEAKER = {
     "acquire": ("relaxed",),

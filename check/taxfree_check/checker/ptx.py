@@ -17,10 +17,11 @@ from functools import cache, partial
 from typing import Any
 
 import numpy as np
-from taxfree_check.checker.clocks import Scope
-from taxfree_check.checker.watch import CHANGES, NO_CHANGE, Change, Watch
 from triton.runtime import interpreter
 from triton.runtime.interpreter import TensorHandle
+
+from taxfree_check.checker.clocks import Scope
+from taxfree_check.checker.watch import CHANGES, NO_CHANGE, Change, Watch
 
 _MOST_STEPS = 100_000  # of one lane; a loop without memory accesses runs into it
 _WITHOUT_EFFECT = re.compile(

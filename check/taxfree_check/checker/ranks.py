@@ -8,10 +8,10 @@ from functools import partial
 
 import numpy as np
 import torch
+
 from taxfree_check.checker.fabric import DeclaredHeap
 from taxfree_check.checker.simulate import Schedule
 from taxfree_check.checker.streams import Stream
-
 from taxfree_kernels.errors import PlanError
 
 _present: list[Ranks] = []  # not a context variable: programs are coroutines with their own

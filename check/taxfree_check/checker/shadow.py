@@ -12,9 +12,9 @@ from bisect import bisect_right
 from collections.abc import Iterator
 
 import numpy as np
+
 from taxfree_check.checker.clocks import Repair, covers
 from taxfree_check.checker.memory import GRANULE, Access, Conflict, Region, Word
-
 from taxfree_kernels.device.packets import EMPTY
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
+
 from taxfree_check.checker import hooks, waits
 from taxfree_check.checker.clocks import Actor, Repair, end
 from taxfree_check.checker.coverage import Coverage

@@ -13,7 +13,9 @@ from types import FrameType
 import torch
 import triton
 
-_PACKAGE = Path(__file__).parents[1]
+import taxfree_kernels
+
+_PACKAGE = Path(taxfree_kernels.__file__).parent
 _NOT_KERNELS = tuple(
     f"{folder}/"
     for folder in (

@@ -9,9 +9,9 @@ from functools import partial
 from typing import Protocol
 
 import numpy as np
+
 from taxfree_check.checker.clocks import Actor
 from taxfree_check.checker.watch import Thread
-
 from taxfree_kernels.fabric.side_stream import SideStream
 
 

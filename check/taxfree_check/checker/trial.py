@@ -9,10 +9,10 @@ from random import Random
 from typing import Any
 
 import torch
+
 from taxfree_check.checker.fabric import Setup, SimulatedFabric, Simulation
 from taxfree_check.checker.report import Reason, Violation
 from taxfree_check.checker.simulate import Call, Outcome
-
 from taxfree_kernels.hardware import KNOWN
 from taxfree_kernels.variant import Problem, Ready, Variant, operation
 

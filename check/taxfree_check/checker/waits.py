@@ -13,7 +13,6 @@ from taxfree_check.checker.schedule import Task
 from taxfree_check.checker.shadow import Shadow
 from taxfree_check.checker.sites import SYNC_FILES, site_of
 from taxfree_check.checker.watch import Thread
-
 from taxfree_kernels.device.packets import EMPTY
 
 BARRIER = "barrier"  # hosts wait for this at a barrier

@@ -9,6 +9,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from triton.runtime.interpreter import interpreter_builder
+
 from taxfree_check.checker import report
 from taxfree_check.checker.clocks import Actor, Scope, fence
 from taxfree_check.checker.coverage import Coverage
@@ -18,9 +22,6 @@ from taxfree_check.checker.report import Reason, Violation
 from taxfree_check.checker.schedule import Scheduler
 from taxfree_check.checker.shadow import Shadow
 from taxfree_check.checker.sites import current_site, site_of_error
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
-from triton.runtime.interpreter import interpreter_builder
 
 _MOST_ACCESSES = 300_000
 _FEW = 16  # addresses; an access of more is no poll

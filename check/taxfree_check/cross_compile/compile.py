@@ -15,11 +15,11 @@ import time
 from typing import Any
 
 import triton
+from triton.backends.compiler import GPUTarget
+
 from taxfree_check.cross_compile.compiled_kernel import CompiledKernel
 from taxfree_check.cross_compile.record import Launch
 from taxfree_check.cross_compile.resources import Resources, programs_per_unit
-from triton.backends.compiler import GPUTarget
-
 from taxfree_kernels.hardware import Hardware
 
 

@@ -16,9 +16,9 @@ from functools import cache
 from typing import Any
 
 import triton
+
 from taxfree_check.cross_compile.compile import warm_up
 from taxfree_check.cross_compile.record import Launch, flat
-
 from taxfree_kernels.hardware import Hardware
 
 _UNCOUNTED_OPTIONS = ("extern_libs",)  # holds paths

@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import platformdirs
+
+import taxfree_kernels
 from taxfree_check.cross_compile.asm_checks import Violation
 from taxfree_check.cross_compile.coverage import Case
 from taxfree_check.cross_compile.pool import CompilePool
 from taxfree_check.cross_compile.resources import Resources, prune_reason
 from taxfree_check.cross_compile.screen import request
-
-import taxfree_kernels
 
 #: checks that only default configs have to pass; the screen and the clock judge other configs
 _DEFAULT_ONLY = {"no_spills", "overlapping_matrices"}

@@ -13,7 +13,6 @@ from typing import Any
 
 from taxfree_check.cross_compile.pool import CompilePool
 from taxfree_check.cross_compile.resources import Resources, prune_reason
-
 from taxfree_kernels import variant as registry
 from taxfree_kernels.errors import PlanError
 from taxfree_kernels.hardware import Hardware

@@ -33,7 +33,6 @@ def _answer(request: dict[str, Any]) -> dict[str, Any]:
     from taxfree_check.cross_compile.compile import compile_launch
     from taxfree_check.cross_compile.instructions import digests
     from taxfree_check.cross_compile.record import record
-
     from taxfree_kernels.hardware import Hardware
     from taxfree_kernels.variant import problem_class
 

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numba import types
 from numba.extending import intrinsic
+
 from taxfree_check.executed.encoding import compiled
 
 Word = Any  # int64

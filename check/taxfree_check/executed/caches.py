@@ -37,6 +37,7 @@ from typing import Any
 
 import numpy as np
 import torch
+
 from taxfree_check.executed.errors import BadAccess
 from taxfree_check.executed.lanes import Lanes
 

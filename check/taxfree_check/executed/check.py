@@ -11,7 +11,6 @@ from taxfree_check.executed.coverage import Coverage, Hits, coverage
 from taxfree_check.executed.errors import UnknownInstruction
 from taxfree_check.executed.program import Program
 from taxfree_check.executed.run import DEVICES, Executed, run
-
 from taxfree_kernels.errors import PlanError
 from taxfree_kernels.hardware import KNOWN
 from taxfree_kernels.variant import Config, Problem, operation_shapes, variants

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+
 from taxfree_check.executed import scalar, vector
 from taxfree_check.executed.arithmetic import Word, from_half
 from taxfree_check.executed.dpp import lane_read

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+
 from taxfree_check.executed.encoding import compiled
 from taxfree_check.executed.errors import BadAccess
 from taxfree_check.executed.lanes import Lanes

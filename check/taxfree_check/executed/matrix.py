@@ -6,6 +6,7 @@ import re
 from typing import NamedTuple
 
 import numpy as np
+
 from taxfree_check.executed.decode import Instruction
 from taxfree_check.executed.errors import UnknownInstruction
 from taxfree_check.executed.lanes import LANES, Lanes

@@ -18,7 +18,6 @@ from taxfree_check.executed.run import run
 from taxfree_check.executed.tactics import NEGATIVE_POISON, Tactics
 from taxfree_check.executed.wave import Step
 from taxfree_check.executed.witness import Witness
-
 from taxfree_kernels.variant import Problem
 
 #: what is tried in turn, with the seed of the rest

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+
 from taxfree_check.executed.encoding import (
     EXEC,
     INSTRUCTION,

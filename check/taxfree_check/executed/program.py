@@ -8,6 +8,7 @@ from random import Random
 
 import numpy as np
 import torch
+
 from taxfree_check.executed import (
     interpreter,
     matrix,

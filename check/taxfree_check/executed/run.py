@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import torch
+
 from taxfree_check.cross_compile.compile import compile_launch
 from taxfree_check.cross_compile.record import Launch as Recorded
 from taxfree_check.cross_compile.record import flat
@@ -28,7 +29,6 @@ from taxfree_check.executed.flight import Timing
 from taxfree_check.executed.operands import bits_of_float
 from taxfree_check.executed.program import Launch, Program
 from taxfree_check.executed.tactics import Tactics
-
 from taxfree_kernels import variant as registry
 from taxfree_kernels.errors import HeapExhausted, PeerTimeout
 from taxfree_kernels.fabric.base import NoGroup

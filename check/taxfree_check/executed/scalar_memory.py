@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+
 from taxfree_check.executed.decode import Instruction
 from taxfree_check.executed.errors import UnknownInstruction
 from taxfree_check.executed.flight import InFlight

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+
 from taxfree_check.executed.decode import Instruction
 from taxfree_check.executed.errors import UnknownInstruction
 from taxfree_check.executed.flight import InFlight

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+
 from taxfree_check.executed import dpp
 from taxfree_check.executed.arithmetic import (
     RELATIONS,

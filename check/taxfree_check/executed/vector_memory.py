@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+
 from taxfree_check.executed.caches import Scope, scope_of
 from taxfree_check.executed.decode import Instruction
 from taxfree_check.executed.encoding import M0

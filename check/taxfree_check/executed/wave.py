@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 import numpy as np
+
 from taxfree_check.executed.caches import View
 from taxfree_check.executed.encoding import EXEC, SCALARS, SCC, STATE_WORDS, VECTORS, Kind
 from taxfree_check.executed.flight import InFlight, Timing

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+
 from taxfree_check.executed import shared, vector_memory
 from taxfree_check.executed.caches import Scope, View, scope_of
 from taxfree_check.executed.decode import Instruction

@@ -11,6 +11,7 @@ from collections.abc import Callable
 import torch
 import triton
 import triton.language as tl
+
 from taxfree_check.checker import World
 from taxfree_check.checker.conventions import iris, triton_dist
 from taxfree_check.checker.conventions.symm_mem import rendezvous

@@ -7,8 +7,8 @@ from dataclasses import replace
 import torch
 import triton
 import triton.language as tl
-from taxfree_check.checker import Outcome, Reason, SimulatedFabric, Simulation, Violation
 
+from taxfree_check.checker import Outcome, Reason, SimulatedFabric, Simulation, Violation
 from taxfree_kernels.device import control, packets, sync
 from taxfree_kernels.device.pdl import gdc_launch_dependents, gdc_wait
 from taxfree_kernels.device.peers import Group, Peers, translate

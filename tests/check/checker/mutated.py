@@ -7,7 +7,6 @@ from typing import Any
 
 from taxfree_check.checker import MIXED, Violation, check_variant
 from taxfree_check.checker.mutate import Mutant, mutants
-
 from taxfree_kernels import copies
 from taxfree_kernels.all_gather_matmul import (
     one_shot,

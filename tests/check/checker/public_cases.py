@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
+
 from taxfree_check.checker import World
 from taxfree_check.checker.conventions import triton_dist
 from taxfree_check.checker.conventions.iris import Iris

@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 from taxfree_check.checker import CheckFailed, World
-
 from tests.check.checker.public_cases import PROJECTS, Case
 
 RESULTS = Path(__file__).with_suffix(".json")

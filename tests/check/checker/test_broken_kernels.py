@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 import pytest
+
 from taxfree_check.checker import Outcome, Reason
 
 from . import broken

@@ -11,6 +11,7 @@ import pytest
 import torch
 import triton
 import triton.language as tl
+
 from taxfree_check.checker import (
     MIXED,
     CheckFailed,
@@ -24,7 +25,6 @@ from taxfree_check.checker import (
 from taxfree_check.checker.check import SEEDS, WORLD_SIZES
 from taxfree_check.checker.coverage import Coverage, Executed
 from taxfree_check.checker.mutate import mutants
-
 from taxfree_kernels.all_gather_matmul.problem import AllGatherMatmul
 from taxfree_kernels.device import sync
 from taxfree_kernels.device.peers import Group, Peers, translate

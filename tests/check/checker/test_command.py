@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 
 import pytest
-from taxfree_check.checker.mutate import mutants
 
+from taxfree_check.checker.mutate import mutants
 from taxfree_cli.app import run
 from taxfree_kernels.device import sync
 from tests.check.cross_compile.conftest import run_python

@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from taxfree_check.checker.mutate import mutants
 from triton.runtime.interpreter import InterpretedFunction
 
 import taxfree_kernels
+from taxfree_check.checker.mutate import mutants
 from taxfree_kernels.device import sync
 from tests.check.checker.document import PATH
 from tests.check.checker.mutated import GROUPS, HARMLESS, without_place
@@ -66,7 +66,7 @@ def test_whatever_can_be_mutated_in_a_kernel_of_a_variant_is():
 def _functions_of_variants() -> Iterator[Any]:
     package = "taxfree_kernels."
     for found in pkgutil.walk_packages(taxfree_kernels.__path__, package):
-        if not found.name.removeprefix(package).startswith(("device", "fabric", "checker")):
+        if not found.name.removeprefix(package).startswith(("device", "fabric")):
             for member in vars(importlib.import_module(found.name)).values():
                 is_kernel = isinstance(member, InterpretedFunction)
                 if is_kernel and member.fn.__module__ == found.name:

@@ -13,10 +13,11 @@ import pytest
 import torch
 import triton
 import triton.language as tl
+
 from taxfree_check.checker import CheckFailed, Reason, World
 from taxfree_check.checker.conventions import iris
-
 from taxfree_cli.app import run as command
+from tests.rooms import ROOT
 
 from . import anybody
 
@@ -270,7 +271,7 @@ def test_a_synchronising_line_that_never_ran_is_no_pass():
 
 # -- the command ----------------------------------------------------------------------------------
 
-CONTRACT = json.loads(Path(__file__).parents[1].joinpath("iris_contract.json").read_text())
+CONTRACT = json.loads((ROOT / "tests/kernels/iris_contract.json").read_text())
 
 
 @pytest.mark.parametrize("name", CONTRACT["device_signatures"])

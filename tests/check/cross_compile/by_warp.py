@@ -7,7 +7,6 @@ from dataclasses import asdict, replace
 
 from taxfree_check.cross_compile.compile import compile_launch
 from taxfree_check.cross_compile.record import record
-
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.hardware import KNOWN
 from taxfree_kernels.variant import problem_class, variants

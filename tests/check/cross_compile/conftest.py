@@ -10,18 +10,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from taxfree_check.cross_compile.compiled_kernel import CompiledKernel
 from taxfree_check.cross_compile.coverage import DEVICES
 from taxfree_check.cross_compile.resources import Resources
-
-from tests.tritons import FOLDERS, NEWEST, ROOT
+from tests.rooms import SOURCES
+from tests.tritons import FOLDERS, NEWEST
 
 HERE = Path(__file__).parent
 
 
 def run_python(*arguments: str, triton: str = NEWEST, **environment: str) -> str:
     """Standard output of a Python without an interpreter for kernels, under one of the Tritons."""
-    paths = (FOLDERS[triton], ROOT, ROOT / "kernels", ROOT / "tuning_db", HERE)
+    paths = (FOLDERS[triton], *SOURCES, HERE)
     path = os.pathsep.join(str(each) for each in paths if each)
     inherited = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
     done = subprocess.run(

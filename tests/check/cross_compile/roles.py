@@ -13,7 +13,6 @@ from dataclasses import asdict
 
 from taxfree_check.cross_compile.compile import compile_launch
 from taxfree_check.cross_compile.record import GhostFabric, record
-
 from taxfree_kernels.all_gather_matmul.push_specialized import Work
 from taxfree_kernels.hardware import KNOWN
 from taxfree_kernels.variant import problem_class, variants

@@ -426,7 +426,6 @@ def spill(data, word, want, out, BLOCK: tl.constexpr, GROUP: tl.constexpr):
 def _compile(name: str, device: str) -> dict[str, Any]:
     from taxfree_check.cross_compile.compile import compile_launch, matrix_remarks
     from taxfree_check.cross_compile.record import Launch
-
     from taxfree_kernels.hardware import KNOWN
     from taxfree_kernels.launch import Kernel
 

@@ -7,11 +7,11 @@ from dataclasses import replace
 from itertools import product
 
 import pytest
+
 from taxfree_check.cross_compile.asm_checks import CHECKS, SPEED_CHECKS, violations
 from taxfree_check.cross_compile.compile import matrix_remarks
 from taxfree_check.cross_compile.compiled_kernel import CompiledKernel
 from taxfree_check.cross_compile.resources import Resources
-
 from tests.tritons import BEFORE_3_8, NEWEST, SINCE_3_8, TRITONS, before
 
 from .conftest import Snippets

@@ -6,11 +6,11 @@ import json
 from functools import cache
 
 import pytest
+
 from taxfree_check.cross_compile.asm_checks import violations
 from taxfree_check.cross_compile.assembly import Role
 from taxfree_check.cross_compile.compiled_kernel import CompiledKernel
 from taxfree_check.cross_compile.resources import Resources
-
 from tests.tritons import TRITONS
 
 from .conftest import HERE, run_python

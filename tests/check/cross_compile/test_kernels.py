@@ -8,9 +8,9 @@ from itertools import product
 from pathlib import Path
 
 import pytest
+
 from taxfree_check.cross_compile.coverage import DEVICES, Case, cases, smallest_cases
 from taxfree_check.cross_compile.report import Report, check, format_report
-
 from taxfree_kernels.variant import operation_names, operation_shapes
 from tests.sample import Sample
 from tests.tritons import BEFORE_3_8, FOLDERS, OLDEST, TRITONS

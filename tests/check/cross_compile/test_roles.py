@@ -7,10 +7,10 @@ from dataclasses import replace
 from functools import cache
 
 import pytest
+
 from taxfree_check.cross_compile.asm_checks import violations
 from taxfree_check.cross_compile.compiled_kernel import CompiledKernel
 from taxfree_check.cross_compile.resources import Resources
-
 from tests.tritons import TRITONS
 
 from .conftest import HERE, run_python

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
 from taxfree_check.cross_compile.asm_checks import Violation
 from taxfree_check.cross_compile.pool import CompilePool
 from taxfree_check.cross_compile.record import GhostFabric, record
@@ -17,7 +18,6 @@ from taxfree_check.cross_compile.report import (
 )
 from taxfree_check.cross_compile.resources import Resources, programs_per_unit, prune_reason
 from taxfree_check.cross_compile.screen import Screen, request
-
 from taxfree_kernels.errors import PlanError
 from taxfree_kernels.hardware import KNOWN
 from taxfree_kernels.variant import problem_class, variants

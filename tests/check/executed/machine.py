@@ -6,6 +6,7 @@ from random import Random
 from types import SimpleNamespace
 
 import numpy as np
+
 from taxfree_check.executed.caches import Gpu, Memory
 from taxfree_check.executed.decode import instruction
 from taxfree_check.executed.flight import Timing

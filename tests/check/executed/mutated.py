@@ -11,7 +11,6 @@ from typing import Any
 
 from taxfree_check.executed.mutate import Subject, Tried, sampled
 from taxfree_check.executed.run import DEVICES
-
 from taxfree_kernels.hardware import KNOWN
 from taxfree_kernels.variant import Problem, operation_names, problem_class, variants
 

@@ -6,9 +6,9 @@ from random import Random
 
 import numpy as np
 import pytest
+
 from taxfree_check.executed import matrix
 from taxfree_check.executed.errors import UnknownInstruction
-
 from tests.check.executed.machine import Machine
 from tests.check.executed.pseudocode import packed
 

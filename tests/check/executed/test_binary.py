@@ -7,10 +7,10 @@ import re
 from itertools import cycle, islice
 
 import pytest
-from taxfree_check.executed.decode import Instruction, decode
 from tinygrad.renderer.amd import decode_inst
 from tinygrad.runtime.support.elf import elf_loader
 
+from taxfree_check.executed.decode import Instruction, decode
 from taxfree_kernels.hardware import KNOWN
 from taxfree_kernels.variant import operation_shapes, variants
 from tests.check.cross_compile.conftest import run_python

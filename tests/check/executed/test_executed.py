@@ -7,8 +7,8 @@ from contextlib import suppress
 from dataclasses import asdict, replace
 
 import pytest
-from taxfree_check.executed.check import reduced
 
+from taxfree_check.executed.check import reduced
 from taxfree_cli.app import run
 from taxfree_kernels.errors import PlanError
 from taxfree_kernels.hardware import KNOWN

@@ -17,6 +17,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
+from tinygrad.runtime.autogen.amd.cdna.str_pcode import PCODE
+
 from taxfree_check.executed import scalar, vector
 from taxfree_check.executed.decode import instruction
 from taxfree_check.executed.encoding import SCC, VCC
@@ -24,8 +26,6 @@ from taxfree_check.executed.errors import UnknownInstruction
 from taxfree_check.executed.lds import Shared
 from taxfree_check.executed.program import build_step
 from taxfree_check.executed.wave import Wave
-from tinygrad.runtime.autogen.amd.cdna.str_pcode import PCODE
-
 from tests.check.executed.machine import Machine
 from tests.check.executed.pseudocode import Document, Value, float_bits
 

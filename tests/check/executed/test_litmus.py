@@ -9,6 +9,7 @@ from random import Random
 import numpy as np
 import pytest
 import torch
+
 from taxfree_check.executed.caches import Gpu, Memory
 from taxfree_check.executed.decode import Argument, Listing, instruction
 from taxfree_check.executed.flight import Timing

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+
 from taxfree_check.executed.caches import Gpu, Memory
 from taxfree_check.executed.errors import BadAccess, UnknownInstruction
 from taxfree_check.executed.tactics import POISON
-
 from tests.check.executed.machine import LATE, Machine
 
 RELEASED = {  # how a store is released -> who sees it behind an acquire at that scope

@@ -16,7 +16,6 @@ from taxfree_check.executed.check import check_config, default_config, kernels, 
 from taxfree_check.executed.decode import Listing, decode
 from taxfree_check.executed.run import DEVICES
 from taxfree_check.executed.tactics import Tactics
-
 from taxfree_kernels.hardware import KNOWN
 from taxfree_kernels.variant import variants
 

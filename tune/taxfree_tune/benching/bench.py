@@ -12,6 +12,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from taxfree import fingerprints
+from taxfree._runtime.dispatch import Choice, Dispatcher
+from taxfree.errors import UsageError
+from taxfree_kernels.hardware import Hardware
+from taxfree_kernels.variant import Problem, Variant, op_of, variants
 from taxfree_tune.benching.tasks import ProblemTimes, measure_problem
 from taxfree_tune.measuring import environment, timer
 from taxfree_tune.measuring.bounds import Bounds, Peaks
@@ -21,12 +26,6 @@ from taxfree_tune.measuring.trial import Candidate
 from taxfree_tune.tuning.candidates import serves
 from taxfree_tune.tuning.history import TuningHistory
 from taxfree_tune.workers.group import WorkerGroup
-
-from taxfree import fingerprints
-from taxfree._runtime.dispatch import Choice, Dispatcher
-from taxfree.errors import UsageError
-from taxfree_kernels.hardware import Hardware
-from taxfree_kernels.variant import Problem, Variant, op_of, variants
 from taxfree_tuning_db import LookupStep, Table
 
 _GPU_REPETITIONS, _HOST_REPETITIONS = 25, 5

@@ -7,6 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+
+from taxfree._runtime.collectives import vote
+from taxfree._runtime.dispatch import Choice
+from taxfree._runtime.runtime import Runtime
+from taxfree_kernels.fabric.base import Fabric
+from taxfree_kernels.variant import Problem
 from taxfree_tune.measuring import environment, timer
 from taxfree_tune.measuring.bounds import Bounds, Peaks, bounds, peaks, vendor_kernel
 from taxfree_tune.measuring.results import DISPATCH
@@ -19,12 +25,6 @@ from taxfree_tune.measuring.trial import (
     open_bench,
     try_candidates,
 )
-
-from taxfree._runtime.collectives import vote
-from taxfree._runtime.dispatch import Choice
-from taxfree._runtime.runtime import Runtime
-from taxfree_kernels.fabric.base import Fabric
-from taxfree_kernels.variant import Problem
 from taxfree_tuning_db import Record
 
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+from taxfree.errors import one_line
 from taxfree_tune import devices
 from taxfree_tune.doctor import advice, fabrics, machine, measuring, software
 from taxfree_tune.doctor.guard import Guard
 from taxfree_tune.doctor.report import ProbeResults, Report
-
-from taxfree.errors import one_line
 
 __all__ = ["Report", "examine"]
 

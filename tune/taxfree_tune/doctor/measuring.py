@@ -7,12 +7,11 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from taxfree.settings import Settings
+from taxfree_kernels.fabric.layout import arena_bytes
 from taxfree_tune.doctor.guard import Guard
 from taxfree_tune.doctor.report import ProbeResults
 from taxfree_tune.workers.group import WorkerGroup, Workers
-
-from taxfree.settings import Settings
-from taxfree_kernels.fabric.layout import arena_bytes
 
 #: field of ProbeResults, and task -> its name in messages; last those whose lost signals leave the
 #: pool aborted

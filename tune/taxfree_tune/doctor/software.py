@@ -9,11 +9,10 @@ import types
 from collections.abc import Mapping
 from typing import Any
 
-from taxfree_tune.doctor.guard import Guard
-from taxfree_tune.doctor.report import Iris, Package, Software
-
 from taxfree._version import __version__
 from taxfree.errors import one_line
+from taxfree_tune.doctor.guard import Guard
+from taxfree_tune.doctor.report import Iris, Package, Software
 
 _PACKAGES = ("torch", "triton", "numpy", "optuna", "sqlitedict")
 _NCCL = ("nvidia-nccl-cu13", "nvidia-nccl-cu12")

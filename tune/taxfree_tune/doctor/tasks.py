@@ -13,6 +13,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+
+from taxfree._runtime.collectives import vote
+from taxfree_kernels.device import probes
+from taxfree_kernels.device.peers import Group
+from taxfree_kernels.errors import KernelError
+from taxfree_kernels.fabric.base import Fabric
+from taxfree_kernels.launch import Kernel
 from taxfree_tune.doctor.report import (
     BarrierTime,
     Coherence,
@@ -25,13 +32,6 @@ from taxfree_tune.doctor.report import (
 )
 from taxfree_tune.measuring.bounds import peaks
 from taxfree_tune.measuring.timer import Call, time_together
-
-from taxfree._runtime.collectives import vote
-from taxfree_kernels.device import probes
-from taxfree_kernels.device.peers import Group
-from taxfree_kernels.errors import KernelError
-from taxfree_kernels.fabric.base import Fabric
-from taxfree_kernels.launch import Kernel
 
 #: to or from a peer, in one go; a slot of the pool holds what is sent and what is received, or as
 #: much for all peers

@@ -11,10 +11,10 @@ import time
 from collections.abc import Collection
 
 import torch
-from taxfree_tune.drivers import nvidia
 
 from taxfree._runtime.collectives import vote
 from taxfree_kernels.fabric.base import Fabric
+from taxfree_tune.drivers import nvidia
 
 SPOILING = ("hardware slowdown", "heat (software)", "heat (hardware)", "power brake")
 _MOST_IDLE_PERCENT = 5.0

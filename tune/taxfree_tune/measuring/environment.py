@@ -13,9 +13,8 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-from taxfree_tune.drivers import nvidia
-
 from taxfree import fingerprints
+from taxfree_tune.drivers import nvidia
 
 _PREFIXES = (
     "CUDA_", "HIP_", "HSA_", "NCCL_", "OMP_", "PYTORCH_", "RCCL_", "ROCR_", "TAXFREE_", "TORCH_",

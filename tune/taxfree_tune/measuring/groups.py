@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from taxfree_tune import devices
-from taxfree_tune.measuring.bounds import slot_bytes
-from taxfree_tune.workers.group import WorkerGroup
-
 from taxfree.settings import Settings
 from taxfree_kernels.fabric.layout import arena_bytes
 from taxfree_kernels.hardware import Hardware
+from taxfree_tune import devices
+from taxfree_tune.measuring.bounds import slot_bytes
+from taxfree_tune.workers.group import WorkerGroup
 
 _GPU_DEADLINE_S, _HOST_DEADLINE_S = 600.0, 3600.0  # of a problem
 

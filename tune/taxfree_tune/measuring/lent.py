@@ -12,12 +12,12 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
-from taxfree_tune.measuring import timer
-from taxfree_tune.measuring.trial import SEED, Calls, Outcome
 
 from taxfree._runtime.collectives import Failure, attempt, vote
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.variant import Problem, op_of
+from taxfree_tune.measuring import timer
+from taxfree_tune.measuring.trial import SEED, Calls, Outcome
 
 _REPETITIONS = 5
 _REPETITION_US = 500.0  # of expected calls

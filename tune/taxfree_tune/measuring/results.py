@@ -9,19 +9,17 @@ from __future__ import annotations
 
 import csv
 import dataclasses
-import errno
 import io
 import json
 import math
-import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args
 
-from taxfree.errors import TaxfreeError, UsageError
+from taxfree.errors import UsageError
+from taxfree.files import write
 from taxfree_kernels.variant import is_library
-from taxfree_tuning_db import files
 from taxfree_tuning_db.renamed import with_new_names
 
 SCHEMA = 1
@@ -251,56 +249,9 @@ def _flat(row: Row) -> dict[str, Any]:
     return flat
 
 
-def require_writable(path: Path) -> None:
-    """Check, before anything is measured, that a file can be written; it is not made yet.
-
-    Raises:
-        TaxfreeError: it cannot.
-    """
-    if files.is_database(path):
-        raise TaxfreeError(f"{path} cannot be written: it is a database", "give another file")
-    obstacle = _obstacle(path)
-    if obstacle is not None:
-        raise TaxfreeError(
-            f"{path} cannot be written: {os.strerror(obstacle)}",
-            "check the path and its permissions",
-        )
-
-
-def _obstacle(path: Path) -> int | None:
-    """Why a file cannot be written, as of `errno`."""
-    if path.is_dir():
-        return errno.EISDIR
-    touched, file = [path], files.replaced_by(path)
-    if file is not None:
-        folder = next(each for each in file.parents if each.exists())
-        if not folder.is_dir():
-            return errno.ENOTDIR
-        touched = [folder, file]
-    is_allowed = all(os.access(each, os.W_OK) for each in touched if each.exists())
-    return None if is_allowed else errno.EACCES
-
-
 def machine_name(gpu: str) -> str:
     """A GPU as result files are named by it: "nvidia-h200"."""
     return gpu.lower().replace(" ", "-")
-
-
-def write(path: Path, text: str) -> None:
-    """Write a file, whole or not at all; folders that are missing are made.
-
-    Raises:
-        TaxfreeError: it cannot be written.
-    """
-    require_writable(path)
-    try:
-        if (file := files.replaced_by(path)) is not None:
-            file.parent.mkdir(parents=True, exist_ok=True)
-        files.write(path, text)
-    except OSError as error:
-        raise TaxfreeError(
-            f"{path} cannot be written: {error.strerror}", "check the path and its permissions"
-        ) from error
 
 
 # -- comparisons --

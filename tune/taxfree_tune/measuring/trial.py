@@ -16,7 +16,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from taxfree_tune.measuring import disturbance, timer
 
 from taxfree._runtime.collectives import Failure, vote
 from taxfree._runtime.ready import ready_plans
@@ -26,6 +25,7 @@ from taxfree_kernels.errors import PeerTimeout
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.launch import Launcher
 from taxfree_kernels.variant import Config, Plan, Ready, operation, problem_class, variants
+from taxfree_tune.measuring import disturbance, timer
 
 ERROR_ALLOWANCE = 1.25  # of the library baseline's own relative error
 SEED = 1

@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from taxfree_tune.taxes import Alignment
 
 from taxfree._runtime.collectives import vote
 from taxfree_kernels.device import step_clock
 from taxfree_kernels.device.peers import Group
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.launch import Kernel
+from taxfree_tune.taxes import Alignment
 
 _ROUNDS = 100  # of a comparison of clocks
 _CLOCK_READS = 2000

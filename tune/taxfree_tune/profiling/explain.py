@@ -1,9 +1,9 @@
 """Where the time of a problem goes, in the library's pipeline and in our variants.
 
 Times are measured by the usual protocol and by clock readings in place: between the kernels of the
-library (`taxfree_tune.profiling.step_timer`), and inside fused ones (`taxfree_tune.profiling.program_trace`).
-For hardware that is not available they are modelled (`taxfree_tune.cost_model`). Either way they are
-broken down into accounts of the three taxes (`taxfree_tune.taxes`).
+library (`step_timer`), and inside fused ones (`program_trace`). For hardware that is not available
+they are modelled (`cost_model`). Either way they are broken down into accounts of the three taxes
+(`taxfree_tune.taxes`).
 """
 
 from __future__ import annotations
@@ -14,6 +14,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from taxfree._runtime.dispatch import Choice
+from taxfree_kernels.hardware import Hardware
+from taxfree_kernels.variant import Config, Problem, Variant, variants
 from taxfree_tune.benching.bench import ProblemResult, run_one
 from taxfree_tune.cost_model import Machine, bounds_of, modelled
 from taxfree_tune.measuring.bounds import Bounds
@@ -25,10 +28,6 @@ from taxfree_tune.profiling.step_timer import TimedPipeline, measure_pipelines
 from taxfree_tune.taxes import Account, ProgramTrace, accounts, slowest
 from taxfree_tune.tuning.history import TuningHistory
 from taxfree_tune.workers.group import WorkerGroup
-
-from taxfree._runtime.dispatch import Choice
-from taxfree_kernels.hardware import Hardware
-from taxfree_kernels.variant import Config, Problem, Variant, variants
 from taxfree_tuning_db import LookupStep
 
 SCHEMA = 1

@@ -14,15 +14,15 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 import torch
-from taxfree_tune.measuring import timer
-from taxfree_tune.measuring.trial import Candidate, open_bench
-from taxfree_tune.profiling.clock_sync import aligned, compare_clocks
-from taxfree_tune.taxes import Alignment, ProgramTrace, Times
 
 from taxfree._runtime.collectives import vote
 from taxfree_kernels.device import control, trace
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.launch import Kernel, compiling, launching_through
+from taxfree_tune.measuring import timer
+from taxfree_tune.measuring.trial import Candidate, open_bench
+from taxfree_tune.profiling.clock_sync import aligned, compare_clocks
+from taxfree_tune.taxes import Alignment, ProgramTrace, Times
 
 _BACKENDS = {"cuda": "cuda", "rocm": "hip", "host": "interpreter"}
 

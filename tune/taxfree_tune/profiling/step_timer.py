@@ -16,6 +16,12 @@ from typing import Any
 
 import numpy as np
 import torch
+
+from taxfree._runtime.collectives import vote
+from taxfree_kernels.device import step_clock
+from taxfree_kernels.fabric.base import Fabric
+from taxfree_kernels.launch import Kernel
+from taxfree_kernels.variant import Step
 from taxfree_tune.measuring import timer
 from taxfree_tune.measuring.trial import Candidate, open_bench
 from taxfree_tune.profiling.clock_sync import (
@@ -27,12 +33,6 @@ from taxfree_tune.profiling.clock_sync import (
 )
 from taxfree_tune.profiling.graph_nodes import count_nodes
 from taxfree_tune.taxes import ClockReadings, Measurement, Nanoseconds, StepInfo, Times
-
-from taxfree._runtime.collectives import vote
-from taxfree_kernels.device import step_clock
-from taxfree_kernels.fabric.base import Fabric
-from taxfree_kernels.launch import Kernel
-from taxfree_kernels.variant import Step
 
 #: the steps of a call on the i-th set of inputs
 StepsOf = Callable[[int], Sequence[Step]]

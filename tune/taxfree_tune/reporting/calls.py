@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from taxfree import fingerprints
+from taxfree.shapes import format_problem, recorded_problem
 from taxfree_tune.profiling.program_trace import Activity
 from taxfree_tune.profiling.timeline import Timeline
 from taxfree_tune.reporting.comparisons import family_of
 from taxfree_tune.reporting.sources import ResultFile, Sources, iterate
 from taxfree_tune.taxes import stacked
-
-from taxfree import fingerprints
-from taxfree.shapes import format_problem, recorded_problem
 
 
 def taxes(sources: Sources) -> list[dict[str, Any]]:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import altair as alt
+
 from taxfree_tune.reporting import comparisons
 from taxfree_tune.reporting.drawing import ORIGIN, ROWS, Control, Figure, finished, hover, strips
 

@@ -6,13 +6,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from taxfree_tune.cost_model import MACHINES, bounds_of
-from taxfree_tune.measuring.results import DISPATCH, Results, Row, by_problem
-from taxfree_tune.reporting.sources import Recorded, Sources, machine_of, machine_of_record
-
 from taxfree import fingerprints
 from taxfree.shapes import heading, recorded_problem
 from taxfree_kernels.variant import is_library
+from taxfree_tune.cost_model import MACHINES, bounds_of
+from taxfree_tune.measuring.results import DISPATCH, Results, Row, by_problem
+from taxfree_tune.reporting.sources import Recorded, Sources, machine_of, machine_of_record
 from taxfree_tuning_db import Measurement
 
 EVEN = 0.05  # a smaller difference from the library counts as none

@@ -10,6 +10,9 @@ from typing import Any
 
 import jinja2
 import vl_convert
+
+from taxfree import fingerprints
+from taxfree._version import __version__
 from taxfree_tune.reporting.comparisons import verdict
 from taxfree_tune.reporting.drawing import Figure
 from taxfree_tune.reporting.sections import Section, sections
@@ -20,9 +23,6 @@ from taxfree_tune.reporting.sources import (
     machine_of_record,
     software_words,
 )
-
-from taxfree import fingerprints
-from taxfree._version import __version__
 
 _FILTERS = (("op", "Operation"), ("gpus", "GPUs"), ("machine", "Machine"))
 

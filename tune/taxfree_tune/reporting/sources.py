@@ -8,11 +8,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from taxfree_tune.measuring.results import Results, load
-
 from taxfree.errors import UsageError
 from taxfree.shapes import recorded_problem
 from taxfree_kernels.variant import operation_names
+from taxfree_tune.measuring.results import Results, load
 from taxfree_tuning_db import Database, DatabaseMissing, Record, TrialRecord, shipped_records
 from taxfree_tuning_db.renamed import with_new_names
 

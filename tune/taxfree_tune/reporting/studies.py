@@ -7,14 +7,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import optuna
+
+from taxfree import fingerprints
+from taxfree.shapes import format_problem
 from taxfree_tune.reporting.sources import (
     Recorded,
     Sources,
     machine_of_record,
 )
-
-from taxfree import fingerprints
-from taxfree.shapes import format_problem
 from taxfree_tuning_db import TrialRecord
 
 _LEAST_TRIALS = 4  # of a variant, before importances of its meta-parameters mean anything

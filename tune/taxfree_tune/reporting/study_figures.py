@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import altair as alt
+
 from taxfree_tune.reporting.drawing import (
     ORIGIN,
     ROWS,

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 
 import numpy as np
+
 from taxfree_tune.measuring.bounds import Bounds
 from taxfree_tune.taxes.account import ALLOWED, INSIDE, NO_GRAPHS, Account, Part, Tax
 from taxfree_tune.taxes.critical_path import Inside, inside

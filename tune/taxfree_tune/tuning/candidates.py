@@ -6,12 +6,11 @@ import itertools
 import random
 from collections.abc import Iterator, Mapping, Sequence
 
-from taxfree_tune.measuring.trial import Candidate
-
 from taxfree._runtime.legality import refusal
 from taxfree.errors import UsageError
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.variant import Config, Problem, Variant, op_of, operation, variants
+from taxfree_tune.measuring.trial import Candidate
 
 _MOST = 100_000  # configs that can be measured within days
 

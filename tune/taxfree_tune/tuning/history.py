@@ -6,10 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from taxfree_tune.measuring.trial import Candidate, key
-
 from taxfree import fingerprints
 from taxfree_kernels.hardware import Hardware
+from taxfree_tune.measuring.trial import Candidate, key
 from taxfree_tuning_db import (
     Database,
     DatabaseMissing,

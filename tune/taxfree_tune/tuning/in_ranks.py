@@ -17,21 +17,21 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from taxfree_check.cross_compile.screen import Screen
-from taxfree_tune.measuring.trial import close_bench
-from taxfree_tune.tuning.session import NotTuned, Tuned, alone, tune_one
-from taxfree_tune.tuning.tuner import Budget, Tuner
-from taxfree_tune.workers.local import LocalGroup, together
 
 from taxfree import fingerprints
 from taxfree._runtime.aside import aside
 from taxfree._runtime.autotuning import Autotuned
 from taxfree._runtime.collectives import vote
 from taxfree.errors import TaxfreeError, one_line
+from taxfree_check.cross_compile.screen import Screen
 from taxfree_kernels.errors import PeerTimeout
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.fabric.workspace import Workspace
 from taxfree_kernels.variant import Problem, op_of
+from taxfree_tune.measuring.trial import close_bench
+from taxfree_tune.tuning.session import NotTuned, Tuned, alone, tune_one
+from taxfree_tune.tuning.tuner import Budget, Tuner
+from taxfree_tune.workers.local import LocalGroup, together
 from taxfree_tuning_db import Database, Record, record_key, stale_reason
 
 TRIALS = 32  # candidates of a problem, at most

@@ -25,12 +25,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from taxfree_tune.workers.launch import Launch
 from torch.distributed import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
 from taxfree.errors import Interrupted, TaxfreeError, UsageError, WorkerLost, one_line
 from taxfree_kernels.variant import Problem, op_of
+from taxfree_tune.workers.launch import Launch
 from taxfree_tuning_db import Database, DatabaseMissing, Record, TrialRecord
 
 LEASE_S = 60.0  # without a heartbeat, after which a node counts as dead

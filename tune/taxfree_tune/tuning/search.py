@@ -23,13 +23,13 @@ from typing import TYPE_CHECKING, Any
 import optuna
 from optuna.storages.journal import JournalFileBackend
 from optuna.trial import Trial, TrialState
-from taxfree_tune.measuring.trial import Candidate, key
-from taxfree_tune.tuning.candidates import serves
-from taxfree_tune.tuning.surrogate import Surrogate
 
 from taxfree.errors import TaxfreeError
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.variant import Problem, Variant
+from taxfree_tune.measuring.trial import Candidate, key
+from taxfree_tune.tuning.candidates import serves
+from taxfree_tune.tuning.surrogate import Surrogate
 
 if TYPE_CHECKING:
     from taxfree_tune.tuning.fleet import Fleet

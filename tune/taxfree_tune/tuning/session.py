@@ -11,18 +11,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from taxfree.errors import TaxfreeError
+from taxfree.settings import Settings
 from taxfree_check.cross_compile.screen import Screen, Verdict
+from taxfree_kernels.hardware import Hardware
+from taxfree_kernels.variant import Problem, op_of
 from taxfree_tune import devices
 from taxfree_tune.measuring.trial import Candidate
 from taxfree_tune.tuning.candidates import first_candidates, refusals, variants_for
 from taxfree_tune.tuning.search import Search
 from taxfree_tune.tuning.tuner import Budget, Progress, Tuner
 from taxfree_tune.workers.group import WorkerGroup, Workers
-
-from taxfree.errors import TaxfreeError
-from taxfree.settings import Settings
-from taxfree_kernels.hardware import Hardware
-from taxfree_kernels.variant import Problem, op_of
 from taxfree_tuning_db import Database, Record
 
 if TYPE_CHECKING:

@@ -13,9 +13,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from taxfree_tune.measuring.trial import Candidate
 
 from taxfree_kernels.variant import Space
+from taxfree_tune.measuring.trial import Candidate
 
 _NOISE = 0.02  # of a time, relative
 _LENGTHS = (0.5, 1.0, 2.0, 4.0, 16.0)  # in coordinates, which are powers of two

@@ -6,14 +6,13 @@ import dataclasses
 import time
 from collections.abc import Sequence
 
+from taxfree.errors import WorkerLost
+from taxfree_kernels.hardware import Hardware
+from taxfree_kernels.variant import Problem, op_of
 from taxfree_tune.measuring.groups import deadline_s
 from taxfree_tune.measuring.results import Mode
 from taxfree_tune.measuring.trial import Candidate, Outcome, try_candidates
 from taxfree_tune.workers.group import Groups, TaskFailed
-
-from taxfree.errors import WorkerLost
-from taxfree_kernels.hardware import Hardware
-from taxfree_kernels.variant import Problem, op_of
 
 BASELINE = Candidate("baseline", {})
 _FINALS = 3  # times the repetitions of a search

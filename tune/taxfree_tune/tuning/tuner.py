@@ -19,19 +19,18 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Protocol
 
+from taxfree import fingerprints
+from taxfree.errors import WorkerLost, WrongResult
+from taxfree.shapes import recorded_problem
 from taxfree_check.cross_compile.screen import Screen
+from taxfree_kernels.hardware import Hardware
+from taxfree_kernels.variant import Problem, Variant, op_of
 from taxfree_tune.measuring.trial import Candidate, Outcome, key
 from taxfree_tune.tuning.candidates import every_candidate, first_candidates, serves, variants_for
 from taxfree_tune.tuning.search import Search
 from taxfree_tune.tuning.together import ATTEMPTS, BASELINE, Together
 from taxfree_tune.tuning.winner import measurement_of, record_of
 from taxfree_tune.workers.group import Groups
-
-from taxfree import fingerprints
-from taxfree.errors import WorkerLost, WrongResult
-from taxfree.shapes import recorded_problem
-from taxfree_kernels.hardware import Hardware
-from taxfree_kernels.variant import Problem, Variant, op_of
 from taxfree_tuning_db import (
     Database,
     Measurement,

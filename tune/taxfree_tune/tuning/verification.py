@@ -8,6 +8,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from taxfree import fingerprints
+from taxfree.errors import TaxfreeError, WorkerLost, WrongResult
+from taxfree.shapes import format_problem, recorded_problem
+from taxfree_kernels.variant import Problem, op_of
 from taxfree_tune import devices
 from taxfree_tune.measuring.groups import group_for
 from taxfree_tune.measuring.results import Mode
@@ -15,11 +19,6 @@ from taxfree_tune.measuring.trial import Candidate, Outcome
 from taxfree_tune.tuning.together import BASELINE, Together
 from taxfree_tune.tuning.winner import LEAST_GAIN, is_faster, measurement_of
 from taxfree_tune.workers.group import Workers
-
-from taxfree import fingerprints
-from taxfree.errors import TaxfreeError, WorkerLost, WrongResult
-from taxfree.shapes import format_problem, recorded_problem
-from taxfree_kernels.variant import Problem, op_of
 from taxfree_tuning_db import Record, Table, stale_reason
 
 _HELD = ("holds", "disturbed")

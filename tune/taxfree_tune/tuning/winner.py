@@ -9,14 +9,13 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from taxfree_tune.measuring.disturbance import SPOILING
-from taxfree_tune.measuring.results import DISPATCH, Mode, Results, Row, by_problem
-from taxfree_tune.measuring.trial import Candidate, Outcome
-
 from taxfree import fingerprints
 from taxfree.errors import UsageError
 from taxfree.shapes import format_problem, recorded_problem
 from taxfree_kernels.variant import operation_names
+from taxfree_tune.measuring.disturbance import SPOILING
+from taxfree_tune.measuring.results import DISPATCH, Mode, Results, Row, by_problem
+from taxfree_tune.measuring.trial import Candidate, Outcome
 from taxfree_tuning_db import (
     OF_A_BENCH,
     HardwareFingerprint,

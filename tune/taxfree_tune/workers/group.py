@@ -18,10 +18,9 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeVar
 
+from taxfree.errors import HardwareError, TaxfreeError, WorkerLost
 from taxfree_tune.workers.process import start_worker
 from taxfree_tune.workers.supervisor import Supervised, process_of
-
-from taxfree.errors import HardwareError, TaxfreeError, WorkerLost
 
 if TYPE_CHECKING:
     from taxfree_kernels.fabric.base import Fabric

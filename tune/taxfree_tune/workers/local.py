@@ -1,7 +1,7 @@
 """Ranks that are there already as a worker group: rank 0 leads, and the others do what it calls.
 
-What :mod:`taxfree_tune.workers.group` is to ranks that can be replaced. Here a rank that fails in a task
-says so at its next vote, and there all others leave the task as well. So between its votes a task
+What `workers.group` is to ranks that can be replaced. Here a rank that fails in a task says so at
+its next vote, and there all others leave the task as well. So between its votes a task
 must not meet its peers in other ways that have no bound of their own.
 """
 
@@ -13,13 +13,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
+from taxfree._runtime.collectives import Left, PeersLeft, vote
+from taxfree_kernels.errors import PeerTimeout
 from taxfree_tune.measuring import disturbance
 from taxfree_tune.measuring.trial import hang
 from taxfree_tune.workers.group import TaskFailed, cause
 from taxfree_tune.workers.worker import failure
-
-from taxfree._runtime.collectives import Left, PeersLeft, vote
-from taxfree_kernels.errors import PeerTimeout
 
 if TYPE_CHECKING:
     from taxfree_kernels.fabric.base import Fabric

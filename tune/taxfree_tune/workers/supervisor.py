@@ -24,10 +24,9 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 
+from taxfree.errors import TaxfreeError, UsageError, WorkerLost
 from taxfree_tune.workers.launch import Launch, too_many
 from taxfree_tune.workers.process import start_worker
-
-from taxfree.errors import TaxfreeError, UsageError, WorkerLost
 
 _JOIN_S = 120.0  # for all processes of a node: launchers start them at about the same time
 _END_S = 30.0  # for those that the controller's command did not wait for

@@ -1,7 +1,7 @@
 """A rank worker: one disposable process that runs tasks of its controller on an open fabric.
 
-Started by :class:`taxfree_tune.workers.group.WorkerGroup` as ``python -m taxfree_tune.workers.worker``. A
-task is any function ``(fabric, ...)`` of a module; all ranks run the same one.
+Started by :class:`~taxfree_tune.workers.group.WorkerGroup` as ``python -m`` this module. A task is
+any function ``(fabric, ...)`` of a module; all ranks run the same one.
 """
 
 from __future__ import annotations

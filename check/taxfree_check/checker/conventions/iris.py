@@ -10,6 +10,7 @@ from typing import Any
 import torch
 import triton
 import triton.language as tl
+
 from taxfree_check.checker.ranks import Ranks, present
 
 

@@ -10,6 +10,7 @@ from typing import Any
 from unittest import mock
 
 import torch
+
 from taxfree_check.checker.ranks import Ranks
 
 _MODULE = "torch.distributed._symmetric_memory"

@@ -12,9 +12,9 @@ from typing import Any
 
 import triton
 import triton.language as tl
-from taxfree_check.checker.ranks import present
 from triton.runtime.interpreter import TensorHandle
 
+from taxfree_check.checker.ranks import present
 from taxfree_kernels.device.clock import interpreted_only
 
 
