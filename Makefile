@@ -52,14 +52,16 @@ prerequisites:
 env: $(ENV) ## the environment in .venv, for the CPU
 
 # The stamp is written last: without it an environment is half-made, and is made anew.
-# Torch comes first and alone, from its own index if that has all it needs; the constraints keep it.
+# Torch comes first and alone, from its own index if that answers and has all it needs (with a local
+# wheel pip is content without an answer); the constraints keep it.
 $(ENV): pyproject.toml $(CONSTRAINTS) | prerequisites
 	@test -e $@ || rm -rf .venv
 	@rm -f $@
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install -c $(CONSTRAINTS) pip
-	$(BIN)/pip install $$($(BIN)/pip --retries 0 --timeout 10 install --dry-run --index-url $(TORCH_INDEX) \
-	  $(TORCH) >/dev/null 2>&1 && echo --index-url $(TORCH_INDEX)) $(TORCH)
+	$(BIN)/pip install $$({ $(BIN)/python -c 'import urllib.request as r; r.urlopen("$(TORCH_INDEX)/torch/", None, 10)' && \
+	  $(BIN)/pip --retries 0 --timeout 10 install --dry-run --index-url $(TORCH_INDEX) $(TORCH); } >/dev/null 2>&1 && \
+	  echo --index-url $(TORCH_INDEX)) $(TORCH)
 	$(BIN)/pip install -c $(CONSTRAINTS) -e '.[cpu,plot,report,fleet,check,chiplets,dev]'
 	@touch $@
 
