@@ -28,7 +28,7 @@ DEMO := --op all_gather_matmul --shapes demo --gpus 2 --db $(DEMO_DB)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help prerequisites env demo test test-all lint check-types soak soak-gpu test-gpu docs wheel
+.PHONY: help prerequisites env demo test test-core test-all lint check-types soak soak-gpu test-gpu docs wheel
 .PHONY: accept accept-long clean measure targets instructions site test-vllm report
 
 help: ## this list
@@ -83,6 +83,9 @@ demo: $(ENV) ## tune, bench and explain three shapes on 2 CPU ranks; fails if on
 
 test: lint $(COMPILERS) ## lint, types, import layers, tests that need no GPU; of long lists the part of today, or of the date SAMPLE
 	$(BIN)/pytest $(PYTEST_ARGS) --sample $(SAMPLE)
+
+test-core: lint ## of those, the tests of what an engine holds
+	$(BIN)/pytest $(PYTEST_ARGS) --sample $(SAMPLE) tests/kernels tests/taxfree tests/tuning_db tests/models
 
 test-all: test instructions ## and then the rest of the long lists, which a release needs
 	$(BIN)/pytest $(PYTEST_ARGS) --sample rest:$(SAMPLE) -m 'sampled and not gpu and not soak'

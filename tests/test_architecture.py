@@ -94,6 +94,15 @@ def test_the_library_brings_no_command_line_tuner_or_plots():
     assert not imported_by("import taxfree") & {"typer", "rich", "optuna", "matplotlib"}
 
 
+def test_an_engine_loads_nothing_that_tunes_or_proves():
+    statement = (
+        "import taxfree._runtime.startup, taxfree.models.parallel, taxfree.models.inductor\n"
+        "for name in taxfree.__all__: getattr(taxfree, name)"
+    )
+    above = {"taxfree_tune", "taxfree_check", "taxfree_cli"}
+    assert not imported_by(statement) & (above | {"optuna", "rich", "typer"})
+
+
 def test_problems_and_shapes_need_no_torch():
     statement = (
         "from taxfree.shapes import *\n"
