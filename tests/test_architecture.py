@@ -53,7 +53,9 @@ def test_raw_atomics_stand_in_the_primitives_alone():
 
 def test_plans_become_callable_in_one_place():
     """Others have no peers: the checker, AMD's executor, and calls that nobody prepared."""
-    rooms = ("taxfree", "taxfree_cli", "benchmarks", "kernels", "integrations", "examples")
+    rooms = (
+        "taxfree", "kernels", "tune", "check", "taxfree_cli", "benchmarks", "integrations", "examples",
+    )  # fmt: skip
     found = {
         str(path.relative_to(ROOT))
         for room in rooms
@@ -61,7 +63,7 @@ def test_plans_become_callable_in_one_place():
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.Call) and any(name(each) == "Ready" for each in called_by(node))
     }
-    package = "kernels/taxfree_kernels"
+    package = "check/taxfree_check"
     assert found == {
         "taxfree/_runtime/plans.py", "taxfree/_runtime/ready.py", f"{package}/checker/trial.py",
         f"{package}/executed/run.py",
