@@ -13,6 +13,7 @@ length of the KV cache. Other kinds:
     highlights MACHINE  a line per operation
     block FILE          a model's block
     attention FILE      attention on one GPU
+    accept FILE         a run of the acceptance script
 
 Below a table are the variants that have changed since they were measured. `--check` writes nothing,
 and fails if a document differs from the result files.
@@ -24,6 +25,7 @@ import json
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -158,6 +160,7 @@ def update(text: str, root: Path) -> str:
             "highlights": lambda block: highlights(root, block["file"]),
             "block": of_rows(block_tables),
             "attention": lambda block: attention(rows(block)),
+            "accept": lambda block: acceptance(json.loads((root / block["file"]).read_text())),
         },
     )
 
@@ -292,6 +295,48 @@ def attention(rows: Iterable[Row]) -> str:
         others = [_us(fastest([row for row in group if row.variant == v])) for v in ATTENTIONS]
         lines.append([str(problem["batch"]), str(problem["kv_len_per_rank"]), *times, *others])
     return f"{table(header, lines)}\n{ATTENTION_CAPTION}{_age(shown)}\n"
+
+
+def acceptance(record: Mapping[str, Any]) -> str:
+    """What a user ran on a machine beside the library, in Markdown.
+
+    Args:
+        record: of ``benchmarks/accept``.
+    """
+    found = {step["name"]: step["figures"] for step in record["steps"] if "figures" in step}
+    lines = []
+    for row in found["bench"]:
+        if row["mode"] == "graph":
+            fields = {name: v for name, v in row["problem"].items() if name not in _COMMON}
+            theirs, ours = f" ({row['library']})", f" ({row['config']['variant']})"
+            problem = f"{row['op']} {format_problem(row['op'], fields)}"
+            lines.append((problem, row["library_us"], theirs, row["median_us"], ours))
+    for phase, rows in groupby(found["PyTorch"], key=lambda row: row["phase"]):
+        of_phase = list(rows)
+        mode = "graph" if any(row["mode"] == "graph" for row in of_phase) else "eager"
+        best = {
+            whose: min(
+                (row for row in of_phase if row["path"].startswith(whose) and row["mode"] == mode),
+                key=lambda row: row["median_us"],
+            )
+            for whose in ("torch", "taxfree")
+        }
+        called = f"Llama 8B's shape, 2 layers: {phase['name']} batch={phase['batch']}, {mode}"
+        times = (best["torch"]["median_us"], "", best["taxfree"]["median_us"], "")
+        lines.append((f"{called}, length={phase['length']}", *times))
+    for row in found["Transformers"]["rows"]:
+        called = f"Transformers, a token of `generate`: {row['cache']} cache, batch={row['batch']}"
+        lines.append((called, row["library_us"], "", row["taxfree_us"], ""))
+    for row in found["training"]["rows"]:
+        called = f"a training step of an MLP: {'compiled' if row['is_compiled'] else 'eager'}"
+        lines.append((called, row["torch_us"], "", row["taxfree_us"], ""))
+    cells = [
+        [called, f"{us(theirs)}{whose}", f"{us(ours)}{ran}", f"{theirs / ours:.2f}"]
+        for called, theirs, whose, ours, ran in lines
+    ]
+    header = ["", "library, us", "taxfree, us", "speed-up"]
+    created = record["created"][:10]
+    return f"{table(header, cells, text=[0])}\n{record['ranks']} {record['gpu']}, {created}.\n"
 
 
 def _titled(
