@@ -39,6 +39,7 @@ from taxfree._runtime.signatures import (
     MATMUL_ALL_REDUCE,
     MATMUL_ALL_REDUCE_RMS_NORM,
     MATMUL_REDUCE_SCATTER,
+    SIGNATURES,
     Signature,
     aligned,
 )
@@ -674,6 +675,26 @@ class Runtime(contextlib.AbstractContextManager["Runtime"]):
         """The variant that runs, or would run, for a problem, and why."""
         self._require_ours(problem)
         return self._plans.choice(problem)
+
+    def runs_library(self, name: str, *arguments: Any) -> bool:
+        """Whether a torch op runs the library on such arguments; the problem counts as met.
+
+        Args:
+            name: of the op.
+            arguments: of the op, without the group; tensors need no memory.
+        """
+        problem: Problem
+        if name == "all_gather_matmuls":
+            problem, plans = self._joint_problem(*arguments[:3]), self._gather_plans
+        else:
+            signature = next(each for each in SIGNATURES if each.name == name)
+            problem = signature.problem(self._fabric, *signature.normalized(arguments))
+            plans = self._plans
+        choice = plans.choice(problem)
+        if choice.kind != "exact" or choice.lender:
+            for met in self._collecting:
+                met.add(plans.bucket(problem).problem, *_sizes_of(problem))
+        return choice.variant == BASELINE
 
     def explain(self, problem: Problem) -> str:
         """The choice for a problem, the reason, and the steps of the look-up, as text."""

@@ -2,7 +2,12 @@
 
 The pass runs on Inductor's graphs after autograd, forward and backward. It serves the groups that
 were enabled, whoever wrote the collectives: DTensor, or the model itself. A matmul + all-reduce,
-also one that a layer called, then takes along what follows it.
+also one that a layer called, may take along what follows it.
+
+The tuning table decides, for sizes that are known: the operation with all that follows, with bias
+and residual, or alone is called where a variant of ours serves it. Where the library is to run, its
+nodes stay as they are, and what a layer called becomes them: Inductor fuses what stands beside
+them, and a call costs nothing more. Sizes that are not known are decided at each call.
 """
 
 from __future__ import annotations
@@ -10,7 +15,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch._inductor import config
@@ -19,11 +24,14 @@ from torch.fx import Graph, Node
 from torch.fx.node import map_arg
 from torch.utils._pytree import tree_leaves
 
+from taxfree._runtime.runtime import runtime_of
+from taxfree.errors import NoRecord, UsageError
 from taxfree.models import norms, report, rows
 
 _aten, _c10d, _ops = torch.ops.aten, torch.ops._c10d_functional, torch.ops.taxfree
 _ordered = torch.ops.higher_order.with_effects
 _VIEWS = (_aten.view.default, _aten.reshape.default, _aten._unsafe_view.default)
+_NOT_FASTER = "library: no variant of ours is faster"
 _WEIGHT_VIEWS = (*_VIEWS, _aten.permute.default, _aten.t.default, _aten.transpose.int)
 
 
@@ -63,6 +71,8 @@ class _FusionPass(CustomGraphPass):
         for node in list(graph.nodes):
             if _operation(node) is _ops.matmul_all_reduce.default:
                 _take_along(graph, node)
+            if _operation(node) in _LIBRARY and _arguments(node)[-1] in self.groups:
+                _leave_to_library(graph, node)
         graph.lint()
 
     def uuid(self) -> Any:
@@ -76,21 +86,24 @@ _PASS = _FusionPass()
 
 def _fuse_sum(graph: Graph, wait: Node, collective: Node) -> str:
     """mm + all-reduce, or mm + reduce-scatter of rows."""
-    summed, op, *_, group = collective.args
+    summed, op, *_, group = cast("Any", collective.args)
     matmul, reason = _producer(summed, op)
     if matmul is None:
         return reason
     x, weight = matmul.args
+    operation: Any = _ops.matmul_reduce_scatter.default
+    arguments: tuple[Any, ...] = x, weight, 0, group
+    if collective.target is _c10d.all_reduce.default:
+        operation, arguments = _ops.matmul_all_reduce.default, (x, weight, None, None, group)
+        followed = _all_behind(wait, wait, None, None)
+        if all(_library_runs(*each.called(x, weight, group)) for each in followed):
+            return _NOT_FASTER
+    elif _library_runs(operation, arguments):
+        return _NOT_FASTER
     with graph.inserting_before(wait):
-        if collective.target is _c10d.all_reduce.default:
-            name = "matmul_all_reduce"
-            fused = _call(graph, _ops.matmul_all_reduce.default, x, weight, None, None, group)
-        else:
-            name = "matmul_reduce_scatter"
-            fused = _call(graph, _ops.matmul_reduce_scatter.default, x, weight, 0, group)
-        result = _reshaped(graph, fused, _value(wait).shape)
+        result = _reshaped(graph, _call(graph, operation, *arguments), _value(wait).shape)
     _replace(wait, result)
-    return name
+    return _named(operation)
 
 
 def _fuse_all_gather(graph: Graph, wait: Node, collective: Node) -> str:
@@ -99,11 +112,11 @@ def _fuse_all_gather(graph: Graph, wait: Node, collective: Node) -> str:
     matmuls, others = _consumers(wait)
     if len(matmuls) == 1 and not others:
         (only,) = matmuls
+        operation, called = _ops.all_gather_matmul.default, (only.weight, only.bias, 0, None, group)
+        if _library_runs(operation, (shard, *called)):
+            return _NOT_FASTER
         with graph.inserting_before(only.node):
-            flat = _flat(graph, shard)
-            fused = _call(
-                graph, _ops.all_gather_matmul.default, flat, only.weight, only.bias, 0, None, group
-            )
+            fused = _call(graph, operation, _flat(graph, shard), *called)
         _replace(only.node, fused)
         return "all_gather_matmul"
     for each in list(matmuls):  # what is called at the gather needs its weights there
@@ -113,6 +126,8 @@ def _fuse_all_gather(graph: Graph, wait: Node, collective: Node) -> str:
     if not matmuls:
         return f"library: {', '.join(sorted(set(others)))}"
     weights, biases = [each.weight for each in matmuls], [each.bias for each in matmuls]
+    if _library_runs(_ops.all_gather_matmuls.default, (shard, weights, biases, True, group)):
+        return _NOT_FASTER
     with graph.inserting_before(wait):
         flat = _flat(graph, shard)
         fused = _call(
@@ -202,33 +217,65 @@ def _producer(summed: Any, op: Any) -> tuple[Node | None, str]:
     return (node, "") if reason is None else (None, f"library: {reason}")
 
 
+class _Behind(NamedTuple):
+    """What a sum may take along.
+
+    Args:
+        last: the last node of the sum with bias and residual.
+        bias, residual: what is added up to there, or None.
+        norm: the RMSNorm behind it, or None.
+    """
+
+    last: Node
+    bias: Any
+    residual: Any
+    norm: norms.Norm | None = None
+
+    def called(self, x: Any, weight: Any, group: str) -> tuple[Any, tuple[Any, ...]]:
+        """The operation that computes all of it, and its arguments."""
+        given = x, weight, self.bias, self.residual
+        if self.norm is None:
+            return _ops.matmul_all_reduce.default, (*given, group)
+        operation = _ops.matmul_all_reduce_rms_norm.default
+        return operation, (*given, self.norm.weight, self.norm.eps, group)
+
+
+def _all_behind(value: Node, before: Node, bias: Any, residual: Any) -> list[_Behind]:
+    """What a sum may take along: most first, nothing last."""
+    nothing = _Behind(value, bias, residual)
+    last, bias, residual = _added_behind(value, before, bias, residual)
+    norm = norms.norm_behind(last)
+    found = [_Behind(last, bias, residual, norm)] if norm and norm.weight < before else []
+    found += [_Behind(last, bias, residual)] if last is not value else []
+    return [*found, nothing]
+
+
 def _take_along(graph: Graph, node: Node) -> None:
     """Let a matmul + all-reduce add the bias and the residual behind it, and normalize the sum.
 
     These are the same on all ranks, as the sum is: a model has no reason to add others to it.
     """
-    is_ordered = node.target is _ordered
-    x, weight, bias, residual, group = node.args[2:] if is_ordered else node.args
-    value = next((each for each in node.users if each.args[1] == 1), None) if is_ordered else node
+    x, weight, bias, residual, group = _arguments(node)
+    value = _value_of(node)
     if value is None:
         return
-    had = bias, residual
-    last, bias, residual = _added_behind(value, node, bias, residual)
-    norm = norms.norm_behind(last)
-    if norm is not None and not norm.weight < node:
-        norm = None
-    if (bias, residual) == had and norm is None:
+    behind = next(
+        (
+            each
+            for each in _all_behind(value, node, bias, residual)
+            if not _library_runs(*each.called(x, weight, group))
+        ),
+        None,
+    )
+    if behind is None or (behind.last is value and behind.norm is None):
         return
-    shape = _value(value).shape
-    with graph.inserting_before(node):
-        if residual is not None:
-            residual = _reshaped(graph, residual, shape)
-    inputs = x, weight, bias, residual
-    if norm is None:
-        _become(node, value, _ops.matmul_all_reduce.default, *inputs, group)
-    else:
-        normalizing = _ops.matmul_all_reduce_rms_norm.default
-        _become(node, value, normalizing, *inputs, norm.weight, norm.eps, group)
+    last, norm = behind.last, behind.norm
+    if behind.residual is not None:
+        with graph.inserting_before(node):
+            shaped = _reshaped(graph, behind.residual, _value(value).shape)
+        behind = behind._replace(residual=shaped)
+    operation, arguments = behind.called(x, weight, group)
+    _become(node, value, operation, *arguments)
     with graph.inserting_before(value.next):
         total = value if norm is None else _call(graph, _aten.select.int, value, 0, 1)
         results = {last: _reshaped(graph, total, _value(last).shape)}
@@ -237,9 +284,94 @@ def _take_along(graph: Graph, node: Node) -> None:
             results[norm.result] = _reshaped(graph, normed, _value(norm.result).shape)
     for old, new in results.items():
         _replace(old, new)
-    taken = {"bias": bias, "residual": residual, "RMSNorm": norm}
+    taken = {"bias": behind.bias, "residual": behind.residual, "RMSNorm": norm}
     names = [name for name, each in taken.items() if each is not None]
     report.count("compiled matmul_all_reduce", f"with {', '.join(names)}")
+
+
+# -- where the library runs --
+
+
+def _library_runs(operation: Any, arguments: Sequence[Any]) -> bool:
+    """Whether the table has the library run an operation on nodes' values, all sizes known.
+
+    Operations on the rows of a tensor see them as a matrix.
+    """
+    values = map_arg(tuple(arguments), _matrix_or_row)
+    tensors = [each for each in tree_leaves(values) if isinstance(each, torch.Tensor)]
+    if any(isinstance(size, torch.SymInt) for each in tensors for size in each.shape):
+        return False
+    try:
+        with tensors[0].fake_mode:  # type: ignore[attr-defined]
+            return runtime_of(values[-1]).runs_library(_named(operation), *values[:-1])
+    except UsageError:  # no runtime is open any more, or the operation does not take such tensors
+        return True
+    except NoRecord:  # the call raises it
+        return False
+
+
+def _matrix_or_row(node: Node) -> torch.Tensor:
+    value = _value(node)
+    return value if value.dim() <= 2 else value.reshape(-1, value.shape[-1])
+
+
+def _leave_to_library(graph: Graph, node: Node) -> None:
+    """Put the library's nodes in the place of an operation that a layer called, if it is to run."""
+    operation, arguments, value = _operation(node), _arguments(node), _value_of(node)
+    if value is None or not _library_runs(operation, arguments):
+        return
+    with graph.inserting_before(node):
+        result = _LIBRARY[operation](graph, *arguments)
+    if result is None:
+        return
+    report.count(f"compiled {_named(operation)}", _NOT_FASTER)
+    if node.target is _ordered:
+        for token in [each for each in node.users if each.args[1] == 0]:
+            token.replace_all_uses_with(cast("Node", node.args[0]))
+            graph.erase_node(token)
+    _replace(value, result)
+
+
+def _library_sum(graph: Graph, x: Node, weight: Node, bias: Any, residual: Any, group: str) -> Node:
+    product = _call(graph, _aten.mm.default, x, weight)
+    total = _waited(graph, _c10d.all_reduce.default, product, "sum", group)
+    for other in (bias, residual):
+        total = total if other is None else _call(graph, _aten.add.Tensor, total, other)
+    return total
+
+
+def _library_scatter(
+    graph: Graph, x: Node, weight: Node, scatter_dim: int, group: str
+) -> Node | None:
+    world_size = runtime_of(group).world_size
+    if scatter_dim != 0 or _value(x).shape[0] % world_size:
+        return None
+    product = _call(graph, _aten.mm.default, x, weight)
+    return _waited(graph, _c10d.reduce_scatter_tensor.default, product, "sum", world_size, group)
+
+
+def _library_gather(
+    graph: Graph, a: Node, weight: Node, bias: Any, gather_dim: int, m: int | None, group: str
+) -> Node | None:
+    world_size = runtime_of(group).world_size
+    if gather_dim != 0 or m not in (None, world_size * _value(a).shape[0]):
+        return None
+    rows_of_a = _waited(graph, _c10d.all_gather_into_tensor.default, a, world_size, group)
+    if bias is None:
+        return _call(graph, _aten.mm.default, rows_of_a, weight)
+    return _call(graph, _aten.addmm.default, bias, rows_of_a, weight)
+
+
+def _waited(graph: Graph, collective: Any, *arguments: Any) -> Node:
+    return _call(graph, _c10d.wait_tensor.default, _call(graph, collective, *arguments))
+
+
+#: operation -> what makes the library's nodes for its arguments, or None where they have none
+_LIBRARY: dict[Any, Callable[..., Node | None]] = {
+    _ops.matmul_all_reduce.default: _library_sum,
+    _ops.matmul_reduce_scatter.default: _library_scatter,
+    _ops.all_gather_matmul.default: _library_gather,
+}
 
 
 def _added_behind(value: Node, before: Node, bias: Any, residual: Any) -> tuple[Node, Any, Any]:
@@ -283,6 +415,17 @@ def _operation(node: Node) -> Any:
     return node.args[1] if node.target is _ordered else node.target
 
 
+def _arguments(node: Node) -> tuple[Any, ...]:
+    return node.args[2:] if node.target is _ordered else node.args
+
+
+def _value_of(node: Node) -> Node | None:
+    """The node with the value of a call of an operation; None if nobody uses it."""
+    if node.target is not _ordered:
+        return node
+    return next((each for each in node.users if each.args[1] == 1), None)
+
+
 def _become(node: Node, value: Node, operation: Any, *arguments: Any) -> None:
     """Let a node call another operation, with the value that its fake makes."""
     if node.target is _ordered:
@@ -307,7 +450,11 @@ def _value(node: Any) -> torch.Tensor:
 
 
 def _name(node: Node) -> str:
-    return str(getattr(node.target, "__name__", node.target)).partition(".")[0]
+    return _named(node.target)
+
+
+def _named(target: Any) -> str:
+    return str(getattr(target, "__name__", target)).partition(".")[0]
 
 
 def _call(graph: Graph, target: Any, *arguments: Any) -> Node:

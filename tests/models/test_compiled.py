@@ -30,8 +30,27 @@ class MLP(nn.Module):
         return x + y if self.bias is None else x + (y + self.bias)
 
 
-def compile_mlp(fabric: Any, scattered: bool, dtype: str, micro_pipeline: bool = False) -> Any:
-    """Relative errors of the output and the gradients against eager PyTorch, and what ran."""
+def ours_run() -> Any:
+    """A table by which our variants run everything that can be rewritten."""
+    from taxfree._runtime.runtime import Runtime
+
+    return mock.patch.object(Runtime, "runs_library", return_value=False)
+
+
+def compile_mlp(
+    fabric: Any,
+    scattered: bool,
+    dtype: str,
+    micro_pipeline: bool = False,
+    layers: bool = False,
+    is_tuned: bool = True,
+) -> Any:
+    """Relative errors of the output and the gradients against eager PyTorch, and what ran.
+
+    Args:
+        layers: that call the operations; else PyTorch's collectives are found.
+        is_tuned: for our variants; else nothing is on record.
+    """
     from torch._inductor import config
     from torch.distributed.tensor import Replicate, Shard
     from torch.distributed.tensor.parallel import (
@@ -55,6 +74,8 @@ def compile_mlp(fabric: Any, scattered: bool, dtype: str, micro_pipeline: bool =
     }
     rt = taxfree.enable(mesh)  # before there are layers: they stay PyTorch's
     parallelize_module(model, mesh, plan)
+    if layers:
+        taxfree.enable(mesh, model)
     x = torch.randn(ROWS * world, 3, WIDTH).to(getattr(torch, dtype))
     x = x.chunk(world)[fabric.rank] if scattered else x
 
@@ -73,11 +94,15 @@ def compile_mlp(fabric: Any, scattered: bool, dtype: str, micro_pipeline: bool =
         rt,
         config.patch(_micro_pipeline_tp=micro_pipeline, fx_graph_cache=False),
         mock.patch("torch.distributed.is_nccl_available", return_value=True),
+        ours_run() if is_tuned else nullcontext(),
     ):
+        before = taxfree.report().problems
         found = results(torch.compile(model, fullgraph=True))
         rt.check()
         errors = [float((a - b).norm() / b.norm()) for a, b in zip(found, expected, strict=True)]
-        return errors, taxfree.report().layers, list(taxfree.report().problems)
+        after = taxfree.report()
+        ran = [each for each, kinds in after.problems.items() if kinds != before.get(each)]
+        return errors, after.layers, ran
 
 
 class LlamaNorm(nn.Module):
@@ -208,7 +233,7 @@ def compile_heads(fabric: Any, is_training: bool, folder: str) -> Any:
     expected = results(model)
     report.clear()
     torch.compiler.reset()
-    with rt, config.patch(fx_graph_cache=False):
+    with rt, config.patch(fx_graph_cache=False), nullcontext() if folder else ours_run():
         found = results(torch.compile(model, fullgraph=True))
         rt.check()
         errors = [float((a - b).norm() / b.norm()) for a, b in zip(found, expected, strict=True)]
@@ -304,6 +329,21 @@ def test_an_all_reduce_takes_the_bias_and_the_residual_along(ranks: Ranks) -> No
             "with residual": 1,  # backward: the gradient that passes beside the layer
         }
         assert any("bias=True" in each and "residual=True" in each for each in problems), problems
+
+
+@pytest.mark.parametrize("layers", [False, True])
+@pytest.mark.parametrize("scattered", [False, True])
+def test_where_the_library_is_faster_the_graph_has_no_operation_of_ours(
+    ranks: Ranks, scattered: bool, layers: bool
+) -> None:
+    for errors, ran, problems in run(
+        ranks, "compile_mlp", scattered=scattered, dtype="bfloat16", layers=layers, is_tuned=False
+    ):
+        assert max(errors) < 0.01
+        compiled = {what for name, kinds in ran.items() if "compiled" in name for what in kinds}
+        assert compiled
+        assert all(what.startswith("library: ") for what in compiled), compiled
+        assert problems == []
 
 
 @pytest.mark.dealt("what")
