@@ -13,6 +13,8 @@ import yaml
 
 from taxfree_cli.exits import ExitCode
 from taxfree_tuning_db import Database
+from tests.check.cross_compile.conftest import run_python
+from tests.tritons import needs_3_8
 
 SHAPE = ("--shapes", "m=5 n=32 k=32", "--gpus", 2, "--fabric", "host")
 
@@ -141,15 +143,14 @@ class TestTune:
         table = cli("tune", "--dry-run", *arguments, "--gpus", 8).out
         assert "m=16 n=64 k=64" in table
 
-    def test_a_dry_run_says_what_does_not_fit_a_gpu_that_is_not_here(
-        self, process: Callable[..., Any]
-    ) -> None:
-        outcome = process(
+    @needs_3_8
+    def test_a_dry_run_says_what_does_not_fit_a_gpu_that_is_not_here(self, tmp_path: Path) -> None:
+        out = run_python(
             "-m", "taxfree_cli.app", "tune", "--dry-run", "--hardware", "mi300x", "--variant",
             "push", "--shapes", "m=16 n=512 k=1024", "--gpus", "8", "--trials", "3", "--json",
-            TRITON_INTERPRET="",
+            TAXFREE_DB=str(tmp_path / "tuning.sqlite"),
         )  # fmt: skip
-        rows = json.loads(outcome.stdout)["rows"]
+        rows = json.loads(out)["rows"]
         assert all(row["refused"] or row["registers"] > 0 for row in rows)
         assert any(row["refused"] is None for row in rows)
 
