@@ -15,8 +15,8 @@ from torch.library import Library
 
 from taxfree._runtime import gradients
 from taxfree._runtime.runtime import requires_grad, runtime_of
-from taxfree._runtime.signatures import SIGNATURES, Signature
 from taxfree.errors import UsageError
+from taxfree_kernels.signature import Signature, signatures
 
 _library = Library("taxfree", "DEF")
 
@@ -58,7 +58,7 @@ def _without_gradient(name: str, *arguments: Any) -> Any:
         return getattr(torch.ops.taxfree, name)(*arguments)
 
 
-for _signature in SIGNATURES:
+for _signature in signatures().values():
     _register(_signature)
 
 

@@ -24,32 +24,30 @@ from typing import Any
 import torch
 from torch.compiler import is_compiling
 
-from taxfree import problems
+from taxfree._runtime.arguments import require_like, require_output, usage_errors
 from taxfree._runtime.aside import aside
 from taxfree._runtime.autotuning import Autotuned, Autotuning
 from taxfree._runtime.dispatch import Choice, Dispatcher
 from taxfree._runtime.lending import Keep
 from taxfree._runtime.order import OneThread, StreamOrder
 from taxfree._runtime.plans import BASELINE, Bucket, Entry, Plans, rows_of
-from taxfree._runtime.signatures import (
-    ALL_GATHER_MATMUL,
-    ATTENTION,
-    ATTENTION_LSE,
-    FLASH_DECODE,
-    MATMUL_ALL_REDUCE,
-    MATMUL_ALL_REDUCE_RMS_NORM,
-    MATMUL_REDUCE_SCATTER,
-    SIGNATURES,
-    Signature,
-    aligned,
-)
 from taxfree._runtime.unrecorded import MetProblems, UnrecordedProblems
 from taxfree.errors import NoRecord, UsageError
 from taxfree.fingerprints import interpolated_fields
 from taxfree.settings import Settings
 from taxfree_kernels.all_gather_matmul.problem import AllGatherMatmul
+from taxfree_kernels.all_gather_matmul.signature import ALL_GATHER_MATMUL
+from taxfree_kernels.arguments import aligned
 from taxfree_kernels.attention.output import split
+from taxfree_kernels.attention.signature import ATTENTION, ATTENTION_LSE
 from taxfree_kernels.fabric.base import Fabric
+from taxfree_kernels.flash_decode.signature import FLASH_DECODE
+from taxfree_kernels.matmul_all_reduce.signature import (
+    MATMUL_ALL_REDUCE,
+    MATMUL_ALL_REDUCE_RMS_NORM,
+)
+from taxfree_kernels.matmul_reduce_scatter.signature import MATMUL_REDUCE_SCATTER
+from taxfree_kernels.signature import Signature, signatures
 from taxfree_kernels.variant import Problem, Ready, SizeRange, op_of, resized
 from taxfree_kernels.vendor import all_gather, matmul_into
 from taxfree_tuning_db import Record, Table
@@ -434,10 +432,11 @@ class Runtime(contextlib.AbstractContextManager["Runtime"]):
         biases: Sequence[torch.Tensor | None],
     ) -> AllGatherMatmul:
         """The problem of one matmul with the columns of several."""
-        each: list[Any] = [
-            problems.all_gather_matmul(self._fabric, a_shard, weight, bias, 0, None)
-            for weight, bias in zip(weights, biases, strict=True)
-        ]
+        with usage_errors():
+            each: list[Any] = [
+                ALL_GATHER_MATMUL.problem(self._fabric, a_shard, weight, bias, 0, None)
+                for weight, bias in zip(weights, biases, strict=True)
+            ]
         joint: AllGatherMatmul = resized(each[0], n=sum(one.n for one in each), bias=False)
         return joint
 
@@ -452,7 +451,7 @@ class Runtime(contextlib.AbstractContextManager["Runtime"]):
         )
         if out is None:
             return result
-        problems.require_like(out, tuple(result.shape), result)
+        require_like(out, tuple(result.shape), result)
         return out.copy_(result)
 
     def _run(
@@ -462,7 +461,8 @@ class Runtime(contextlib.AbstractContextManager["Runtime"]):
         entries, rows, shape = self._seen.get(signature.layout(*arguments), _UNSEEN)
         entry = entries[rows] if rows < len(entries) else None
         if entry is None:
-            arguments = signature.normalized(arguments)
+            with usage_errors():
+                arguments = signature.normalized(arguments)
             sizes = signature.sizes(self.world_size, *arguments)
             rows, shape = sizes[0], signature.shape(self.world_size, sizes[0], *arguments)
             if rows == 0 and signature.fits(self._fabric, 0, *arguments):
@@ -475,7 +475,7 @@ class Runtime(contextlib.AbstractContextManager["Runtime"]):
             out = arguments[0].new_empty(shape)
         else:
             reusable = None if signature.reusable is None else inputs[signature.reusable]
-            problems.require_output(out, shape, arguments[0], inputs, reusable)
+            require_output(out, shape, arguments[0], inputs, reusable)
         return self._launch(entry, inputs, out)
 
     def _of_nothing(
@@ -485,7 +485,7 @@ class Runtime(contextlib.AbstractContextManager["Runtime"]):
         self._require_open()
         if out is None:
             return like.new_empty(shape)
-        problems.require_like(out, shape, like)
+        require_like(out, shape, like)
         return out
 
     def _launch(
@@ -571,7 +571,8 @@ class Runtime(contextlib.AbstractContextManager["Runtime"]):
         entries = self._by_arguments.get(key, [])
         entry = entries[rows] if 0 <= rows < len(entries) else None
         if entry is None or not signature.fits(self._fabric, rows, *arguments):
-            problem = signature.problem(self._fabric, *arguments)
+            with usage_errors():
+                problem = signature.problem(self._fabric, *arguments)
             entry = self._plans.find(problem) or self._planned(problem, self._plans)
             if entry.choice.kind == "unprepared":
                 return entry
@@ -687,9 +688,9 @@ class Runtime(contextlib.AbstractContextManager["Runtime"]):
         if name == "all_gather_matmuls":
             problem, plans = self._joint_problem(*arguments[:3]), self._gather_plans
         else:
-            signature = next(each for each in SIGNATURES if each.name == name)
-            problem = signature.problem(self._fabric, *signature.normalized(arguments))
-            plans = self._plans
+            signature, plans = signatures()[name], self._plans
+            with usage_errors():
+                problem = signature.problem(self._fabric, *signature.normalized(arguments))
         choice = plans.choice(problem)
         if choice.kind != "exact" or choice.lender:
             for met in self._collecting:
