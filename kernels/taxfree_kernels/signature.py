@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from taxfree_kernels.errors import PlanError
+from taxfree_kernels.gradients import Gradients
 from taxfree_kernels.variant import Problem, operation_names
 
 
@@ -39,6 +40,10 @@ class Signature:
             tensor of numbers.
         shape: (world_size, rows) -> that of the output.
         reusable: the input whose memory the output may take, by its place; None if there is none.
+        gradient: (context, gradient of the output) -> those of the first arguments, as in
+            :mod:`.gradients`. The context's `saved_tensors` are the first two arguments, its
+            `arguments` all that are no tensors, the last the group's name; it also has the
+            `world_size` and the `rank`. None: inputs must not require gradients.
     """
 
     name: str
@@ -51,6 +56,7 @@ class Signature:
     inputs: Callable[..., tuple[torch.Tensor | None, ...]]
     shape: Callable[..., tuple[int, ...]]
     reusable: int | None = None
+    gradient: Callable[..., Gradients] | None = None
 
     @cached_property
     def numbers(self) -> tuple[tuple[int, str, type[Any], tuple[type[Any], ...]], ...]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from taxfree_kernels.all_gather_matmul.problem import AllGatherMatmul
@@ -16,6 +18,7 @@ from taxfree_kernels.arguments import (
     weight_layout,
 )
 from taxfree_kernels.fabric.base import Fabric
+from taxfree_kernels.gradients import Gradients, gather, gradients
 from taxfree_kernels.problem import own_rows
 from taxfree_kernels.signature import Signature
 
@@ -51,6 +54,20 @@ def _problem(
     return problem
 
 
+def _gradient(context: Any, grad: torch.Tensor) -> Gradients:
+    a_shard, weight = context.saved_tensors
+    *_, dim, _, group_name = context.arguments
+    needs, m = context.needs_input_grad, grad.shape[0]
+    gathered: Any = gather(a_shard, dim, m, context.world_size, group_name) if needs[1] else None
+
+    def of_shard() -> Any:
+        summed = torch.ops.taxfree.matmul_reduce_scatter(grad, weight.t(), dim, group_name)
+        return summed[: a_shard.shape[0]]  # the shard of the last ranks may have fewer rows
+
+    both = gradients(needs, grad, of_shard, lambda: gathered().t() @ grad)
+    return *both, grad.sum(0) if needs[2] else None
+
+
 ALL_GATHER_MATMUL = Signature(
     "all_gather_matmul",
     "Tensor a_shard, Tensor weight, Tensor? bias, int gather_dim, int? m",
@@ -70,6 +87,7 @@ ALL_GATHER_MATMUL = Signature(
     problem=_problem,
     inputs=lambda _, a, weight, bias, *others: (aligned(a), weight, bias),
     shape=lambda _, m, a, weight, *others: (m, weight.shape[-1]),
+    gradient=_gradient,
 )  # fmt: skip
 
 SIGNATURES = (ALL_GATHER_MATMUL,)

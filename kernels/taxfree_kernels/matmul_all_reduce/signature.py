@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import torch
 
@@ -19,6 +20,7 @@ from taxfree_kernels.arguments import (
     weight_layout,
 )
 from taxfree_kernels.fabric.base import Fabric
+from taxfree_kernels.gradients import Gradients
 from taxfree_kernels.matmul_all_reduce.problem import MatmulAllReduce
 from taxfree_kernels.signature import Signature
 
@@ -48,6 +50,18 @@ def _problem(
     )  # fmt: skip
 
 
+def _gradient(context: Any, grad: torch.Tensor) -> Gradients:
+    """All ranks have the same gradient, since all compute the same from the same sum."""
+    x, weight = context.saved_tensors
+    needs_x, needs_weight, needs_bias, needs_residual, _ = context.needs_input_grad
+    return (
+        grad @ weight.t() if needs_x else None,
+        x.t() @ grad if needs_weight else None,
+        grad.sum(0) if needs_bias else None,
+        grad if needs_residual else None,
+    )
+
+
 MATMUL_ALL_REDUCE = Signature(
     "matmul_all_reduce",
     "Tensor x, Tensor weight, Tensor? bias, Tensor? residual",
@@ -69,6 +83,7 @@ MATMUL_ALL_REDUCE = Signature(
     ),
     shape=lambda _, m, x, weight, *others: (m, weight.shape[-1]),
     reusable=3,
+    gradient=_gradient,
 )  # fmt: skip
 
 MATMUL_ALL_REDUCE_RMS_NORM = dataclasses.replace(
@@ -76,6 +91,7 @@ MATMUL_ALL_REDUCE_RMS_NORM = dataclasses.replace(
     name="matmul_all_reduce_rms_norm",
     schema=f"{MATMUL_ALL_REDUCE.schema}, Tensor norm_weight, float eps",
     shape=lambda _, m, x, weight, *others: (2, m, weight.shape[-1]),
+    gradient=None,
 )
 
 SIGNATURES = (MATMUL_ALL_REDUCE, MATMUL_ALL_REDUCE_RMS_NORM)

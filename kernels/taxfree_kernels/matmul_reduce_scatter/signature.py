@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from taxfree_kernels.arguments import (
@@ -14,7 +16,9 @@ from taxfree_kernels.arguments import (
     weight_layout,
 )
 from taxfree_kernels.fabric.base import Fabric
+from taxfree_kernels.gradients import Gradients, gather, gradients
 from taxfree_kernels.matmul_reduce_scatter.problem import MatmulReduceScatter
+from taxfree_kernels.problem import own_rows
 from taxfree_kernels.signature import Signature
 
 
@@ -28,6 +32,20 @@ def _problem(
         m=m, n=n, k=k, scatter_dim=scatter_dim, dtype=dtype,
         world_size=fabric.world_size, weight_layout=weight_layout(weight),
     )  # fmt: skip
+
+
+def _gradient(context: Any, grad: torch.Tensor) -> Gradients:
+    x, weight = context.saved_tensors
+    *_, dim, group_name = context.arguments
+    needs, m, world_size = context.needs_input_grad, x.shape[0], context.world_size
+    shard = grad[: own_rows(m, dim, world_size, context.rank)]  # the others are padding
+    gathered: Any = gather(shard, dim, m, world_size, group_name) if needs[1] else None
+
+    def of_input() -> Any:
+        own = shard.contiguous()
+        return torch.ops.taxfree.all_gather_matmul(own, weight.t(), None, dim, m, group_name)
+
+    return gradients(needs, grad, of_input, lambda: x.t() @ gathered())
 
 
 MATMUL_REDUCE_SCATTER = Signature(
@@ -47,6 +65,7 @@ MATMUL_REDUCE_SCATTER = Signature(
         if scatter_dim == 1
         else (-(-m // world_size), weight.shape[-1])
     ),
+    gradient=_gradient,
 )  # fmt: skip
 
 SIGNATURES = (MATMUL_REDUCE_SCATTER,)
