@@ -51,6 +51,22 @@ def test_raw_atomics_stand_in_the_primitives_alone():
     assert found == {"device/abort.py", "device/packets.py", "device/sync.py"}
 
 
+def test_the_runtime_knows_no_variant_by_name():
+    """But the baseline, and "library" as the name of a part of a plan."""
+    variants = {
+        path.stem
+        for path in (ROOT / "kernels/taxfree_kernels").glob("*/*.py")
+        if "\nVARIANT = " in path.read_text()
+    }
+    found = [
+        f"{path.name}: {node.value}"
+        for path in (ROOT / "taxfree").rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Constant) and node.value in variants - {"baseline", "library"}
+    ]
+    assert found == []
+
+
 def test_plans_become_callable_in_one_place():
     """Others have no peers: the checker, AMD's executor, and calls that nobody prepared."""
     rooms = (

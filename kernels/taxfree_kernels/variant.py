@@ -163,6 +163,7 @@ class Ready:
 
     def __init__(self, plan: Plan) -> None:
         plan.connect()
+        self.plan = plan
         self.launches, self.steps, self.run = plan.launches, plan.steps, plan.run
 
     def __call__(self, *tensors: torch.Tensor | None) -> torch.Tensor:

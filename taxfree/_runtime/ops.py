@@ -8,15 +8,16 @@ peers, so the compiler must neither drop nor reorder them: they are registered w
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch.library import Library
 
-from taxfree._runtime import gradients
 from taxfree._runtime.runtime import requires_grad, runtime_of
-from taxfree._runtime.signatures import SIGNATURES, Signature
 from taxfree.errors import UsageError
+from taxfree_kernels.gradients import Gradients
+from taxfree_kernels.signature import Signature, signatures
 
 _library = Library("taxfree", "DEF")
 
@@ -25,8 +26,13 @@ def _register(signature: Signature) -> None:
     name = signature.name
     _library.define(f"{name}({signature.schema}, str group_name) -> Tensor")
     _library.impl(name, functools.partial(_run, signature), "CompositeExplicitAutograd")
-    if not gradients.register(name, _library):
+    if signature.gradient is None:
         _library.impl(name, functools.partial(_without_gradient, name), "Autograd")
+    else:
+        backward = functools.partial(_backward, signature.gradient)
+        torch.library.register_autograd(
+            f"taxfree::{name}", backward, setup_context=_keep, lib=_library
+        )
     fake = functools.partial(_fake, signature)
     torch.library.register_fake(f"taxfree::{name}", fake, lib=_library)
     # Imported late because it is slow. Its enum has moved between versions of torch.
@@ -50,6 +56,20 @@ def _fake(signature: Signature, *arguments: Any) -> torch.Tensor:
     return empty
 
 
+def _keep(ctx: Any, inputs: Sequence[Any], output: torch.Tensor) -> None:
+    """Save what :attr:`Signature.gradient` reads."""
+    ctx.save_for_backward(*inputs[:2])
+    ctx.arguments = [None if isinstance(each, torch.Tensor) else each for each in inputs]
+    fabric = runtime_of(inputs[-1])._fabric
+    ctx.world_size, ctx.rank = fabric.world_size, fabric.rank
+
+
+def _backward(formula: Callable[..., Gradients], ctx: Any, grad: torch.Tensor) -> Gradients:
+    """The gradients of all arguments, None of the last ones."""
+    found = formula(ctx, grad)
+    return *found, *[None] * (len(ctx.arguments) - len(found))
+
+
 def _without_gradient(name: str, *arguments: Any) -> Any:
     """Refuse inputs that require gradients, also while code is compiled; else run the op."""
     if requires_grad(*arguments):
@@ -58,7 +78,7 @@ def _without_gradient(name: str, *arguments: Any) -> Any:
         return getattr(torch.ops.taxfree, name)(*arguments)
 
 
-for _signature in SIGNATURES:
+for _signature in signatures().values():
     _register(_signature)
 
 

@@ -24,43 +24,42 @@ from typing import Any
 import torch
 from torch.compiler import is_compiling
 
-from taxfree import problems
+from taxfree._runtime.arguments import require_like, require_output, usage_errors
 from taxfree._runtime.aside import aside
 from taxfree._runtime.autotuning import Autotuned, Autotuning
 from taxfree._runtime.dispatch import Choice, Dispatcher
 from taxfree._runtime.lending import Keep
 from taxfree._runtime.order import OneThread, StreamOrder
 from taxfree._runtime.plans import BASELINE, Bucket, Entry, Plans, rows_of
-from taxfree._runtime.signatures import (
-    ALL_GATHER_MATMUL,
-    ATTENTION,
-    ATTENTION_LSE,
-    FLASH_DECODE,
-    MATMUL_ALL_REDUCE,
-    MATMUL_ALL_REDUCE_RMS_NORM,
-    MATMUL_REDUCE_SCATTER,
-    SIGNATURES,
-    Signature,
-    aligned,
-)
 from taxfree._runtime.unrecorded import MetProblems, UnrecordedProblems
 from taxfree.errors import NoRecord, UsageError
 from taxfree.fingerprints import interpolated_fields
 from taxfree.settings import Settings
-from taxfree_kernels.all_gather_matmul.problem import AllGatherMatmul
+from taxfree_kernels.all_gather_matmul.several import (
+    SeveralWeightsPlan,
+    joint_problem,
+    several_weights,
+)
+from taxfree_kernels.all_gather_matmul.signature import ALL_GATHER_MATMUL
+from taxfree_kernels.arguments import aligned
 from taxfree_kernels.attention.output import split
+from taxfree_kernels.attention.signature import ATTENTION, ATTENTION_LSE
 from taxfree_kernels.fabric.base import Fabric
-from taxfree_kernels.variant import Problem, Ready, SizeRange, op_of, resized
-from taxfree_kernels.vendor import all_gather, matmul_into
+from taxfree_kernels.flash_decode.signature import FLASH_DECODE
+from taxfree_kernels.matmul_all_reduce.signature import (
+    MATMUL_ALL_REDUCE,
+    MATMUL_ALL_REDUCE_RMS_NORM,
+)
+from taxfree_kernels.matmul_reduce_scatter.signature import MATMUL_REDUCE_SCATTER
+from taxfree_kernels.signature import Signature, signatures
+from taxfree_kernels.variant import Problem, Ready, SizeRange, op_of
 from taxfree_tuning_db import Record, Table
 
 _MOST_LAYOUTS = 4096  # of arguments, that a runtime remembers
-_OF_PYTORCH = "torch_fused"
 #: entries by size, the size, and the shape of the output, of a call
 _Seen = tuple[list[Entry | None], int, tuple[int, ...]]
 _UNSEEN: _Seen = ([], 0, ())
 _UNKNOWN: tuple[None, list[Entry | None], int] = (None, [], 0)
-_SEVERAL_WEIGHTS = ("one_shot", "registered", _OF_PYTORCH)  # the first two gather, then compute
 
 
 @dataclass(frozen=True)
@@ -121,7 +120,9 @@ class Runtime(contextlib.AbstractContextManager["Runtime"]):
         self._database = database
         self._autotuning = self._tuning_for(autotune_s) if autotune_s else None
         self._plans = Plans(fabric, dispatcher, keep)
-        self._gather_plans = Plans(fabric, dispatcher.limited_to(_SEVERAL_WEIGHTS))
+        self._several_weights = several_weights()
+        several = dispatcher.limited_to(self._several_weights.keys() - {BASELINE})
+        self._gather_plans = Plans(fabric, several)
         self._by_arguments: dict[Any, list[Entry | None]] = {}
         self._seen: dict[tuple[Any, ...], _Seen] = {}
         self._given: dict[int, tuple[Problem, list[Entry | None], int]] = {}  # problems, by id
@@ -387,7 +388,7 @@ class Runtime(contextlib.AbstractContextManager["Runtime"]):
             weights: [k, n] each.
             biases: [n] or None for each.
             returns_a: whether A is wanted, too.
-            is_optional: run our variants only.
+            is_optional: not by variants that give way to PyTorch's own op.
 
         Returns:
             [m, n] for each weight, then A [m, k] if it is wanted; None if nothing ran.
@@ -395,51 +396,19 @@ class Runtime(contextlib.AbstractContextManager["Runtime"]):
         if a_shard.shape[0] == 0:
             columns = [each.shape[1] for each in weights] + [a_shard.shape[1]] * returns_a
             return [self._of_nothing(a_shard, None, (0, n)) for n in columns]
-        problem = self._joint_problem(a_shard, weights, biases)
+        with usage_errors():
+            problem = joint_problem(self._fabric, a_shard, weights, biases)
         entry = self._gather_plans.find(problem) or self._planned(problem, self._gather_plans)
         with self._calling:
             entry.calls += 1
             self._collect(entry, problem.m)
-            plan = self._plan_of(entry)
-            choice = entry.choice if plan is entry.plan else entry.choice.of("eager")
-            if is_optional and choice.variant in (BASELINE, _OF_PYTORCH):
+            ready = self._plan_of(entry)
+            choice = entry.choice if ready is entry.plan else entry.choice.of("eager")
+            if is_optional and self._several_weights[choice.variant].gives_way:
                 return None
-            own = aligned(a_shard)
-            if choice.variant == _OF_PYTORCH:
-                a, outs = torch.ops.symm_mem.fused_all_gather_matmul(
-                    own, weights, 0, self.group_name, return_A=returns_a
-                )
-                pairs = zip(outs, biases, strict=True)
-                outs = [y if bias is None else y + bias for y, bias in pairs]
-            else:
-                outs = [own.new_empty(problem.m, each.shape[1]) for each in weights]
-                if choice.variant == BASELINE:
-                    a = own.new_empty(problem.m, problem.k)
-                    all_gather(a, own, self._fabric.group)
-                else:
-                    *gathering, matmul = plan.steps(own, weights[0], biases[0], outs[0])
-                    for step in gathering:
-                        step.run()
-                    a = matmul.reads
-                for out, weight, bias in zip(outs, weights, biases, strict=True):
-                    matmul_into(out, a, weight, bias)
-                if returns_a and choice.variant != BASELINE:
-                    a = a.clone()  # it is in memory of all plans
-        return [*outs, a] if returns_a else outs
-
-    def _joint_problem(
-        self,
-        a_shard: torch.Tensor,
-        weights: Sequence[torch.Tensor],
-        biases: Sequence[torch.Tensor | None],
-    ) -> AllGatherMatmul:
-        """The problem of one matmul with the columns of several."""
-        each: list[Any] = [
-            problems.all_gather_matmul(self._fabric, a_shard, weight, bias, 0, None)
-            for weight, bias in zip(weights, biases, strict=True)
-        ]
-        joint: AllGatherMatmul = resized(each[0], n=sum(one.n for one in each), bias=False)
-        return joint
+            plan = ready.plan
+            assert isinstance(plan, SeveralWeightsPlan)
+            return plan.run_several(aligned(a_shard), weights, biases, returns_a)
 
     def _call(
         self, signature: Signature, arguments: tuple[Any, ...], out: torch.Tensor | None
@@ -452,7 +421,7 @@ class Runtime(contextlib.AbstractContextManager["Runtime"]):
         )
         if out is None:
             return result
-        problems.require_like(out, tuple(result.shape), result)
+        require_like(out, tuple(result.shape), result)
         return out.copy_(result)
 
     def _run(
@@ -462,7 +431,8 @@ class Runtime(contextlib.AbstractContextManager["Runtime"]):
         entries, rows, shape = self._seen.get(signature.layout(*arguments), _UNSEEN)
         entry = entries[rows] if rows < len(entries) else None
         if entry is None:
-            arguments = signature.normalized(arguments)
+            with usage_errors():
+                arguments = signature.normalized(arguments)
             sizes = signature.sizes(self.world_size, *arguments)
             rows, shape = sizes[0], signature.shape(self.world_size, sizes[0], *arguments)
             if rows == 0 and signature.fits(self._fabric, 0, *arguments):
@@ -475,7 +445,7 @@ class Runtime(contextlib.AbstractContextManager["Runtime"]):
             out = arguments[0].new_empty(shape)
         else:
             reusable = None if signature.reusable is None else inputs[signature.reusable]
-            problems.require_output(out, shape, arguments[0], inputs, reusable)
+            require_output(out, shape, arguments[0], inputs, reusable)
         return self._launch(entry, inputs, out)
 
     def _of_nothing(
@@ -485,7 +455,7 @@ class Runtime(contextlib.AbstractContextManager["Runtime"]):
         self._require_open()
         if out is None:
             return like.new_empty(shape)
-        problems.require_like(out, shape, like)
+        require_like(out, shape, like)
         return out
 
     def _launch(
@@ -571,7 +541,8 @@ class Runtime(contextlib.AbstractContextManager["Runtime"]):
         entries = self._by_arguments.get(key, [])
         entry = entries[rows] if 0 <= rows < len(entries) else None
         if entry is None or not signature.fits(self._fabric, rows, *arguments):
-            problem = signature.problem(self._fabric, *arguments)
+            with usage_errors():
+                problem = signature.problem(self._fabric, *arguments)
             entry = self._plans.find(problem) or self._planned(problem, self._plans)
             if entry.choice.kind == "unprepared":
                 return entry
@@ -684,12 +655,12 @@ class Runtime(contextlib.AbstractContextManager["Runtime"]):
             arguments: of the op, without the group; tensors need no memory.
         """
         problem: Problem
-        if name == "all_gather_matmuls":
-            problem, plans = self._joint_problem(*arguments[:3]), self._gather_plans
-        else:
-            signature = next(each for each in SIGNATURES if each.name == name)
-            problem = signature.problem(self._fabric, *signature.normalized(arguments))
-            plans = self._plans
+        with usage_errors():
+            if name == "all_gather_matmuls":
+                problem, plans = joint_problem(self._fabric, *arguments[:3]), self._gather_plans
+            else:
+                signature, plans = signatures()[name], self._plans
+                problem = signature.problem(self._fabric, *signature.normalized(arguments))
         choice = plans.choice(problem)
         if choice.kind != "exact" or choice.lender:
             for met in self._collecting:

@@ -23,11 +23,11 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 from torch.nn.functional import linear
 
-from taxfree._runtime.gradients import gradients
 from taxfree._runtime.runtime import Runtime, runtime_of
 from taxfree._runtime.startup import init
 from taxfree.errors import UsageError
 from taxfree.models import inductor, report, rows, symm_mem
+from taxfree_kernels.gradients import gradients
 
 
 def enable(mesh: DeviceMesh, model: torch.nn.Module | None = None) -> Runtime:

@@ -316,6 +316,34 @@ def call_own_op_of_pytorch(fabric: Any) -> tuple[bool, Any, Any]:
         return is_right, taxfree.report().layers, rt.stats()
 
 
+def gather_once_by_a_new_variant(fabric: Any) -> tuple[bool, Any]:
+    """Whether one gather serves several weights by a variant that nothing else names."""
+    from taxfree import fingerprints
+    from taxfree_kernels.all_gather_matmul.one_shot import OneShot
+    from taxfree_kernels.variant import variants
+    from tests.taxfree.runtime_tasks import problem_of, record_of, runtime_of
+
+    class New(OneShot):
+        name = "new"
+
+    op = "all_gather_matmul"
+    known = mock.patch.dict(variants(op), new=New())
+    versions = mock.patch.dict(fingerprints.versions(op), new=1)
+    problem = problem_of(m=8, n=24, k=6, gather_dim=0, weight_layout="kn", dtype="bfloat16")
+    x = torch.randint(-3, 4, (8 // fabric.world_size, 6)).bfloat16()
+    weights = [torch.randint(-3, 4, (6, n)).bfloat16() for n in (8, 16)]
+    biases = [None, torch.randint(-3, 4, (16,)).bfloat16()]
+    shards: list[Any] = [None] * fabric.world_size
+    dist.all_gather_object(shards, x)
+    full = torch.cat(shards)
+    with known, versions:
+        rt = runtime_of(fabric, record_of(fabric, problem, "new"))
+        name = fabric.group.group_name
+        found = torch.ops.taxfree.all_gather_matmuls(x, weights, biases, True, name)
+        wanted = [full @ weights[0], full @ weights[1] + biases[1], full]
+        return all(map(torch.equal, found, wanted)), rt.stats()
+
+
 def run(ranks: Ranks, task: str, **arguments: Any) -> list[Any]:
     return ranks.run(2, f"{__name__}:{task}", **arguments)
 
@@ -422,6 +450,12 @@ def test_several_matmuls_use_one_gather(
         assert layers["compiled all_gather_into_tensor"] == {ran: 1}
         (gather,) = [each for each in stats if "AllGatherMatmul" in each]
         assert stats[gather] == {"exact" if is_tuned else "baseline": 1}
+
+
+def test_one_gather_for_several_weights_runs_by_any_variant_that_can(ranks: Ranks) -> None:
+    for is_right, stats in run(ranks, "gather_once_by_a_new_variant"):
+        assert is_right
+        assert list(stats.values()) == [{"exact": 1}]
 
 
 def test_an_op_of_pytorch_that_a_record_prefers_runs_once(ranks: Ranks) -> None:

@@ -23,6 +23,22 @@ FILES = dict(
         re.S | re.M,
     )
 )
+CALLS = """
+import torch
+import torch.distributed as dist
+import taxfree
+
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+rt = taxfree.init()
+x = torch.randn(3, 20).half()
+assert torch.equal(torch.ops.taxfree.all_reduce(x, rt.group_name), x)
+try:
+    torch.ops.taxfree.all_reduce(x[0], rt.group_name)
+except taxfree.UsageError as error:
+    assert "x must be a matrix" in str(error)
+else:
+    raise AssertionError("a vector was taken")
+"""
 TARGETS = {"sm_90", "gfx942", "gfx950"}
 
 
@@ -39,11 +55,11 @@ class Author:
         self.variables = environment(kernels, TAXFREE_DB=database, NO_COLOR="1")
 
     def run(self, *arguments):
+        return self.python("-m", "taxfree_cli.app", *arguments)
+
+    def python(self, *arguments, **variables):
         return subprocess.run(
-            [PYTHON, "-m", "taxfree_cli.app", *arguments],
-            env=self.variables,
-            capture_output=True,
-            text=True,
+            [PYTHON, *arguments], env=self.variables | variables, capture_output=True, text=True
         )
 
     def __call__(self, *arguments):
@@ -111,3 +127,7 @@ class TestOneMoreOperation:
 
     def test_has_the_named_shapes_of_its_folder(self, author):
         assert "m=1,64 n=8192" in author("shapes", "--op", "all_reduce")
+
+    def test_has_the_torch_ops_of_its_folder(self, author):
+        done = author.python("-c", CALLS, TRITON_INTERPRET="1")
+        assert done.returncode == 0, done.stderr

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from taxfree import problems
+from taxfree._runtime.arguments import usage_errors
 from taxfree.errors import UsageError
+from taxfree_kernels.flash_decode.signature import FLASH_DECODE
 from taxfree_kernels.variant import problem_class
 from tests.ranks import Ranks
 from tests.taxfree.runtime_tasks import DECODE, record_of, runtime_of
@@ -48,5 +49,9 @@ def test_keys_that_are_too_far_apart_for_32_bits_are_refused(paged: bool) -> Non
     lengths = empty(2, 2, dtype=torch.int32)
     table = empty(2, 3, dtype=torch.int32) if paged else None
     near = empty(2, 20, 1, 16)
-    with pytest.raises(UsageError, match="the keys of k are 134217728 elements apart"):
-        problems.flash_decode(fabric, empty(2, 2, 16), far, near, lengths, table, None, None, None)
+    arguments = empty(2, 2, 16), far, near, lengths, table, None, None, None
+    with (
+        pytest.raises(UsageError, match="the keys of k are 134217728 elements apart"),
+        usage_errors(),
+    ):
+        FLASH_DECODE.problem(fabric, *arguments)

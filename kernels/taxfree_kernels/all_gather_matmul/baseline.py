@@ -11,9 +11,10 @@ from dataclasses import dataclass
 import torch
 
 from taxfree_kernels.all_gather_matmul.problem import AllGatherMatmul
+from taxfree_kernels.all_gather_matmul.several import GatheringPlan, SeveralWeights
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.fabric.workspace import Workspace
-from taxfree_kernels.variant import Config, Plan, Step, Variant, resized
+from taxfree_kernels.variant import Config, Plan, Step, resized
 from taxfree_kernels.vendor import all_gather, matmul_into
 
 
@@ -34,7 +35,7 @@ class Buffers:
     needs_layout: bool
 
 
-class BaselinePlan(Plan):
+class BaselinePlan(GatheringPlan):
     """One all-gather, for gather_dim 1 one re-layout copy, then the matmul.
 
     With gather_dim 0 and ragged M it gathers padded shards: the collective needs equal sizes.
@@ -70,16 +71,21 @@ class BaselinePlan(Plan):
         copied = shard[: problem.shard_rows] if self._copies_shard(problem) else None
         return Buffers(copied, gathered, matrix[:m], needs_layout)
 
-    def run(
-        self, a: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor
-    ) -> torch.Tensor:
-        buffers = self._sized[out.shape[0]]
+    def gathered(self, a: torch.Tensor, m: int) -> torch.Tensor:
+        buffers = self._sized[m]
         if buffers.shard is not None:
             a = _copied_in(a, buffers.shard)
         all_gather(buffers.gathered, a, self._group)
         if buffers.needs_layout:
             self._lay_out(buffers)
-        return matmul_into(out, buffers.matrix, weight, bias)
+        return buffers.matrix
+
+    def kept(self, a: torch.Tensor, m: int) -> torch.Tensor:
+        if self._is_by_columns or self._sized[m].shard is not None:
+            return super().kept(a, m)
+        whole = a.new_empty(m, self._problem.k)
+        all_gather(whole, a, self._group)
+        return whole
 
     def steps(
         self, a: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor
@@ -132,12 +138,13 @@ def _copied_in(a: torch.Tensor, shard: torch.Tensor) -> torch.Tensor:
     return shard
 
 
-class Baseline(Variant):
+class Baseline(SeveralWeights):
     """The library, called as an expert would."""
 
     name = "baseline"
     fused = False
     is_library = True
+    gives_way = True
 
     def plan(self, problem: AllGatherMatmul, fabric: Fabric, config: Config) -> Plan:
         return BaselinePlan(problem, fabric)

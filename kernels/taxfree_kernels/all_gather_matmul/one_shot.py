@@ -19,6 +19,7 @@ import triton.language as tl
 from taxfree_kernels.all_gather_matmul import spaces
 from taxfree_kernels.all_gather_matmul.constants import Gather
 from taxfree_kernels.all_gather_matmul.problem import AllGatherMatmul
+from taxfree_kernels.all_gather_matmul.several import GatheringPlan, SeveralWeights
 from taxfree_kernels.all_gather_matmul.tile import Memory, Shard, push_chunk, running_slot
 from taxfree_kernels.device import sync
 from taxfree_kernels.device.peers import Group, Peers
@@ -27,7 +28,7 @@ from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.launch import Kernel
 from taxfree_kernels.spaces import nearest_first
-from taxfree_kernels.variant import Config, Plan, Space, Step, Variant, resized
+from taxfree_kernels.variant import Config, Plan, Space, Step, resized
 from taxfree_kernels.vendor import matmul_into
 
 
@@ -67,7 +68,7 @@ def _gather(
     sync.leave(memory.control_ptr)
 
 
-class OneShotPlan(Plan):
+class OneShotPlan(GatheringPlan):
     """Our gather into a buffer, then the vendor's matmul on it."""
 
     launches = 2
@@ -102,12 +103,10 @@ class OneShotPlan(Plan):
     def kernels(self, size: int) -> tuple[Kernel, ...]:
         return (self._sized[size][1],)
 
-    def run(
-        self, a: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor
-    ) -> torch.Tensor:
-        gathered, gather, own_rows = self._sized[out.shape[0]]
+    def gathered(self, a: torch.Tensor, m: int) -> torch.Tensor:
+        whole, gather, own_rows = self._sized[m]
         gather(a, own_rows)
-        return matmul_into(out, gathered, weight, bias)
+        return whole
 
     def steps(
         self, a: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor
@@ -132,7 +131,7 @@ class OneShotPlan(Plan):
         ]
 
 
-class OneShot(Variant):
+class OneShot(SeveralWeights):
     """Our one-shot gather, then the vendor's matmul."""
 
     name = "one_shot"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from taxfree_kernels.all_gather_matmul.baseline import BaselinePlan
 from taxfree_kernels.all_gather_matmul.problem import AllGatherMatmul
+from taxfree_kernels.all_gather_matmul.several import SeveralWeights
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.fabric.workspace import Workspace
 from taxfree_kernels.registered import RegisteredVariant, registered_memory
@@ -28,7 +29,7 @@ class RegisteredPlan(BaselinePlan):
         return True
 
 
-class Registered(RegisteredVariant):
+class Registered(RegisteredVariant, SeveralWeights):
     """All-gather between registered buffers, vendor matmul."""
 
     def plan(self, problem: AllGatherMatmul, fabric: Fabric, config: Config) -> Plan:

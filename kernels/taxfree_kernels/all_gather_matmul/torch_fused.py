@@ -5,19 +5,26 @@ It allocates its result, which is copied into the output here; the time includes
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from taxfree_kernels.all_gather_matmul.problem import AllGatherMatmul
+from taxfree_kernels.all_gather_matmul.several import (
+    Biases,
+    SeveralWeights,
+    SeveralWeightsPlan,
+)
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.problem import ITEM_BYTES
-from taxfree_kernels.variant import Config, Plan, Variant
+from taxfree_kernels.variant import Config, Plan
 from taxfree_kernels.vendor import symm_mem_op
 
 _MULTICAST_ROWS = 2048  # at most, of which PyTorch gathers so
 
 
-class TorchFusedPlan(Plan):
+class TorchFusedPlan(SeveralWeightsPlan):
     """One call of ``torch.ops.symm_mem.fused_all_gather_matmul``."""
 
     def __init__(self, problem: AllGatherMatmul, fabric: Fabric) -> None:
@@ -37,13 +44,22 @@ class TorchFusedPlan(Plan):
         _, (product,) = self._op(a, [weight], 0, self._group.group_name, return_A=False)
         return out.copy_(product) if bias is None else torch.add(product, bias, out=out)
 
+    def run_several(
+        self, a: torch.Tensor, weights: Sequence[torch.Tensor], biases: Biases, returns_a: bool
+    ) -> list[torch.Tensor]:
+        whole, products = self._op(a, weights, 0, self._group.group_name, return_A=returns_a)
+        pairs = zip(products, biases, strict=True)
+        outs = [product if bias is None else product + bias for product, bias in pairs]
+        return [*outs, whole] if returns_a else outs
 
-class TorchFused(Variant):
+
+class TorchFused(SeveralWeights):
     """PyTorch's pipelined op."""
 
     name = "torch_fused"
     fused = False
     is_library = True
+    gives_way = True
 
     def unsupported_reason(self, problem: AllGatherMatmul, hardware: Hardware) -> str | None:
         if hardware.backend != "cuda":

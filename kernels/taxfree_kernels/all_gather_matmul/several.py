@@ -1,0 +1,96 @@
+"""One gather for several weights: the variants that can serve it, and their plans.
+
+Only of equal shards of rows. A record serves it that is of one matmul with the columns of all.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import torch
+
+from taxfree_kernels.all_gather_matmul.problem import AllGatherMatmul
+from taxfree_kernels.all_gather_matmul.signature import ALL_GATHER_MATMUL
+from taxfree_kernels.fabric.base import Fabric
+from taxfree_kernels.variant import Plan, Variant, resized, variants
+from taxfree_kernels.vendor import matmul_into
+
+Biases = Sequence[torch.Tensor | None]
+
+
+class SeveralWeights(Variant):
+    """A variant whose plans serve several weights: each is a :class:`SeveralWeightsPlan`."""
+
+    #: whether PyTorch's own op, where a caller has that at hand, is as good or better: this is that
+    #: op, or runs for want of a record.
+    gives_way: ClassVar[bool] = False
+
+
+class SeveralWeightsPlan(Plan):
+    """A plan that can serve more weights than the problem's."""
+
+    @abstractmethod
+    def run_several(
+        self, a: torch.Tensor, weights: Sequence[torch.Tensor], biases: Biases, returns_a: bool
+    ) -> list[torch.Tensor]:
+        """all_gather(a) @ weight (+ bias), [m, n] for each weight; then A [m, k] if it is wanted.
+
+        Args:
+            a: [m / world_size, k], contiguous; m is at most the problem's.
+            weights: [k, n] each.
+            biases: [n] or None for each.
+        """
+
+
+class GatheringPlan(SeveralWeightsPlan):
+    """A plan that gathers A, then multiplies."""
+
+    _problem: AllGatherMatmul
+
+    @abstractmethod
+    def gathered(self, a: torch.Tensor, m: int) -> torch.Tensor:
+        """A [m, k], in memory that all plans share."""
+
+    def kept(self, a: torch.Tensor, m: int) -> torch.Tensor:
+        """A [m, k], in memory of its own."""
+        return self.gathered(a, m).clone()
+
+    def run(
+        self, a: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor
+    ) -> torch.Tensor:
+        return matmul_into(out, self.gathered(a, out.shape[0]), weight, bias)
+
+    def run_several(
+        self, a: torch.Tensor, weights: Sequence[torch.Tensor], biases: Biases, returns_a: bool
+    ) -> list[torch.Tensor]:
+        m = a.shape[0] * self._problem.world_size
+        whole = self.kept(a, m) if returns_a else self.gathered(a, m)
+        outs = [
+            matmul_into(a.new_empty(m, weight.shape[1]), whole, weight, bias)
+            for weight, bias in zip(weights, biases, strict=True)
+        ]
+        return [*outs, whole] if returns_a else outs
+
+
+def several_weights() -> dict[str, SeveralWeights]:
+    """The variants that can serve several weights, by name."""
+    found = variants("all_gather_matmul").items()
+    return {name: variant for name, variant in found if isinstance(variant, SeveralWeights)}
+
+
+def joint_problem(
+    fabric: Fabric, a_shard: torch.Tensor, weights: Sequence[torch.Tensor], biases: Biases
+) -> AllGatherMatmul:
+    """The problem of one matmul with the columns of several weights.
+
+    Raises:
+        PlanError: the tensors do not fit together.
+    """
+    problems: list[Any] = [
+        ALL_GATHER_MATMUL.problem(fabric, a_shard, weight, bias, 0, None)
+        for weight, bias in zip(weights, biases, strict=True)
+    ]
+    joint: AllGatherMatmul = resized(problems[0], n=sum(each.n for each in problems), bias=False)
+    return joint

@@ -1,0 +1,93 @@
+"""How users call all_gather_matmul."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from taxfree_kernels.all_gather_matmul.problem import AllGatherMatmul
+from taxfree_kernels.arguments import (
+    aligned,
+    by_row,
+    common_dtype,
+    fixed,
+    matrix_rows,
+    require,
+    require_row,
+    weight_layout,
+)
+from taxfree_kernels.fabric.base import Fabric
+from taxfree_kernels.gradients import Gradients, gather, gradients
+from taxfree_kernels.problem import own_rows
+from taxfree_kernels.signature import Signature
+
+
+def _problem(
+    fabric: Fabric,
+    a_shard: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    gather_dim: int,
+    m: int | None,
+) -> AllGatherMatmul:
+    """See :meth:`taxfree.Runtime.all_gather_matmul`."""
+    require(a_shard.dim() == 2 and weight.dim() == 2, "a_shard and weight must be matrices")
+    dtype = common_dtype(fabric, a_shard=a_shard, weight=weight, bias=bias)
+    require(1 in weight.stride(), "neither stride of weight is 1")
+    require(gather_dim in (0, 1), f"gather_dim is {gather_dim!r}, must be 0 or 1")
+    rows, columns = a_shard.shape
+    k, n = weight.shape
+    if gather_dim == 0:
+        m = m if m is not None else rows * fabric.world_size
+    else:
+        columns *= fabric.world_size
+        m = m if m is not None else rows
+    require(columns == k, f"the gathered A has {columns} columns, weight {k} rows")
+    require_row("bias", bias, n)
+    problem = AllGatherMatmul(
+        m=m, n=n, k=k, gather_dim=gather_dim, dtype=dtype,
+        world_size=fabric.world_size, weight_layout=weight_layout(weight), bias=bias is not None,
+    )  # fmt: skip
+    own = own_rows(m, gather_dim, fabric.world_size, fabric.rank)
+    require(rows == own, f"a_shard has {rows} rows, rank {fabric.rank} of m={m} has {own}")
+    return problem
+
+
+def _gradient(context: Any, grad: torch.Tensor) -> Gradients:
+    a_shard, weight = context.saved_tensors
+    *_, dim, _, group_name = context.arguments
+    needs, m = context.needs_input_grad, grad.shape[0]
+    gathered: Any = gather(a_shard, dim, m, context.world_size, group_name) if needs[1] else None
+
+    def of_shard() -> Any:
+        summed = torch.ops.taxfree.matmul_reduce_scatter(grad, weight.t(), dim, group_name)
+        return summed[: a_shard.shape[0]]  # the shard of the last ranks may have fewer rows
+
+    both = gradients(needs, grad, of_shard, lambda: gathered().t() @ grad)
+    return *both, grad.sum(0) if needs[2] else None
+
+
+ALL_GATHER_MATMUL = Signature(
+    "all_gather_matmul",
+    "Tensor a_shard, Tensor weight, Tensor? bias, int gather_dim, int? m",
+    layout=lambda a, weight, bias, gather_dim, m: (
+        "all_gather_matmul", a.shape, a.dtype, a.device, weight.shape, weight.stride(),
+        weight.dtype, weight.device, None if bias is None else fixed(bias), gather_dim, m,
+    ),
+    key=lambda a, weight, bias, gather_dim, _: (
+        by_row(a), fixed(weight), fixed(bias), gather_dim,
+    ),
+    sizes=lambda world_size, a, weight, bias, gather_dim, m: (
+        m if m is not None else matrix_rows(a) * (1 if gather_dim == 1 else world_size),
+    ),
+    fits=lambda fabric, m, a, weight, bias, gather_dim, _: (
+        matrix_rows(a) == own_rows(m, gather_dim, fabric.world_size, fabric.rank)
+    ),
+    problem=_problem,
+    inputs=lambda _, a, weight, bias, *others: (aligned(a), weight, bias),
+    shape=lambda _, m, a, weight, *others: (m, weight.shape[-1]),
+    gradient=_gradient,
+)  # fmt: skip
+
+SIGNATURES = (ALL_GATHER_MATMUL,)

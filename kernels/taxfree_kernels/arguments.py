@@ -1,0 +1,119 @@
+"""Parts of signatures: what keys hold of a tensor, and checks of a call's arguments.
+
+All checks raise :class:`PlanError`, when the arguments do not fit together.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from taxfree_kernels.errors import PlanError
+from taxfree_kernels.fabric.base import Fabric
+
+_DTYPES = {torch.float16: "float16", torch.bfloat16: "bfloat16"}
+_FLOAT32 = torch.finfo(torch.float32)
+
+
+# -- parts of keys and inputs --
+
+
+def fixed(tensor: torch.Tensor | None) -> Any:
+    """The properties of a tensor that is the same in calls of all sizes."""
+    if tensor is None:
+        return None
+    return tensor.shape, tensor.stride(), tensor.dtype, tensor.device
+
+
+def by_sequence(tensor: torch.Tensor | None) -> Any:
+    """As `fixed`, for a tensor of which each sequence has a part."""
+    if tensor is None:
+        return None
+    return tensor.shape[1:], tensor.stride(), tensor.dtype, tensor.device
+
+
+def by_row(tensor: torch.Tensor | None) -> Any:
+    """As `fixed`, for a tensor with any strides and any rows: `aligned` copies it if need be."""
+    return None if tensor is None else (tensor.shape[1:], tensor.dtype, tensor.device)
+
+
+def aligned(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor, contiguous and aligned to 16 bytes; a copy if it is not."""
+    if tensor.is_contiguous():
+        return tensor.clone() if tensor.data_ptr() % 16 else tensor
+    return tensor.contiguous()
+
+
+def matrix_rows(matrix: torch.Tensor) -> int:
+    """Rows of a matrix; negative if it is none."""
+    return matrix.shape[0] if matrix.dim() == 2 else -1
+
+
+# -- checks --
+
+
+def require(holds: bool, message: str) -> None:
+    """Refuse arguments for which something does not hold."""
+    if not holds:
+        raise PlanError(message)
+
+
+def require_row(name: str, row: torch.Tensor | None, n: int) -> None:
+    """Check that a row is a contiguous [n], or None."""
+    require(
+        row is None or (row.shape == (n,) and row.is_contiguous()),
+        f"{name} is not a contiguous [{n}]",
+    )
+
+
+def require_integers(
+    fabric: Fabric, name: str, tensor: torch.Tensor, shape: tuple[int, ...]
+) -> None:
+    """Check that a tensor is int32, of this shape, on the fabric's device and contiguous."""
+    wanted = f"int32 {list(shape)} on {fabric.device}, contiguous"
+    holds = (
+        tensor.shape == shape
+        and tensor.dtype == torch.int32
+        and tensor.device == fabric.device
+        and tensor.is_contiguous()
+    )
+    require(holds, f"{name} is {tensor.dtype} {list(tensor.shape)}, must be {wanted}")
+
+
+def require_normal(name: str, number: float | None) -> None:
+    """Check that a number is positive and neither too small nor too large for float32, or None."""
+    require(number is None or is_normal(number), f"{name} is {number}, must be a positive float32")
+
+
+def is_normal(number: float) -> bool:
+    """Whether a number is positive and neither too small nor too large for float32."""
+    return bool(_FLOAT32.tiny <= number <= _FLOAT32.max)
+
+
+def matmul_sizes(x: torch.Tensor, weight: torch.Tensor) -> tuple[int, int, int]:
+    """Check that x is [m, k] and weight [k, n], and return m, k and n."""
+    require(x.dim() == 2 and weight.dim() == 2, "x and weight must be matrices")
+    require(1 in weight.stride(), "neither stride of weight is 1")
+    (m, k), (height, n) = x.shape, weight.shape
+    require(k == height, f"x has {k} columns, weight {height} rows")
+    return m, k, n
+
+
+def weight_layout(weight: torch.Tensor) -> str:
+    """Which dimension of a [K, N] weight is contiguous, as problems name it."""
+    return "nk" if weight.stride(0) == 1 else "kn"
+
+
+def common_dtype(fabric: Fabric, **tensors: torch.Tensor | None) -> str:
+    """The name of the dtype these tensors must share; all must be on the fabric's device."""
+    given = [(name, tensor) for name, tensor in tensors.items() if tensor is not None]
+    first_name, first = given[0]
+    require(first.dtype in _DTYPES, f"{first_name} is {first.dtype}, not float16 or bfloat16")
+    for name, tensor in given:
+        require(tensor.dtype == first.dtype, f"{name} is {tensor.dtype}, {first_name} not")
+        require(
+            tensor.device == fabric.device,
+            f"{name} is on {tensor.device}, the fabric on {fabric.device}",
+        )
+    return _DTYPES[first.dtype]

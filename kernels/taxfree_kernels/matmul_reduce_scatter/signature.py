@@ -1,0 +1,71 @@
+"""How users call matmul_reduce_scatter."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from taxfree_kernels.arguments import (
+    aligned,
+    by_row,
+    common_dtype,
+    fixed,
+    matmul_sizes,
+    matrix_rows,
+    weight_layout,
+)
+from taxfree_kernels.fabric.base import Fabric
+from taxfree_kernels.gradients import Gradients, gather, gradients
+from taxfree_kernels.matmul_reduce_scatter.problem import MatmulReduceScatter
+from taxfree_kernels.problem import own_rows
+from taxfree_kernels.signature import Signature
+
+
+def _problem(
+    fabric: Fabric, x: torch.Tensor, weight: torch.Tensor, scatter_dim: int
+) -> MatmulReduceScatter:
+    """See :meth:`taxfree.Runtime.matmul_reduce_scatter`."""
+    dtype = common_dtype(fabric, x=x, weight=weight)
+    m, k, n = matmul_sizes(x, weight)
+    return MatmulReduceScatter(
+        m=m, n=n, k=k, scatter_dim=scatter_dim, dtype=dtype,
+        world_size=fabric.world_size, weight_layout=weight_layout(weight),
+    )  # fmt: skip
+
+
+def _gradient(context: Any, grad: torch.Tensor) -> Gradients:
+    x, weight = context.saved_tensors
+    *_, dim, group_name = context.arguments
+    needs, m, world_size = context.needs_input_grad, x.shape[0], context.world_size
+    shard = grad[: own_rows(m, dim, world_size, context.rank)]  # the others are padding
+    gathered: Any = gather(shard, dim, m, world_size, group_name) if needs[1] else None
+
+    def of_input() -> Any:
+        own = shard.contiguous()
+        return torch.ops.taxfree.all_gather_matmul(own, weight.t(), None, dim, m, group_name)
+
+    return gradients(needs, grad, of_input, lambda: x.t() @ gathered())
+
+
+MATMUL_REDUCE_SCATTER = Signature(
+    "matmul_reduce_scatter",
+    "Tensor x, Tensor weight, int scatter_dim",
+    layout=lambda x, weight, scatter_dim: (
+        "matmul_reduce_scatter", x.shape, x.dtype, x.device, weight.shape, weight.stride(),
+        weight.dtype, weight.device, scatter_dim,
+    ),
+    key=lambda x, weight, scatter_dim: (by_row(x), fixed(weight), scatter_dim),
+    sizes=lambda _, x, *others: (matrix_rows(x),),
+    fits=lambda *_: True,
+    problem=_problem,
+    inputs=lambda _, x, weight, scatter_dim: (aligned(x), weight),
+    shape=lambda world_size, m, x, weight, scatter_dim: (
+        (m, weight.shape[-1] // world_size)
+        if scatter_dim == 1
+        else (-(-m // world_size), weight.shape[-1])
+    ),
+    gradient=_gradient,
+)  # fmt: skip
+
+SIGNATURES = (MATMUL_REDUCE_SCATTER,)

@@ -1,0 +1,106 @@
+"""How users call an operation: each of its torch ops is a :class:`Signature`.
+
+They are the ``SIGNATURES`` of ``signature.py`` in the operation's folder, where a scan finds them.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import operator
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache, cached_property
+from typing import Any
+
+import torch
+
+from taxfree_kernels.errors import PlanError
+from taxfree_kernels.gradients import Gradients
+from taxfree_kernels.variant import Problem, operation_names
+
+
+@dataclass(frozen=True)
+class Signature:
+    """How calls of an operation are checked, looked up and run.
+
+    The functions take the call's arguments, in the order of the schema, after those named here.
+
+    Args:
+        name: of the torch op, and of the runtime's method.
+        schema: the arguments of the torch op, but for the group's name.
+        layout: () -> the operation, and properties of the arguments that decide what runs. It takes
+            no tensor apart, because it is made in each call.
+        key: () -> the same, but for sizes; calls with equal ones are checked once.
+        sizes: (world_size) -> rows, or sequences and keys, as in `interpolated_fields`; negative
+            rows if the tensors have other dimensions than they must have.
+        fits: (fabric, rows) -> whether the sizes of the arguments fit together.
+        problem: (fabric) -> the problem; raises :class:`PlanError` if the arguments do not fit.
+        inputs: (on_device) -> what plans are called with, before the output; `on_device` makes a
+            tensor of numbers.
+        shape: (world_size, rows) -> that of the output.
+        reusable: the input whose memory the output may take, by its place; None if there is none.
+        gradient: (context, gradient of the output) -> those of the first arguments, as in
+            :mod:`.gradients`. The context's `saved_tensors` are the first two arguments, its
+            `arguments` all that are no tensors, the last the group's name; it also has the
+            `world_size` and the `rank`. None: inputs must not require gradients.
+    """
+
+    name: str
+    schema: str
+    layout: Callable[..., tuple[Any, ...]]
+    key: Callable[..., tuple[Any, ...]]
+    sizes: Callable[..., tuple[int, ...]]
+    fits: Callable[..., bool]
+    problem: Callable[..., Problem]
+    inputs: Callable[..., tuple[torch.Tensor | None, ...]]
+    shape: Callable[..., tuple[int, ...]]
+    reusable: int | None = None
+    gradient: Callable[..., Gradients] | None = None
+
+    @cached_property
+    def numbers(self) -> tuple[tuple[int, str, type[Any], tuple[type[Any], ...]], ...]:
+        """The arguments that are numbers: their place, name, type, and all types they may have."""
+        found = []
+        for at, argument in enumerate(self.schema.split(", ")):
+            kind, name = argument.split()
+            if kind.rstrip("?") in _NUMBERS:
+                number = _NUMBERS[kind.rstrip("?")]
+                found.append((at, name, number, (number, type(None))[: 1 + kind.endswith("?")]))
+        return tuple(found)
+
+    def normalized(self, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+        """The arguments, with numbers of all types as int or float, so that keys compare.
+
+        Raises:
+            PlanError: one of them is no such number.
+        """
+        for at, name, kind, allowed in self.numbers:
+            if type(arguments[at]) not in allowed:
+                number = _number(name, kind, arguments[at])
+                arguments = (*arguments[:at], number, *arguments[at + 1 :])
+        return arguments
+
+
+_NUMBERS: dict[str, type[Any]] = {"int": int, "float": float}
+
+
+def _number(name: str, kind: type[Any], value: Any) -> Any:
+    try:
+        return operator.index(value) if kind is int else float(value)
+    except (TypeError, ValueError):
+        article, example = ("an integer", 16) if kind is int else ("a number", 1e-6)
+        raise PlanError(
+            f"{name} is {value!r}, must be {article}", f"for example {name}={example}"
+        ) from None
+
+
+@cache
+def signatures() -> dict[str, Signature]:
+    """Those of all operations that can be called, by name."""
+    found: dict[str, Signature] = {}
+    for op in operation_names():
+        module = f"taxfree_kernels.{op}.signature"
+        if importlib.util.find_spec(module) is not None:
+            found |= {each.name: each for each in importlib.import_module(module).SIGNATURES}
+    return found
