@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -10,8 +10,9 @@ import numpy as np
 from taxfree_check.checker.clocks import Actor, Messages, Scope
 from taxfree_check.checker.sites import Site
 
-GRANULE = 2  # bytes; accesses of one byte share a granule
+_GRANULE = 2  # bytes
 _LAMPORT_BYTES = 4
+_WIDEST_WORD = 8  # bytes
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,11 +93,12 @@ class Region:
     reads: dict[int, np.ndarray] = field(default_factory=dict)
     told: dict[int, np.ndarray] = field(default_factory=dict)  # word -> clock of ended kernels
     found: set[int] = field(default_factory=set)  # Lamport words that their owner has seen arrive
+    granule: int = field(init=False, default=_GRANULE)  # bytes; 1 once an access is so narrow
     written: np.ndarray = field(init=False)
     has_word: np.ndarray = field(init=False)
 
     def __post_init__(self) -> None:
-        granules = -(-(self.end - self.begin) // GRANULE)
+        granules = -(-(self.end - self.begin) // self.granule)
         self.written = np.zeros(granules, np.int32)  # index of an access; 0 is none
         self.has_word = np.zeros(granules, bool)
 
@@ -105,18 +107,33 @@ class Region:
         """Whether it holds Lamport words."""
         return self.word_bytes == _LAMPORT_BYTES
 
-    def granules(self, addresses: np.ndarray) -> np.ndarray:
-        """Indices of granules, int64, of addresses in this region."""
-        return (addresses - np.uint64(self.begin)).astype(np.int64) // GRANULE
+    def granules(self, addresses: np.ndarray, size: int) -> np.ndarray:
+        """Indices of granules, int64 [addresses, granules], of `size` bytes at each address."""
+        if size < self.granule:
+            self._refine()
+        first = (addresses - np.uint64(self.begin)).astype(np.int64) // self.granule
+        return first[:, None] + np.arange(size // self.granule)
+
+    def _refine(self) -> None:
+        """Tell bytes apart from now on; accesses so far were of whole granules."""
+        self.written, self.has_word = self.written.repeat(_GRANULE), self.has_word.repeat(_GRANULE)
+        self.reads = {slot: reads.repeat(_GRANULE) for slot, reads in self.reads.items()}
+        self.granule = 1
 
     def word(self, address: int, size: int) -> Word:
         """The synchronisation word at `address`, which becomes one now if it is not yet."""
         found = self.words.get(address)
         if found is None:
             found = self.words[address] = Word(size)
-            at = (address - self.begin) // GRANULE
-            self.has_word[at : at + max(1, size // GRANULE)] = True
+            self.has_word[self.granules(np.array([address], np.uint64), size)] = True
         return found
+
+    def words_in(self, address: int, size: int) -> Iterator[tuple[int, Word]]:
+        """The synchronisation words that share bytes with `size` bytes at `address`."""
+        for at in range(address - _WIDEST_WORD + 1, address + size):
+            word = self.words.get(at)
+            if word is not None and at + word.size > address:
+                yield at, word
 
     def reads_of(self, slot: int) -> np.ndarray:
         if slot not in self.reads:

@@ -1,4 +1,4 @@
-"""Shadow memory: for every two bytes, the last store and each slot's last load since.
+"""Shadow memory: for every two bytes, or each, the last store and each slot's last load since.
 
 Accesses are checked where they happen, against all earlier ones of the same memory. Plain accesses
 are checked in bulk with NumPy; synchronisation words, which atomics touch, one by one.
@@ -14,7 +14,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from taxfree_check.checker.clocks import Repair, covers
-from taxfree_check.checker.memory import GRANULE, Access, Conflict, Region, Word
+from taxfree_check.checker.memory import Access, Conflict, Region, Word
 from taxfree_kernels.device.packets import EMPTY
 
 
@@ -64,12 +64,12 @@ class Shadow:
     ) -> Conflict | None:
         """Check and record a plain access of `size` bytes at each address of one region."""
         number = self._number(access)
-        granules = region.granules(addresses)
-        if size > GRANULE:
-            granules = (granules[:, None] + np.arange(size // GRANULE)).ravel()
+        of_each = region.granules(addresses, size)
+        granules = of_each.ravel()
         conflict = self._against_plain(access, region, granules)
         if conflict is None and region.words and region.has_word[granules].any():
-            conflict = self._plain_against_words(access, region, addresses, size)
+            touching = addresses[region.has_word[of_each].any(axis=1)]
+            conflict = self._plain_against_words(access, region, touching, size)
         if access.writes:
             region.written[granules] = number
         else:
@@ -118,16 +118,16 @@ class Shadow:
         if not wrong.any():
             return None
         at = int(wrong.argmax())
-        address = region.begin + int(granules[at]) * GRANULE
+        address = region.begin + int(granules[at]) * region.granule
         return Conflict(self._access(int(earlier[at])), access, address)
 
     def _plain_against_words(
         self, access: Access, region: Region, addresses: np.ndarray, size: int
     ) -> Conflict | None:
         touched = {
-            address: region.words[address]
+            at: word
             for address in sorted(set(addresses.tolist()))
-            if address in region.words
+            for at, word in region.words_in(address, size)
         }
         conflict = None
         for address, word in touched.items():
@@ -151,7 +151,7 @@ class Shadow:
         A poll may find any packet of its own generation or of an earlier one. A store has to come
         after all accesses of other generations, and after all other stores.
         """
-        granules = region.granules(addresses)
+        granules = region.granules(addresses, region.word_bytes)[:, 0]
         conflict = None
         for numbers in self._last(access, region):
             earlier = numbers[granules]
@@ -173,7 +173,8 @@ class Shadow:
         region's owner has emptied: after all other accesses, except polls of its own generation.
         The owner empties a word after all polls of it, and after the store that a poll has found.
         """
-        granules, words = region.granules(addresses), addresses.tolist()
+        granules = region.granules(addresses, region.word_bytes)[:, 0]
+        words = addresses.tolist()
         last, arrived = region.written[granules], _have_arrived(words)
         if not access.writes:
             there = list(itertools.compress(words, arrived))
@@ -223,9 +224,10 @@ class Shadow:
         """
         assert access.scope is not None
         word, actor = region.word(address, size), access.actor
-        at = (address - region.begin) // GRANULE
-        conflict = self._word_against_plain(access, region, range(at, at + max(1, size // GRANULE)))
-        conflict = conflict or _against_atomics(access, word, address)
+        granules = region.granules(np.array([address], np.uint64), size)[0]
+        conflict = self._word_against_plain(access, region, granules)
+        for at, other in region.words_in(address, size):
+            conflict = conflict or _against_atomics(access, other, at, is_same=other is word)
         word.messages.is_signal |= access.writes and actor.rank != region.rank
         if reads:
             acquires = access.sem in ("acquire", "acq_rel")
@@ -238,17 +240,17 @@ class Shadow:
         return conflict
 
     def _word_against_plain(
-        self, access: Access, region: Region, granules: range
+        self, access: Access, region: Region, granules: np.ndarray
     ) -> Conflict | None:
         """As :meth:`_against_plain`, for the few granules of a word, which mostly has none."""
         for numbers in self._last(access, region):
-            if any(numbers[granule] for granule in granules):
-                return self._against_plain(access, region, np.array(granules))
+            if numbers[granules].any():
+                return self._against_plain(access, region, granules)
         return None
 
     def last_store(self, region: Region, address: int) -> Access | None:
         """The last plain store to an address."""
-        return self._accesses[int(region.written[(address - region.begin) // GRANULE])]
+        return self._accesses[int(region.written[(address - region.begin) // region.granule])]
 
     # -- accesses by number -----------------------------------------------------------------------
 
@@ -271,8 +273,12 @@ def _have_arrived(words: list[int]) -> np.ndarray:
     return np.array([ctypes.c_int32.from_address(word).value != EMPTY.value for word in words])
 
 
-def _against_atomics(access: Access, word: Word, address: int) -> Conflict | None:
-    """Atomics of one word do not race, unless the scope of one leaves the other out."""
+def _against_atomics(access: Access, word: Word, address: int, *, is_same: bool) -> Conflict | None:
+    """Atomics of the same word do not race, unless the scope of one leaves the other out.
+
+    Args:
+        is_same: the word is the one that is accessed; else they share bytes.
+    """
     assert access.scope is not None
     others = [*word.writes.values(), *(word.reads.values() if access.writes else ())]
     for other in others:
@@ -280,6 +286,6 @@ def _against_atomics(access: Access, word: Word, address: int) -> Conflict | Non
             continue
         assert other.scope is not None
         same_rank = other.actor.rank == access.actor.rank
-        if not covers(access.scope, other.scope, same_rank=same_rank):
+        if not is_same or not covers(access.scope, other.scope, same_rank=same_rank):
             return Conflict(other, access, address)
     return None
