@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from taxfree_check.checker.clocks import Actor, Messages, Scope
+from taxfree_check.checker.clocks import Actor, Messages, Scope, covers
 from taxfree_check.checker.sites import Site
 
 _GRANULE = 2  # bytes
@@ -27,6 +27,7 @@ class Access:
         scope: of an atomic; None for a plain access.
         sem: of an atomic.
         empties: it stores EMPTY only.
+        time: number of the access.
     """
 
     actor: Actor
@@ -36,6 +37,7 @@ class Access:
     scope: Scope | None = None
     sem: str = ""
     empties: bool = False
+    time: int = 0
 
     @property
     def is_atomic(self) -> bool:
@@ -57,6 +59,27 @@ class Conflict:
     later: Access
     address: int
 
+    @property
+    def is_narrow(self) -> bool:
+        """Whether both are atomics, of which one's scope leaves the other out."""
+        one, other = self.earlier, self.later
+        if one.scope is None or other.scope is None:
+            return False
+        return not covers(one.scope, other.scope, same_rank=one.actor.rank == other.actor.rank)
+
+
+@dataclass(frozen=True)
+class Stale:
+    """A word that an atomic read may find as it was before a write.
+
+    Args:
+        conflict: of the write and the read.
+        before: the word's bytes before the write.
+    """
+
+    conflict: Conflict
+    before: bytes
+
 
 @dataclass
 class Word:
@@ -64,12 +87,14 @@ class Word:
 
     Args:
         size: bytes.
+        before: what the word held before each slot's last write.
     """
 
     size: int
     messages: Messages = field(default_factory=Messages)
     writes: dict[int, Access] = field(default_factory=dict)
     reads: dict[int, Access] = field(default_factory=dict)
+    before: dict[int, bytes] = field(default_factory=dict)
 
 
 @dataclass(eq=False)

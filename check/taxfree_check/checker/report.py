@@ -146,7 +146,7 @@ def _remedy(reason: Reason, signal: Taken | None) -> str:
 def _signal(conflict: Conflict) -> Taken | None:
     """The signal that connects the two accesses, or would if it were repaired."""
     earlier, later = conflict.earlier, conflict.later
-    if earlier.is_atomic and later.is_atomic:
+    if conflict.is_narrow:
         return None
     found = list(later.actor.taken.values())
     slot = earlier.actor.slot
@@ -225,9 +225,9 @@ def _race_reason(conflict: Conflict) -> Reason:
     hosts = [access for access in (one, other) if access.actor.program is None and access.writes]
     if hosts and (one.is_atomic or other.is_atomic):
         return Reason.HOST_WRITE
-    if one.is_atomic and other.is_atomic:
+    if conflict.is_narrow:
         return Reason.SCOPE
-    if one.is_atomic or other.is_atomic:
+    if one.is_atomic != other.is_atomic:
         plain = other if one.is_atomic else one
         return Reason.NO_RELEASE if plain.writes else Reason.NO_ACQUIRE
     return _repair(conflict) or _unconnected(conflict)

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from taxfree_check.checker.clocks import Repair, covers
-from taxfree_check.checker.memory import Access, Conflict, Region, Word
+from taxfree_check.checker.memory import Access, Conflict, Region, Stale, Word
 from taxfree_kernels.device.packets import EMPTY
 
 
@@ -237,7 +237,28 @@ class Shadow:
             releases = access.sem in ("release", "acq_rel")
             word.messages.leave(actor, access.scope, access, releases=releases, continues=reads)
             word.writes[actor.slot] = access
+            word.before[actor.slot] = ctypes.string_at(address, size)
         return conflict
+
+    def stale(self, access: Access, region: Region, address: int) -> Stale | None:
+        """What else an atomic read may find: the value before a write that is announced, not seen.
+
+        A chain of atomics leads from the write to the reader, but it lacks a release, an acquire or
+        a scope. Where no chain leads, the reader does not expect the write.
+        """
+        word, actor = region.words.get(address), access.actor
+        if word is None:
+            return None
+        known, announced = 0, []
+        for other in (*word.writes.values(), *word.reads.values()):
+            if other.actor is actor or other.happened_before(actor):
+                known = max(known, other.time)
+            elif other.writes and actor.has_seen(other.actor.slot, other.epoch, Repair.ALL):
+                announced.append(other)
+        late = min((each for each in announced if each.time > known), key=_time, default=None)
+        if late is None:
+            return None
+        return Stale(Conflict(late, access, address), word.before[late.actor.slot])
 
     def _word_against_plain(
         self, access: Access, region: Region, granules: np.ndarray
@@ -266,6 +287,10 @@ class Shadow:
         access = self._accesses[number]
         assert access is not None
         return access
+
+
+def _time(access: Access) -> int:
+    return access.time
 
 
 def _have_arrived(words: list[int]) -> np.ndarray:
