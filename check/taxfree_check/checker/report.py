@@ -55,6 +55,11 @@ class Reason(Enum):
         "no wait connects the two: nothing that the one waited for comes from the other",
         "let the first release a flag after its access, and the second acquire it before its own",
     )
+    TIMEOUT = (
+        "timeout ignored",
+        "a poll timed out, and its program went on as if the signal had come",
+        "use the result of the poll: where it is false, touch nothing that the signal guards",
+    )
     HOST_WRITE = (
         "host write",
         "the host writes a word that kernels may be using; without a barrier nothing orders that",
@@ -112,13 +117,19 @@ class Violation:
         return "\n".join([*head, *(f"  {line}" for line in self.details), *tail])
 
 
-def race(conflict: Conflict, region: Region, find: Callable[[int], Region | None]) -> Violation:
+def race(
+    conflict: Conflict,
+    region: Region,
+    find: Callable[[int], Region | None],
+    reason: Reason | None = None,
+) -> Violation:
     """Describe two unordered accesses.
 
     Args:
         find: the memory at an address.
+        reason: why they are unordered; found out when None.
     """
-    reason = Reason.LIFETIME if region.is_lamport else _race_reason(conflict)
+    reason = reason or (Reason.LIFETIME if region.is_lamport else _race_reason(conflict))
     accesses = (conflict.earlier, conflict.later)
     place = where(region, conflict.address)
     details = [f"unordered accesses of {place}:"]

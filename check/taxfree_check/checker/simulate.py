@@ -42,11 +42,13 @@ class Outcome:
         violation: the first one, or None.
         coverage: of synchronising lines.
         accesses: number of accesses in the schedule.
+        has_timed_out: a poll has, so that memory may hold anything.
     """
 
     violation: Violation | None
     coverage: Coverage
     accesses: int
+    has_timed_out: bool = False
 
 
 @dataclass
@@ -141,10 +143,12 @@ class Schedule:
                 scheduler.run()
                 while not scheduler.has_stopped and watch.nudge():
                     scheduler.run()
-            violation = watch.violation or self._deadlock() or watch.doubt
+            violation, has_timed_out = watch.violation, watch.timed_out is not None
+            if not has_timed_out:
+                violation = violation or self._deadlock() or watch.doubt
         finally:
             scheduler.abandon()
-        return Outcome(violation, watch.coverage, watch.accesses)
+        return Outcome(violation, watch.coverage, watch.accesses, has_timed_out)
 
     def _deadlock(self) -> Violation | None:
         asleep = self._scheduler.asleep

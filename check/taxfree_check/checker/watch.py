@@ -94,6 +94,8 @@ class Watch:
         self.accesses = 0
         self._scheduler, self._shadow = scheduler, shadow
         self._versions: dict[int, int] = {}  # address -> number of writes
+        #: The program whose poll has timed out. From then on only races with it are reported.
+        self.timed_out: Actor | None = None
         self._nudges = 0
 
     def on_plain(
@@ -195,6 +197,13 @@ class Watch:
         """A fence of the running program."""
         fence(self._scheduler.current.owner.actor, scope)
 
+    def times_out(self) -> bool:
+        """Whether a poll that has a timeout gives up here: at most one does in a schedule."""
+        if self.timed_out is None and all(self._scheduler.draw_some(2)):
+            self.timed_out = self._scheduler.current.owner.actor
+            return True
+        return False
+
     def pause(self) -> None:
         """Let others run."""
         thread = self._scheduler.current.owner
@@ -249,7 +258,9 @@ class Watch:
         thread.actor.join(before.ended)
 
     def crashed(self, actor: Actor, error: BaseException) -> None:
-        """Record that a program raised an exception."""
+        """Record that a program raised an exception, which is right after a timeout."""
+        if self.timed_out is not None:
+            return
         while error.__cause__ is not None:  # the interpreter wraps them at each call
             error = error.__cause__
         site = site_of_error(error)
@@ -352,8 +363,14 @@ class Watch:
             self._scheduler.stop(at_once=at_once)
 
     def _race(self, conflict: Conflict | None, region: Region, at_once: bool = True) -> None:
-        if conflict is not None:
-            self._found(report.race(conflict, region, self._shadow.find), at_once=at_once)
+        if conflict is None:
+            return
+        reason = None
+        if self.timed_out is not None:
+            if self.timed_out not in (conflict.earlier.actor, conflict.later.actor):
+                return
+            reason = Reason.TIMEOUT
+        self._found(report.race(conflict, region, self._shadow.find, reason), at_once=at_once)
 
     def _about(self, reason: Reason, place: str, access: Access) -> Violation:
         details = (place, *report.describe(access))

@@ -118,7 +118,7 @@ class World(Ranks):
                 outcome = self._run_schedule(seed, call, calls, barrier)
                 schedules, accesses = schedules + 1, accesses + outcome.accesses
                 coverage.add(outcome.coverage)
-                found = outcome.violation or _failure(check)
+                found = outcome.violation or (None if outcome.has_timed_out else _failure(check))
                 if found is not None:
                     violation = replace(found, replay=self._replay(seed))
                     if found.reason is not Reason.ASSUMPTION:  # others may show more
