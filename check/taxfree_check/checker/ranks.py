@@ -199,10 +199,14 @@ class Ranks:
         """Whether a call is running."""
         return self._schedule is not None and self._schedule.is_running
 
-    def barrier(self) -> None:
-        """In a call: wait until the devices of all ranks are idle and all hosts have come here."""
+    def barrier(self, channel: int = 0) -> None:
+        """In a call: wait until the devices of all ranks are idle and all hosts have come here.
+
+        Args:
+            channel: hosts at barriers of different channels wait for each other without end.
+        """
         if self._schedule is not None:
-            self._schedule.barrier()
+            self._schedule.barrier(channel)
 
     def side_stream(self) -> Stream:
         """In a call: another stream of the rank.

@@ -124,7 +124,7 @@ class Schedule:
         self._watch = Watch(self._scheduler, self._shadow)
         self._launches: list[Launch] = []
         self._open: dict[Actor, Launch] = {}  # by host: a launch that may still be running
-        self._at_barrier: list[Actor] = []
+        self._at_barrier: dict[int, list[Actor]] = {}  # by channel
         self._kept: list[torch.Tensor] = []
         self.on_argument: Callable[[torch.Tensor], object] = lambda tensor: None  # a new one
         self._hosts = [self._make_actor(rank, 0, "host") for rank in range(ranks)]
@@ -240,21 +240,27 @@ class Schedule:
         self._kept.append(tensor)  # so that no address is used twice
         self._shadow.add(Region(describe, rank, begin, begin + size))
 
-    def barrier(self) -> None:
-        """Order all hosts; there is nothing to order while the schedule is set up."""
+    def barrier(self, channel: int = 0) -> None:
+        """Order all hosts; there is nothing to order while the schedule is set up.
+
+        Args:
+            channel: hosts at barriers of different channels do not meet.
+        """
         if not self.is_running:
             return
         self._close()
-        self._at_barrier.append(self.thread.actor)
-        if len(self._at_barrier) < self.ranks:
-            self._scheduler.sleep([waits.BARRIER])
+        hosts = self._at_barrier.setdefault(channel, [])
+        hosts.append(self.thread.actor)
+        here = waits.Barrier(channel)
+        if len(hosts) < self.ranks:
+            self._scheduler.sleep([here])
             return
-        together = np.maximum.reduce([host.clocks for host in self._at_barrier])
-        for host in self._at_barrier:
+        together = np.maximum.reduce([host.clocks for host in hosts])
+        for host in hosts:
             host.join(together)
             host.step()
-        self._at_barrier = []
-        self._scheduler.touch([waits.BARRIER])
+        del self._at_barrier[channel]
+        self._scheduler.touch([here])
 
     def _run_host(self, host: Actor, calls: Sequence[Call]) -> None:
         for call in calls:

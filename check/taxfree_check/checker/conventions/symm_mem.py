@@ -55,8 +55,8 @@ class Handle:
         return pad[: torch.Size(sizes).numel()].view(*sizes) if sizes else pad
 
     def barrier(self, channel: int = 0, timeout_ms: int = 0) -> None:
-        """A barrier of all ranks' streams."""
-        self._world.barrier()
+        """A barrier of all ranks' streams that come by the same channel."""
+        self._world.barrier(channel)
 
 
 def rendezvous(world: Ranks, tensor: torch.Tensor, group: Any = None) -> Handle:
