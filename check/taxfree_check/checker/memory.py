@@ -105,6 +105,7 @@ class Region:
         describe: byte offset -> name of the place, for reports.
         rank: its owner.
         begin, end: addresses.
+        is_symmetric: each rank has one like it.
         word_bytes: 8 if it holds LL packets, 4 if it holds Lamport words, else 0. Races on whole
             words of one call are allowed.
     """
@@ -113,6 +114,7 @@ class Region:
     rank: int
     begin: int
     end: int
+    is_symmetric: bool = False
     word_bytes: int = 0
     words: dict[int, Word] = field(default_factory=dict)
     reads: dict[int, np.ndarray] = field(default_factory=dict)

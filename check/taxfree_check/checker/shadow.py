@@ -26,6 +26,7 @@ class Shadow:
         self._sorted: list[int] = []
         self._begins = np.zeros(0, np.uint64)
         self._accesses: list[Access | None] = [None]
+        self.newest_call = 0  # the last one that stored where no call of its rank had stored
         self._times = np.zeros((3, 1024), np.int64)  # epoch, slot and call of each access
 
     def add(self, region: Region) -> None:
@@ -71,6 +72,8 @@ class Shadow:
             touching = addresses[region.has_word[of_each].any(axis=1)]
             conflict = self._plain_against_words(access, region, touching, size)
         if access.writes:
+            if region.is_symmetric and not region.written[granules].all():
+                self.newest_call = max(self.newest_call, access.actor.call)
             region.written[granules] = number
         else:
             region.reads_of(access.actor.slot)[granules] = number
@@ -234,6 +237,8 @@ class Shadow:
             word.messages.take(actor, access.scope, access, address, acquires=acquires)
             word.reads[actor.slot] = access
         if access.writes:
+            if region.is_symmetric and not word.writes:
+                self.newest_call = max(self.newest_call, actor.call)
             releases = access.sem in ("release", "acq_rel")
             word.messages.leave(actor, access.scope, access, releases=releases, continues=reads)
             word.writes[actor.slot] = access

@@ -43,12 +43,15 @@ class Outcome:
         coverage: of synchronising lines.
         accesses: number of accesses in the schedule.
         has_timed_out: a poll has, so that memory may hold anything.
+        calls_to_reuse: number of calls after which all stores to symmetric memory are to places
+            where an earlier call has stored.
     """
 
     violation: Violation | None
     coverage: Coverage
     accesses: int
     has_timed_out: bool = False
+    calls_to_reuse: int = 0
 
 
 @dataclass
@@ -148,7 +151,10 @@ class Schedule:
                 violation = violation or self._deadlock() or watch.doubt
         finally:
             scheduler.abandon()
-        return Outcome(violation, watch.coverage, watch.accesses, has_timed_out)
+        calls_to_reuse = self._shadow.newest_call - self._first_call + 1
+        return Outcome(
+            violation, watch.coverage, watch.accesses, has_timed_out, max(0, calls_to_reuse)
+        )
 
     def _deadlock(self) -> Violation | None:
         asleep = self._scheduler.asleep
@@ -222,8 +228,8 @@ class Schedule:
         return self._shadow.find(tensor.data_ptr())
 
     def declare(self, rank: int, tensor: torch.Tensor, describe: Callable[[int], str]) -> None:
-        """Declare a tensor's memory: `describe` names the place at a byte offset."""
-        self._add(rank, tensor, tensor.data_ptr(), tensor.nbytes, describe)
+        """Declare a symmetric tensor's memory; `describe` names the place at a byte offset."""
+        self._add(rank, tensor, tensor.data_ptr(), tensor.nbytes, describe, is_symmetric=True)
 
     def declare_argument(self, rank: int, name: str, tensor: torch.Tensor) -> None:
         """Declare the storage of an argument of a kernel, unless it is known."""
@@ -235,10 +241,17 @@ class Schedule:
             self._add(rank, tensor, begin, size, lambda offset: f"{name}[{offset // element}]")
 
     def _add(
-        self, rank: int, tensor: torch.Tensor, begin: int, size: int, describe: Callable[[int], str]
+        self,
+        rank: int,
+        tensor: torch.Tensor,
+        begin: int,
+        size: int,
+        describe: Callable[[int], str],
+        *,
+        is_symmetric: bool = False,
     ) -> None:
         self._kept.append(tensor)  # so that no address is used twice
-        self._shadow.add(Region(describe, rank, begin, begin + size))
+        self._shadow.add(Region(describe, rank, begin, begin + size, is_symmetric))
 
     def barrier(self, channel: int = 0) -> None:
         """Order all hosts; there is nothing to order while the schedule is set up.
