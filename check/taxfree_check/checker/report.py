@@ -136,11 +136,28 @@ def race(
     for access in accesses:
         details += describe(access)
     signal = _signal(conflict)
+    if reason in (Reason.NO_WAIT, Reason.STALE_SIGNAL, Reason.LIFETIME):
+        for access in accesses:
+            details += _satisfied_at_once(access.actor, find)
     if reason.remedy:
         details.append(f"what would be right: {_remedy(reason, signal)}")
     details += ["order of events:", *_picture(conflict, place, signal, find)]
     lines = tuple(access.site.lines[0].where for access in accesses)
     return Violation(reason, tuple(details), lines)
+
+
+def _satisfied_at_once(actor: Actor, find: Callable[[int], Region | None]) -> list[str]:
+    """The word that an actor read last of those that nobody had written."""
+    if not actor.unwritten:
+        return []
+    address, (read, held) = list(actor.unwritten.items())[-1]
+    region = find(address)
+    assert region is not None
+    return [
+        f"{who(actor)} read {where(region, address)} before anybody had written it: what it held "
+        f"at first, {int.from_bytes(held, 'little', signed=True)}, ended the wait",
+        *source(read.site),
+    ]
 
 
 def _remedy(reason: Reason, signal: Taken | None) -> str:

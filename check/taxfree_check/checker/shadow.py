@@ -236,6 +236,9 @@ class Shadow:
             acquires = access.sem in ("acquire", "acq_rel")
             word.messages.take(actor, access.scope, access, address, acquires=acquires)
             word.reads[actor.slot] = access
+            actor.unwritten.pop(address, None)
+            if not (access.writes or word.writes or region.written[granules].any()):
+                actor.unwritten[address] = access, ctypes.string_at(address, size)
         if access.writes:
             if region.is_symmetric and not word.writes:
                 self.newest_call = max(self.newest_call, actor.call)

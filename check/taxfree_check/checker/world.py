@@ -185,6 +185,7 @@ class World(Ranks):
                 self._sizes,
                 co_resident=self.co_resident,
                 launches_fence=True,
+                first_call=0,
             )
         finally:
             self._schedule = None
