@@ -140,7 +140,7 @@ class Schedule:
         try:
             with (
                 hooks.observed_by(watch),
-                launched_through(self._issue, self.seed),
+                launched_through(self._issue, watch.refuse, self.seed),
                 TorchOperations(self._on_tensor, self._postpones),
             ):
                 scheduler.run()

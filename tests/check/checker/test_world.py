@@ -126,6 +126,18 @@ def test_a_refused_instruction_is_named():
     )
 
 
+def test_a_gluon_kernel_is_refused_by_name():
+    gluon = pytest.importorskip("triton.experimental.gluon")
+
+    @gluon.jit
+    def layouts(x):
+        pass
+
+    failed = report_of(lambda world: world.run(lambda rank: layouts[(1,)](world.heap_bases)))
+    assert failed.checked.violation.reason is Reason.UNKNOWN
+    assert "layouts: a Gluon kernel" in str(failed)
+
+
 def test_a_seed_repeats_its_report():
     first = report_of(anybody.tables("one slot"))
     seed = int(first.checked.violation.replay.partition("first_seed=")[2].rstrip(")"))
