@@ -208,6 +208,15 @@ class Ranks:
         if self._schedule is not None:
             self._schedule.barrier(channel)
 
+    def exchange(self, word: torch.Tensor, before: int, after: int, sem: str) -> None:
+        """In a call: on the present stream, wait until an int32 word holds `before`; set `after`.
+
+        Args:
+            sem: of the exchange, at system scope.
+        """
+        if self._schedule is not None:
+            self._schedule.exchange(word, before, after, sem)
+
     def side_stream(self) -> Stream:
         """In a call: another stream of the rank.
 

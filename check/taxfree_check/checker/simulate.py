@@ -21,7 +21,7 @@ from taxfree_check.checker.report import Violation
 from taxfree_check.checker.schedule import Scheduler
 from taxfree_check.checker.shadow import Shadow
 from taxfree_check.checker.streams import Event, Stream
-from taxfree_check.checker.watch import Thread, TorchOperations, Watch, enter_program
+from taxfree_check.checker.watch import Change, Thread, TorchOperations, Watch, enter_program
 
 _RESIDENTS = (1, 2, 3, 4, None)
 _HOW_SOON = (0.0, 0.3, 0.7, 1.0)  # probability that side-stream work runs when it is issued
@@ -274,6 +274,30 @@ class Schedule:
             host.step()
         del self._at_barrier[channel]
         self._scheduler.touch([here])
+
+    def exchange(self, word: torch.Tensor, before: int, after: int, sem: str) -> None:
+        """On the present stream, wait until a word holds `before`, and set `after`, atomically."""
+        work = partial(self._exchange, word, before, after, sem)
+        if self.stream is not None:
+            self.stream.issue(work)
+        else:
+            work()
+
+    def _exchange(self, word: torch.Tensor, before: int, after: int, sem: str) -> None:
+        self._close()
+        address = np.array([word.data_ptr()], np.uint64)
+        held = word.numpy()  # no host's operation
+
+        def change() -> Change:
+            is_due = bool(held == before)
+            return Change(is_due, is_due)
+
+        done = False
+        while not done:
+            self._watch.on_atomic(address, 4, sem, "sys", what=b"exchange", change=change)
+            done = bool(held == before)
+            if done:
+                held[...] = after
 
     def _run_host(self, host: Actor, calls: Sequence[Call]) -> None:
         for call in calls:
