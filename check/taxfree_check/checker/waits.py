@@ -43,8 +43,8 @@ def deadlock(tasks: Iterable[Task[Thread]], others: Iterable[str], shadow: Shado
         if actor.program is None:
             barriers = [each for each in task.waits_for if isinstance(each, Barrier)]
             details += [f"rank {actor.rank}'s host waits at {each}" for each in barriers]
-            places = _places(task, shadow, None)
-            details += [f"rank {actor.rank}'s stream waits for {place}" for place in places]
+            words = _places(task, shadow, None)
+            details += [f"rank {actor.rank}'s stream waits for {word}" for word in words]
             continue
         wanted = _wanted(task)
         what = "" if wanted is None else f" for generation {wanted}"
