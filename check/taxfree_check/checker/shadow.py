@@ -26,7 +26,7 @@ class Shadow:
         self._sorted: list[int] = []
         self._begins = np.zeros(0, np.uint64)
         self._accesses: list[Access | None] = [None]
-        self.newest_call = 0  # the last one that stored where no call of its rank had stored
+        self.newest_call = 0  # the last one that stored to symmetric memory where none had
         self._times = np.zeros((3, 1024), np.int64)  # epoch, slot and call of each access
 
     def add(self, region: Region) -> None:
