@@ -128,6 +128,8 @@ def show(found: list[Checked], json: bool) -> None:
     for each in found:
         if each.verdict in ("violation", "not covered"):
             print_lines(["", *str(each).splitlines()])
+        elif each.note:
+            print_lines(["", f"{each.name}: {each.note}"])
 
 
 def _as_json(checked: Checked) -> dict[str, Any]:
@@ -141,6 +143,7 @@ def _as_json(checked: Checked) -> dict[str, Any]:
         "schedules": checked.schedules,
         "accesses": checked.accesses,
         "seconds": checked.seconds,
+        "note": checked.note,
         "coverage": [dict(zip(fields, row, strict=True)) for row in coverage_rows([checked])],
         "violation": violation
         and {

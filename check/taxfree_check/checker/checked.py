@@ -28,6 +28,7 @@ class Checked:
         coverage: of synchronising lines.
         wanted: how much counts as covered.
         accesses: to memory, of all schedules.
+        note: what these calls could not show, or "".
     """
 
     name: str
@@ -37,6 +38,7 @@ class Checked:
     coverage: Coverage = field(repr=False)
     wanted: Wanted = field(default_factory=Wanted)
     accesses: int = 0
+    note: str = ""
 
     @property
     def verdict(self) -> Verdict:
@@ -61,6 +63,7 @@ class Checked:
 
     def __str__(self) -> str:
         lines = [f"{self.name}: {self.verdict}, {self.rate}"]
+        lines += [f"  {self.note}"] if self.note else []
         if self.violation is not None:
             return "\n".join([*lines, str(self.violation)])
         lines += [

@@ -74,6 +74,8 @@ class Actor:
     heard: dict[int, int] = field(default_factory=dict)  # rank -> call acquired from
     #: The last message read of each word and sender, for reports.
     taken: dict[tuple[int, Sender], Taken] = field(default_factory=dict)
+    #: Words that nobody had written when this last read them -> that read, and what they held.
+    unwritten: dict[int, tuple[Any, bytes]] = field(default_factory=dict)
     #: Clocks at the last fence of each scope: relaxed writes since then release them.
     fenced: dict[Scope, np.ndarray] = field(default_factory=dict)
     #: Clocks at the begin of its kernel, if that counts as a fence.

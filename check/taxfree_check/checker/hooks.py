@@ -70,9 +70,9 @@ class _Hooks:
         is_volatile = bool(rest[-1]) if rest else bool(named.get("is_volatile"))
         if is_volatile and addresses.size and not self._watch.holds_words(addresses):
             # in PTX, what a relaxed load at system scope does
-            self._atomic(addresses, _size(pointers), "relaxed", "sys")
-        else:
-            self._plain(pointers, mask)
+            with self._atomic(addresses, _size(pointers), "relaxed", "sys"):
+                return self._load(pointers, mask, other, *rest, **named)
+        self._plain(pointers, mask)
         return self._load(pointers, mask, other, *rest, **named)
 
     def create_masked_store(
@@ -96,8 +96,8 @@ class _Hooks:
             return Change(True, bool(np.any(old != value.data)))
 
         what = name.encode() + np.ascontiguousarray(value.data).tobytes()
-        self._ordered(pointers, mask, sem, scope, what=what, change=change)
-        return self._rmw(operation, pointers, value, mask, sem, scope)
+        with self._ordered(pointers, mask, sem, scope, what=what, change=change):
+            return self._rmw(operation, pointers, value, mask, sem, scope)
 
     def create_atomic_cas(
         self, pointers: Any, expected: Any, value: Any, sem: Any, scope: Any
@@ -110,12 +110,12 @@ class _Hooks:
         what = b"CAS" + b"".join(
             np.ascontiguousarray(each.data).tobytes() for each in (expected, value)
         )
-        self._ordered(pointers, None, sem, scope, what=what, change=change)
-        return self._cas(pointers, expected, value, sem, scope)
+        with self._ordered(pointers, None, sem, scope, what=what, change=change):
+            return self._cas(pointers, expected, value, sem, scope)
 
     def create_atomic_load(self, pointers: Any, mask: Any, sem: Any, scope: Any) -> Any:
-        self._ordered(pointers, mask, sem, scope)
-        return self._seen(pointers, mask)
+        with self._ordered(pointers, mask, sem, scope):
+            return self._seen(pointers, mask)
 
     def create_atomic_store(
         self, pointers: Any, value: Any, mask: Any, sem: Any, scope: Any
@@ -127,6 +127,10 @@ class _Hooks:
         self, pointers: Any, expected: Any, timeout_ns: Any, sem: Any, scope: Any
     ) -> Any:
         everywhere = _everywhere(pointers)
+        if isinstance(timeout_ns, TensorHandle):
+            matched = self._seen(pointers, everywhere).data == expected.data
+            if not matched.all() and self._watch.times_out():
+                return TensorHandle(matched, tl.int1)
         while True:
             seen = self.create_atomic_load(pointers, everywhere, sem, scope)
             if np.array_equal(seen.data, np.broadcast_to(expected.data, seen.data.shape)):
@@ -152,18 +156,21 @@ class _Hooks:
             empties = writes and bool((value.data == EMPTY.value).all())
             self._watch.on_plain(addresses, _size(pointers), writes=writes, empties=empties)
 
-    def _ordered(self, pointers: Any, mask: Any, sem: Any, scope: Any, **named: Any) -> None:
-        """An atomic as the interpreter describes it."""
+    def _ordered(
+        self, pointers: Any, mask: Any, sem: Any, scope: Any, **named: Any
+    ) -> contextlib.AbstractContextManager[None]:
+        """The context of an atomic as the interpreter describes it."""
         addresses = _active(pointers, mask)
-        if addresses.size:
-            size = _size(pointers)
-            self._atomic(addresses, size, _SEMANTICS[sem.name], _SCOPES[scope.name], **named)
+        if not addresses.size:
+            return contextlib.nullcontext()
+        size = _size(pointers)
+        return self._atomic(addresses, size, _SEMANTICS[sem.name], _SCOPES[scope.name], **named)
 
     def _atomic(
         self, addresses: np.ndarray, size: int, sem: str, scope: Scope, **named: Any
-    ) -> None:
+    ) -> contextlib.AbstractContextManager[None]:
         change = named.pop("change", lambda: NO_CHANGE)
-        self._watch.on_atomic(addresses, size, sem, scope, change=change, **named)
+        return self._watch.on_atomic(addresses, size, sem, scope, change=change, **named)
 
     def _arriving_together(self, pointers: Any, mask: Any) -> list[Any]:
         """Masks of the lanes that become visible at once: words may arrive in two parts."""

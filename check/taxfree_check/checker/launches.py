@@ -120,11 +120,22 @@ class Request:
 
 
 @contextlib.contextmanager
-def launched_through(launch: Callable[[Request], None], seed: int) -> Iterator[None]:
-    """Within the context, launches go to `launch`; autotuned kernels take a config by `seed`."""
+def launched_through(
+    launch: Callable[[Request], None], refuse: Callable[[str], None], seed: int
+) -> Iterator[None]:
+    """Within the context, launches go to `launch`; autotuned kernels take a config by `seed`.
+
+    Args:
+        refuse: gets what kernels cannot be interpreted.
+    """
 
     def run(self: Any, *args: Any, grid: Any, warmup: bool, **named: Any) -> None:
-        if not warmup:
+        if _is_gluon(self):
+            refuse(
+                f"{self.__name__}: a Gluon kernel, whose layouts and shared memory have no "
+                "interpreter"
+            )
+        elif not warmup:
             function = interpreted(self)
             builtins.replace_in(function.fn.__globals__)
             launch(_request(function, args, grid, named))
@@ -200,6 +211,10 @@ def interpreted(function: Any) -> Any:
 @cache
 def _interpreted(function: Any) -> InterpretedFunction:
     return InterpretedFunction(function)
+
+
+def _is_gluon(function: Any) -> bool:
+    return type(function).__module__.startswith("triton.experimental.gluon")
 
 
 def is_device_function(function: Any) -> bool:

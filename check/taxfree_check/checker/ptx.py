@@ -12,6 +12,7 @@ import re
 import struct
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any
@@ -276,30 +277,32 @@ class _Thread:
         target, place = instruction.operands
         targets = re.findall(r"[^\s,{}]+", target)
         addresses, size = self._addresses(place, instruction.type, len(targets))
-        self._access(instruction, addresses, size, writes=False)
-        for register, address in zip(targets, addresses, strict=True):
-            self.registers[register] = _INTEGERS[size].from_address(address).value
+        with self._access(instruction, addresses, size, writes=False):
+            for register, address in zip(targets, addresses, strict=True):
+                self.registers[register] = _INTEGERS[size].from_address(address).value
 
     def _st(self, instruction: _Instruction) -> None:
         place, source = instruction.operands
         sources = re.findall(r"[^\s,{}]+", source)
         addresses, size = self._addresses(place, instruction.type, len(sources))
         values = [self._value(each, instruction.type) for each in sources]
-        self._access(instruction, addresses, size, writes=True)
-        for value, address in zip(values, addresses, strict=True):
-            _INTEGERS[size].from_address(address).value = value & (2 ** (8 * size) - 1)
+        with self._access(instruction, addresses, size, writes=True):
+            for value, address in zip(values, addresses, strict=True):
+                _INTEGERS[size].from_address(address).value = value & (2 ** (8 * size) - 1)
 
     def _access(
         self, instruction: _Instruction, addresses: list[int], size: int, *, writes: bool
-    ) -> None:
-        """Tell the watch of a load or store."""
+    ) -> AbstractContextManager[None]:
+        """Tell the watch of a load or store, which happens in the context that this returns."""
         sem, scope = _ordering(instruction, "")
         where = np.array(addresses, np.uint64)
         if sem:
             change = CHANGES if writes else NO_CHANGE
-            self._watch.on_atomic(where, size, sem, scope, reads=not writes, change=lambda: change)
-        else:
-            self._watch.on_plain(where, size, writes=writes)
+            return self._watch.on_atomic(
+                where, size, sem, scope, reads=not writes, change=lambda: change
+            )
+        self._watch.on_plain(where, size, writes=writes)
+        return nullcontext()
 
     def _atom(self, instruction: _Instruction) -> None:
         target, *rest = instruction.operands
@@ -337,8 +340,8 @@ class _Thread:
         sem, scope = _ordering(instruction, "relaxed")
         what = f"{operation} {values}".encode()
         where = np.array([address], np.uint64)
-        self._watch.on_atomic(where, size, sem, scope, what=what, change=change)
-        old, word.value = word.value, result()
+        with self._watch.on_atomic(where, size, sem, scope, what=what, change=change):
+            old, word.value = word.value, result()
         return old
 
     def _addresses(self, place: str, kind: str, count: int) -> tuple[list[int], int]:

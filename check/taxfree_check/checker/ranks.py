@@ -199,10 +199,23 @@ class Ranks:
         """Whether a call is running."""
         return self._schedule is not None and self._schedule.is_running
 
-    def barrier(self) -> None:
-        """In a call: wait until the devices of all ranks are idle and all hosts have come here."""
+    def barrier(self, channel: int = 0) -> None:
+        """In a call: wait until the devices of all ranks are idle and all hosts have come here.
+
+        Args:
+            channel: hosts at barriers of different channels wait for each other without end.
+        """
         if self._schedule is not None:
-            self._schedule.barrier()
+            self._schedule.barrier(channel)
+
+    def exchange(self, word: torch.Tensor, before: int, after: int, sem: str) -> None:
+        """In a call: on the present stream, wait until an int32 word holds `before`; set `after`.
+
+        Args:
+            sem: of the exchange, at system scope.
+        """
+        if self._schedule is not None:
+            self._schedule.exchange(word, before, after, sem)
 
     def side_stream(self) -> Stream:
         """In a call: another stream of the rank.

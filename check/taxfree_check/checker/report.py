@@ -55,6 +55,11 @@ class Reason(Enum):
         "no wait connects the two: nothing that the one waited for comes from the other",
         "let the first release a flag after its access, and the second acquire it before its own",
     )
+    TIMEOUT = (
+        "timeout ignored",
+        "a poll timed out, and its program went on as if the signal had come",
+        "use the result of the poll: where it is false, touch nothing that the signal guards",
+    )
     HOST_WRITE = (
         "host write",
         "the host writes a word that kernels may be using; without a barrier nothing orders that",
@@ -112,24 +117,47 @@ class Violation:
         return "\n".join([*head, *(f"  {line}" for line in self.details), *tail])
 
 
-def race(conflict: Conflict, region: Region, find: Callable[[int], Region | None]) -> Violation:
+def race(
+    conflict: Conflict,
+    region: Region,
+    find: Callable[[int], Region | None],
+    reason: Reason | None = None,
+) -> Violation:
     """Describe two unordered accesses.
 
     Args:
         find: the memory at an address.
+        reason: why they are unordered; found out when None.
     """
-    reason = Reason.LIFETIME if region.is_lamport else _race_reason(conflict)
+    reason = reason or (Reason.LIFETIME if region.is_lamport else _race_reason(conflict))
     accesses = (conflict.earlier, conflict.later)
     place = where(region, conflict.address)
     details = [f"unordered accesses of {place}:"]
     for access in accesses:
         details += describe(access)
     signal = _signal(conflict)
+    if reason in (Reason.NO_WAIT, Reason.STALE_SIGNAL, Reason.LIFETIME):
+        for access in accesses:
+            details += _satisfied_at_once(access.actor, find)
     if reason.remedy:
         details.append(f"what would be right: {_remedy(reason, signal)}")
     details += ["order of events:", *_picture(conflict, place, signal, find)]
     lines = tuple(access.site.lines[0].where for access in accesses)
     return Violation(reason, tuple(details), lines)
+
+
+def _satisfied_at_once(actor: Actor, find: Callable[[int], Region | None]) -> list[str]:
+    """The word that an actor read last of those that nobody had written."""
+    if not actor.unwritten:
+        return []
+    address, (read, held) = list(actor.unwritten.items())[-1]
+    region = find(address)
+    assert region is not None
+    return [
+        f"{who(actor)} read {where(region, address)} before anybody had written it: what it held "
+        f"at first, {int.from_bytes(held, 'little', signed=True)}, ended the wait",
+        *source(read.site),
+    ]
 
 
 def _remedy(reason: Reason, signal: Taken | None) -> str:
@@ -146,7 +174,7 @@ def _remedy(reason: Reason, signal: Taken | None) -> str:
 def _signal(conflict: Conflict) -> Taken | None:
     """The signal that connects the two accesses, or would if it were repaired."""
     earlier, later = conflict.earlier, conflict.later
-    if earlier.is_atomic and later.is_atomic:
+    if conflict.is_narrow:
         return None
     found = list(later.actor.taken.values())
     slot = earlier.actor.slot
@@ -225,9 +253,9 @@ def _race_reason(conflict: Conflict) -> Reason:
     hosts = [access for access in (one, other) if access.actor.program is None and access.writes]
     if hosts and (one.is_atomic or other.is_atomic):
         return Reason.HOST_WRITE
-    if one.is_atomic and other.is_atomic:
+    if conflict.is_narrow:
         return Reason.SCOPE
-    if one.is_atomic or other.is_atomic:
+    if one.is_atomic != other.is_atomic:
         plain = other if one.is_atomic else one
         return Reason.NO_RELEASE if plain.writes else Reason.NO_ACQUIRE
     return _repair(conflict) or _unconnected(conflict)

@@ -1,4 +1,4 @@
-"""Shadow memory: for every two bytes, the last store and each slot's last load since.
+"""Shadow memory: for every two bytes, or each, the last store and each slot's last load since.
 
 Accesses are checked where they happen, against all earlier ones of the same memory. Plain accesses
 are checked in bulk with NumPy; synchronisation words, which atomics touch, one by one.
@@ -14,7 +14,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from taxfree_check.checker.clocks import Repair, covers
-from taxfree_check.checker.memory import GRANULE, Access, Conflict, Region, Word
+from taxfree_check.checker.memory import Access, Conflict, Region, Stale, Word
 from taxfree_kernels.device.packets import EMPTY
 
 
@@ -26,6 +26,7 @@ class Shadow:
         self._sorted: list[int] = []
         self._begins = np.zeros(0, np.uint64)
         self._accesses: list[Access | None] = [None]
+        self.newest_call = 0  # the last one that stored to symmetric memory where none had
         self._times = np.zeros((3, 1024), np.int64)  # epoch, slot and call of each access
 
     def add(self, region: Region) -> None:
@@ -64,13 +65,15 @@ class Shadow:
     ) -> Conflict | None:
         """Check and record a plain access of `size` bytes at each address of one region."""
         number = self._number(access)
-        granules = region.granules(addresses)
-        if size > GRANULE:
-            granules = (granules[:, None] + np.arange(size // GRANULE)).ravel()
+        of_each = region.granules(addresses, size)
+        granules = of_each.ravel()
         conflict = self._against_plain(access, region, granules)
         if conflict is None and region.words and region.has_word[granules].any():
-            conflict = self._plain_against_words(access, region, addresses, size)
+            touching = addresses[region.has_word[of_each].any(axis=1)]
+            conflict = self._plain_against_words(access, region, touching, size)
         if access.writes:
+            if region.is_symmetric and not region.written[granules].all():
+                self.newest_call = max(self.newest_call, access.actor.call)
             region.written[granules] = number
         else:
             region.reads_of(access.actor.slot)[granules] = number
@@ -118,16 +121,16 @@ class Shadow:
         if not wrong.any():
             return None
         at = int(wrong.argmax())
-        address = region.begin + int(granules[at]) * GRANULE
+        address = region.begin + int(granules[at]) * region.granule
         return Conflict(self._access(int(earlier[at])), access, address)
 
     def _plain_against_words(
         self, access: Access, region: Region, addresses: np.ndarray, size: int
     ) -> Conflict | None:
         touched = {
-            address: region.words[address]
+            at: word
             for address in sorted(set(addresses.tolist()))
-            if address in region.words
+            for at, word in region.words_in(address, size)
         }
         conflict = None
         for address, word in touched.items():
@@ -151,7 +154,7 @@ class Shadow:
         A poll may find any packet of its own generation or of an earlier one. A store has to come
         after all accesses of other generations, and after all other stores.
         """
-        granules = region.granules(addresses)
+        granules = region.granules(addresses, region.word_bytes)[:, 0]
         conflict = None
         for numbers in self._last(access, region):
             earlier = numbers[granules]
@@ -173,7 +176,8 @@ class Shadow:
         region's owner has emptied: after all other accesses, except polls of its own generation.
         The owner empties a word after all polls of it, and after the store that a poll has found.
         """
-        granules, words = region.granules(addresses), addresses.tolist()
+        granules = region.granules(addresses, region.word_bytes)[:, 0]
+        words = addresses.tolist()
         last, arrived = region.written[granules], _have_arrived(words)
         if not access.writes:
             there = list(itertools.compress(words, arrived))
@@ -223,32 +227,59 @@ class Shadow:
         """
         assert access.scope is not None
         word, actor = region.word(address, size), access.actor
-        at = (address - region.begin) // GRANULE
-        conflict = self._word_against_plain(access, region, range(at, at + max(1, size // GRANULE)))
-        conflict = conflict or _against_atomics(access, word, address)
+        granules = region.granules(np.array([address], np.uint64), size)[0]
+        conflict = self._word_against_plain(access, region, granules)
+        for at, other in region.words_in(address, size):
+            conflict = conflict or _against_atomics(access, other, at, is_same=other is word)
         word.messages.is_signal |= access.writes and actor.rank != region.rank
         if reads:
             acquires = access.sem in ("acquire", "acq_rel")
             word.messages.take(actor, access.scope, access, address, acquires=acquires)
             word.reads[actor.slot] = access
+            actor.unwritten.pop(address, None)
+            if not (access.writes or word.writes or region.written[granules].any()):
+                actor.unwritten[address] = access, ctypes.string_at(address, size)
         if access.writes:
+            if region.is_symmetric and not word.writes:
+                self.newest_call = max(self.newest_call, actor.call)
             releases = access.sem in ("release", "acq_rel")
             word.messages.leave(actor, access.scope, access, releases=releases, continues=reads)
             word.writes[actor.slot] = access
+            word.before[actor.slot] = ctypes.string_at(address, size)
         return conflict
 
+    def stale(self, access: Access, region: Region, address: int) -> Stale | None:
+        """What else an atomic read may find: the value before a write that is announced, not seen.
+
+        A chain of atomics leads from the write to the reader, but it lacks a release, an acquire or
+        a scope. Where no chain leads, the reader does not expect the write.
+        """
+        word, actor = region.words.get(address), access.actor
+        if word is None:
+            return None
+        known, announced = 0, []
+        for other in (*word.writes.values(), *word.reads.values()):
+            if other.actor is actor or other.happened_before(actor):
+                known = max(known, other.time)
+            elif other.writes and actor.has_seen(other.actor.slot, other.epoch, Repair.ALL):
+                announced.append(other)
+        late = min((each for each in announced if each.time > known), key=_time, default=None)
+        if late is None:
+            return None
+        return Stale(Conflict(late, access, address), word.before[late.actor.slot])
+
     def _word_against_plain(
-        self, access: Access, region: Region, granules: range
+        self, access: Access, region: Region, granules: np.ndarray
     ) -> Conflict | None:
         """As :meth:`_against_plain`, for the few granules of a word, which mostly has none."""
         for numbers in self._last(access, region):
-            if any(numbers[granule] for granule in granules):
-                return self._against_plain(access, region, np.array(granules))
+            if numbers[granules].any():
+                return self._against_plain(access, region, granules)
         return None
 
     def last_store(self, region: Region, address: int) -> Access | None:
         """The last plain store to an address."""
-        return self._accesses[int(region.written[(address - region.begin) // GRANULE])]
+        return self._accesses[int(region.written[(address - region.begin) // region.granule])]
 
     # -- accesses by number -----------------------------------------------------------------------
 
@@ -266,13 +297,21 @@ class Shadow:
         return access
 
 
+def _time(access: Access) -> int:
+    return access.time
+
+
 def _have_arrived(words: list[int]) -> np.ndarray:
     """Which Lamport words, by address, are not empty."""
     return np.array([ctypes.c_int32.from_address(word).value != EMPTY.value for word in words])
 
 
-def _against_atomics(access: Access, word: Word, address: int) -> Conflict | None:
-    """Atomics of one word do not race, unless the scope of one leaves the other out."""
+def _against_atomics(access: Access, word: Word, address: int, *, is_same: bool) -> Conflict | None:
+    """Atomics of the same word do not race, unless the scope of one leaves the other out.
+
+    Args:
+        is_same: the word is the one that is accessed; else they share bytes.
+    """
     assert access.scope is not None
     others = [*word.writes.values(), *(word.reads.values() if access.writes else ())]
     for other in others:
@@ -280,6 +319,6 @@ def _against_atomics(access: Access, word: Word, address: int) -> Conflict | Non
             continue
         assert other.scope is not None
         same_rank = other.actor.rank == access.actor.rank
-        if not covers(access.scope, other.scope, same_rank=same_rank):
+        if not is_same or not covers(access.scope, other.scope, same_rank=same_rank):
             return Conflict(other, access, address)
     return None

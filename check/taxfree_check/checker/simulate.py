@@ -21,7 +21,7 @@ from taxfree_check.checker.report import Violation
 from taxfree_check.checker.schedule import Scheduler
 from taxfree_check.checker.shadow import Shadow
 from taxfree_check.checker.streams import Event, Stream
-from taxfree_check.checker.watch import Thread, TorchOperations, Watch, enter_program
+from taxfree_check.checker.watch import Change, Thread, TorchOperations, Watch, enter_program
 
 _RESIDENTS = (1, 2, 3, 4, None)
 _HOW_SOON = (0.0, 0.3, 0.7, 1.0)  # probability that side-stream work runs when it is issued
@@ -42,11 +42,16 @@ class Outcome:
         violation: the first one, or None.
         coverage: of synchronising lines.
         accesses: number of accesses in the schedule.
+        has_timed_out: a poll has, so that memory may hold anything.
+        calls_to_reuse: number of calls after which all stores to symmetric memory are to places
+            where an earlier call has stored.
     """
 
     violation: Violation | None
     coverage: Coverage
     accesses: int
+    has_timed_out: bool = False
+    calls_to_reuse: int = 0
 
 
 @dataclass
@@ -122,7 +127,7 @@ class Schedule:
         self._watch = Watch(self._scheduler, self._shadow)
         self._launches: list[Launch] = []
         self._open: dict[Actor, Launch] = {}  # by host: a launch that may still be running
-        self._at_barrier: list[Actor] = []
+        self._at_barrier: dict[int, list[Actor]] = {}  # by channel
         self._kept: list[torch.Tensor] = []
         self.on_argument: Callable[[torch.Tensor], object] = lambda tensor: None  # a new one
         self._hosts = [self._make_actor(rank, 0, "host") for rank in range(ranks)]
@@ -135,16 +140,21 @@ class Schedule:
         try:
             with (
                 hooks.observed_by(watch),
-                launched_through(self._issue, self.seed),
+                launched_through(self._issue, watch.refuse, self.seed),
                 TorchOperations(self._on_tensor, self._postpones),
             ):
                 scheduler.run()
                 while not scheduler.has_stopped and watch.nudge():
                     scheduler.run()
-            violation = watch.violation or self._deadlock() or watch.doubt
+            violation, has_timed_out = watch.violation, watch.timed_out is not None
+            if not has_timed_out:
+                violation = violation or self._deadlock() or watch.doubt
         finally:
             scheduler.abandon()
-        return Outcome(violation, watch.coverage, watch.accesses)
+        calls_to_reuse = self._shadow.newest_call - self._first_call + 1
+        return Outcome(
+            violation, watch.coverage, watch.accesses, has_timed_out, max(0, calls_to_reuse)
+        )
 
     def _deadlock(self) -> Violation | None:
         asleep = self._scheduler.asleep
@@ -218,8 +228,8 @@ class Schedule:
         return self._shadow.find(tensor.data_ptr())
 
     def declare(self, rank: int, tensor: torch.Tensor, describe: Callable[[int], str]) -> None:
-        """Declare a tensor's memory: `describe` names the place at a byte offset."""
-        self._add(rank, tensor, tensor.data_ptr(), tensor.nbytes, describe)
+        """Declare a symmetric tensor's memory; `describe` names the place at a byte offset."""
+        self._add(rank, tensor, tensor.data_ptr(), tensor.nbytes, describe, is_symmetric=True)
 
     def declare_argument(self, rank: int, name: str, tensor: torch.Tensor) -> None:
         """Declare the storage of an argument of a kernel, unless it is known."""
@@ -231,26 +241,63 @@ class Schedule:
             self._add(rank, tensor, begin, size, lambda offset: f"{name}[{offset // element}]")
 
     def _add(
-        self, rank: int, tensor: torch.Tensor, begin: int, size: int, describe: Callable[[int], str]
+        self,
+        rank: int,
+        tensor: torch.Tensor,
+        begin: int,
+        size: int,
+        describe: Callable[[int], str],
+        *,
+        is_symmetric: bool = False,
     ) -> None:
         self._kept.append(tensor)  # so that no address is used twice
-        self._shadow.add(Region(describe, rank, begin, begin + size))
+        self._shadow.add(Region(describe, rank, begin, begin + size, is_symmetric))
 
-    def barrier(self) -> None:
-        """Order all hosts; there is nothing to order while the schedule is set up."""
+    def barrier(self, channel: int = 0) -> None:
+        """Order all hosts; there is nothing to order while the schedule is set up.
+
+        Args:
+            channel: hosts at barriers of different channels do not meet.
+        """
         if not self.is_running:
             return
         self._close()
-        self._at_barrier.append(self.thread.actor)
-        if len(self._at_barrier) < self.ranks:
-            self._scheduler.sleep([waits.BARRIER])
+        hosts = self._at_barrier.setdefault(channel, [])
+        hosts.append(self.thread.actor)
+        here = waits.Barrier(channel)
+        if len(hosts) < self.ranks:
+            self._scheduler.sleep([here])
             return
-        together = np.maximum.reduce([host.clocks for host in self._at_barrier])
-        for host in self._at_barrier:
+        together = np.maximum.reduce([host.clocks for host in hosts])
+        for host in hosts:
             host.join(together)
             host.step()
-        self._at_barrier = []
-        self._scheduler.touch([waits.BARRIER])
+        del self._at_barrier[channel]
+        self._scheduler.touch([here])
+
+    def exchange(self, word: torch.Tensor, before: int, after: int, sem: str) -> None:
+        """On the present stream, wait until a word holds `before`, and set `after`, atomically."""
+        work = partial(self._exchange, word, before, after, sem)
+        if self.stream is not None:
+            self.stream.issue(work)
+        else:
+            work()
+
+    def _exchange(self, word: torch.Tensor, before: int, after: int, sem: str) -> None:
+        self._close()
+        address = np.array([word.data_ptr()], np.uint64)
+        held = word.numpy()  # no host's operation
+
+        def change() -> Change:
+            is_due = bool(held == before)
+            return Change(is_due, is_due)
+
+        done = False
+        while not done:
+            self._watch.on_atomic(address, 4, sem, "sys", what=b"exchange", change=change)
+            done = bool(held == before)
+            if done:
+                held[...] = after
 
     def _run_host(self, host: Actor, calls: Sequence[Call]) -> None:
         for call in calls:

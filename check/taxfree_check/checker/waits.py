@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from types import FrameType
 
 from taxfree_check.checker import report
@@ -15,8 +16,17 @@ from taxfree_check.checker.sites import SYNC_FILES, site_of
 from taxfree_check.checker.watch import Thread
 from taxfree_kernels.device.packets import EMPTY
 
-BARRIER = "barrier"  # hosts wait for this at a barrier
 _MOST_PLACES = 4  # that are listed of one program
+
+
+@dataclass(frozen=True)
+class Barrier:
+    """What hosts wait for at a barrier."""
+
+    channel: int
+
+    def __str__(self) -> str:
+        return "a barrier" + (f" of channel {self.channel}" if self.channel else "")
 
 
 def deadlock(tasks: Iterable[Task[Thread]], others: Iterable[str], shadow: Shadow) -> Violation:
@@ -31,8 +41,10 @@ def deadlock(tasks: Iterable[Task[Thread]], others: Iterable[str], shadow: Shado
     for task in tasks:
         actor, site = task.owner.actor, site_of(task.coroutine.gr_frame)
         if actor.program is None:
-            if BARRIER in task.waits_for:
-                details.append(f"rank {actor.rank}'s host waits at a barrier")
+            barriers = [each for each in task.waits_for if isinstance(each, Barrier)]
+            details += [f"rank {actor.rank}'s host waits at {each}" for each in barriers]
+            words = _places(task, shadow, None)
+            details += [f"rank {actor.rank}'s stream waits for {word}" for word in words]
             continue
         wanted = _wanted(task)
         what = "" if wanted is None else f" for generation {wanted}"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
@@ -17,7 +19,7 @@ from taxfree_check.checker import report
 from taxfree_check.checker.clocks import Actor, Scope, fence
 from taxfree_check.checker.coverage import Coverage
 from taxfree_check.checker.launches import Launch
-from taxfree_check.checker.memory import Access, Conflict, Region
+from taxfree_check.checker.memory import Access, Conflict, Region, Stale
 from taxfree_check.checker.report import Reason, Violation
 from taxfree_check.checker.schedule import Scheduler
 from taxfree_check.checker.shadow import Shadow
@@ -66,6 +68,8 @@ class Thread:
     launch: Launch | None = None
     stream: object | None = None
     reads: list[Read] = field(default_factory=list)  # since its last write
+    #: Reads that were given an old value: those that are repeated are polls.
+    doubts: dict[tuple[Any, ...], Violation] = field(default_factory=dict)
 
 
 def enter_program(thread: Thread) -> None:
@@ -90,6 +94,8 @@ class Watch:
         self.accesses = 0
         self._scheduler, self._shadow = scheduler, shadow
         self._versions: dict[int, int] = {}  # address -> number of writes
+        #: The program whose poll has timed out. From then on only races with it are reported.
+        self.timed_out: Actor | None = None
         self._nudges = 0
 
     def on_plain(
@@ -107,6 +113,7 @@ class Watch:
         poll = ("words" if words else "plain", addresses.tobytes()) if few and not writes else ()
         self._pass_point(thread, poll)
         access = self._access(thread.actor, writes=writes, empties=empties)
+        self._settle(thread, poll, writes=writes)
         if words:
             self.coverage.note(access.site, access.actor)
         self._check_plain(access, addresses, size)
@@ -133,8 +140,11 @@ class Watch:
         what: bytes = b"",
         reads: bool = True,
         change: Callable[[], Change],
-    ) -> None:
-        """An atomic, of active lanes, right before it happens.
+    ) -> AbstractContextManager[None]:
+        """An atomic, of active lanes, right before it happens: in the context that this returns.
+
+        A read may find a value of before a write that other words announce, if nothing orders that
+        write. Then it does find it. A poll goes on polling; what stores next has used the value.
 
         Args:
             what: its operation and operands: one that is repeated and changes nothing is a poll.
@@ -147,6 +157,17 @@ class Watch:
         writes, changes = change()
         access = self._access(thread.actor, writes=writes, scope=scope, sem=sem)
         self.coverage.note(access.site, access.actor)
+        self._settle(thread, poll, writes=writes)
+        found = [] if writes or not poll else self._stale(access, addresses, size)
+        if found:
+            with _as_before(found):
+                if change().writes:  # a compare-and-swap that the old value would let succeed
+                    found = []
+        if found:
+            conflict = found[0].conflict
+            region = self._shadow.find(conflict.address)
+            assert region is not None
+            thread.doubts[poll] = report.race(conflict, region, self._shadow.find)
         for region, words in self._regions(access, addresses, size):
             for word in words.tolist():
                 self._race(self._shadow.atomic(access, region, word, size, reads=reads), region)
@@ -154,11 +175,34 @@ class Watch:
             access.actor.step()
         if changes:
             self._touch(addresses)
-        self._remember(thread, () if changes else poll, addresses)
+        self._remember(thread, () if changes else poll, addresses, is_new=not found)
+        return _as_before(found) if found else nullcontext()
+
+    def _stale(self, access: Access, addresses: np.ndarray, size: int) -> list[Stale]:
+        """The words of an atomic read that may be older than the reader expects."""
+        each = [
+            self._shadow.stale(access, region, word)
+            for region, words in self._regions(access, addresses, size)
+            for word in words.tolist()
+        ]
+        return [stale for stale in each if stale is not None]
+
+    def _settle(self, thread: Thread, poll: tuple[Any, ...], *, writes: bool) -> None:
+        """Report what a thread has read too early, unless it only reads it once more."""
+        thread.doubts.pop(poll, None)
+        if writes and thread.doubts:
+            self._found(next(iter(thread.doubts.values())))
 
     def on_fence(self, scope: Scope) -> None:
         """A fence of the running program."""
         fence(self._scheduler.current.owner.actor, scope)
+
+    def times_out(self) -> bool:
+        """Whether a poll that has a timeout gives up here: at most one does in a schedule."""
+        if self.timed_out is None and all(self._scheduler.draw_some(2)):
+            self.timed_out = self._scheduler.current.owner.actor
+            return True
+        return False
 
     def pause(self) -> None:
         """Let others run."""
@@ -214,7 +258,9 @@ class Watch:
         thread.actor.join(before.ended)
 
     def crashed(self, actor: Actor, error: BaseException) -> None:
-        """Record that a program raised an exception."""
+        """Record that a program raised an exception, which is right after a timeout."""
+        if self.timed_out is not None:
+            return
         while error.__cause__ is not None:  # the interpreter wraps them at each call
             error = error.__cause__
         site = site_of_error(error)
@@ -246,12 +292,15 @@ class Watch:
         self._nudges += 1
         return self._nudges < _MOST_NUDGES and self._scheduler.wake_if(lambda it: type(it) is int)
 
-    def _remember(self, thread: Thread, poll: tuple[Any, ...], addresses: np.ndarray) -> None:
+    def _remember(
+        self, thread: Thread, poll: tuple[Any, ...], addresses: np.ndarray, *, is_new: bool = True
+    ) -> None:
         if not poll:
             thread.reads.clear()
             return
         words = addresses.tolist()
-        thread.reads.append(Read(poll, words, self._versions_of(words)))
+        versions = self._versions_of(words) if is_new else [-1] * len(words)
+        thread.reads.append(Read(poll, words, versions))
         if len(thread.reads) > 2 * _LONGEST_LOOP * _PLAIN_TURNS:
             del thread.reads[: -_LONGEST_LOOP * _PLAIN_TURNS]
 
@@ -278,7 +327,8 @@ class Watch:
         self.accesses += 1
         if self.accesses > _MOST_ACCESSES:
             self._found(Violation(Reason.LIVELOCK, (report.who(actor),)))
-        return Access(actor, actor.epoch, current_site(), writes, scope, sem, empties)
+        site = current_site()
+        return Access(actor, actor.epoch, site, writes, scope, sem, empties, self.accesses)
 
     def _regions(
         self, access: Access, addresses: np.ndarray, size: int
@@ -313,12 +363,32 @@ class Watch:
             self._scheduler.stop(at_once=at_once)
 
     def _race(self, conflict: Conflict | None, region: Region, at_once: bool = True) -> None:
-        if conflict is not None:
-            self._found(report.race(conflict, region, self._shadow.find), at_once=at_once)
+        if conflict is None:
+            return
+        reason = None
+        if self.timed_out is not None:
+            if self.timed_out not in (conflict.earlier.actor, conflict.later.actor):
+                return
+            reason = Reason.TIMEOUT
+        self._found(report.race(conflict, region, self._shadow.find, reason), at_once=at_once)
 
     def _about(self, reason: Reason, place: str, access: Access) -> Violation:
         details = (place, *report.describe(access))
         return Violation(reason, details, (access.site.lines[0].where,))
+
+
+@contextmanager
+def _as_before(found: list[Stale]) -> Iterator[None]:
+    """Within the context, memory holds what it held before these writes."""
+    places = [(stale.conflict.address, stale.before) for stale in found]
+    now = [(address, ctypes.string_at(address, len(before))) for address, before in places]
+    try:
+        for address, before in places:
+            ctypes.memmove(address, before, len(before))
+        yield
+    finally:
+        for address, value in now:
+            ctypes.memmove(address, value, len(value))
 
 
 def _polling_turn(reads: list[Read], poll: tuple[Any, ...]) -> list[Read]:

@@ -19,6 +19,7 @@ from taxfree_check.checker.report import Reason, Violation
 from taxfree_check.checker.simulate import Outcome, Schedule, Sizes, run_schedule
 
 _HEAP_BYTES = 1 << 24
+_FEWEST_CALLS, _MOST_CALLS = 3, 16  # of a run that is not told how many
 _WANTED = Wanted(ranks=1, programs=1, calls=1)
 
 
@@ -88,7 +89,7 @@ class World(Ranks):
     def run(
         self,
         call: Callable[..., object],
-        calls: int = 3,
+        calls: int | None = None,
         *,
         barrier: bool = False,
         check: Callable[[], object] | None = None,
@@ -100,7 +101,8 @@ class World(Ranks):
         Args:
             call: what a rank's host does in a call: it launches kernels. It takes the rank, or the
                 rank and the number of the call, from 0.
-            calls: of each rank, back to back.
+            calls: of each rank, back to back. When None, one more than it takes until calls store
+                in symmetric memory only where an earlier one has stored: 3 to 16.
             barrier: a barrier of all hosts, with idle devices, follows each call.
             check: runs after each schedule, and raises AssertionError if memory holds a wrong
                 result.
@@ -114,11 +116,13 @@ class World(Ranks):
         coverage, schedules, accesses = Coverage(), 0, 0
         violation: Violation | None = None
         with one_thread():
+            number = calls or self._calls_for(call, barrier)
             for seed in self.seeds:
-                outcome = self._run_schedule(seed, call, calls, barrier)
+                outcome = self._run_schedule(seed, call, number, barrier)
+                never_reuses = outcome.calls_to_reuse == number
                 schedules, accesses = schedules + 1, accesses + outcome.accesses
                 coverage.add(outcome.coverage)
-                found = outcome.violation or _failure(check)
+                found = outcome.violation or (None if outcome.has_timed_out else _failure(check))
                 if found is not None:
                     violation = replace(found, replay=self._replay(seed))
                     if found.reason is not Reason.ASSUMPTION:  # others may show more
@@ -127,10 +131,28 @@ class World(Ranks):
         seconds = time.process_time() - begin
         name = getattr(call, "__name__", "call")
         name = name if name != "<lambda>" else f"run {len(self.checks) + 1}"
-        checked = Checked(name, schedules, seconds, violation, coverage, _WANTED, accesses)
+        note = ""
+        if never_reuses and violation is None:
+            note = (
+                f"each of {number} calls stored to symmetric memory where none had stored before: "
+                "what overwrites data of earlier calls is checked by more calls only"
+            )
+        checked = Checked(name, schedules, seconds, violation, coverage, _WANTED, accesses, note)
         self.checks.append(checked)
         if violation is not None:
             raise CheckFailed(checked)
+
+    def _calls_for(self, call: Callable[..., object], barrier: bool) -> int:
+        """How many calls it takes until memory is stored to again: a ring of slots has wrapped."""
+        calls = _FEWEST_CALLS
+        while calls < _MOST_CALLS:
+            outcome = self._run_schedule(self.seeds[0], call, calls, barrier)
+            if outcome.violation is not None:
+                return calls
+            if outcome.calls_to_reuse < calls:
+                return max(_FEWEST_CALLS, outcome.calls_to_reuse + 1)
+            calls = min(2 * calls, _MOST_CALLS)
+        return calls
 
     def _run_schedule(
         self, seed: int, call: Callable[..., object], calls: int, barrier: bool
@@ -163,6 +185,7 @@ class World(Ranks):
                 self._sizes,
                 co_resident=self.co_resident,
                 launches_fence=True,
+                first_call=0,
             )
         finally:
             self._schedule = None

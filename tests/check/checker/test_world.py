@@ -92,8 +92,32 @@ def test_a_report_names_lines_ranks_the_element_the_remedy_and_the_order_of_even
 
 def test_a_deadlock_says_who_waits_for_what():
     report = str(report_of(anybody.tables("waits first")))
-    assert "rank 0, program 0 of _tables, call 1 waits in" in report
+    assert "rank 0, program 0 of _tables, call 0 waits in" in report
     assert "for rank 0's flags[0], which holds 0: nobody has written it" in report
+
+
+@triton.jit
+def _waits_for_call(flags, box, rank, call):
+    """Call 0 waits for a flag of 0, which it holds from the beginning."""
+    if rank == 0:
+        tl.store(tl.load(box + 1).to(tl.pointer_type(tl.int32)), call)
+        flag = tl.load(flags + 1).to(tl.pointer_type(tl.int32))
+        tl.atomic_xchg(flag, call, sem="release", scope="sys")
+    else:
+        flag = tl.load(flags + 1).to(tl.pointer_type(tl.int32))
+        while tl.atomic_add(flag, 0, sem="acquire", scope="sys") < call:
+            pass
+        tl.load(tl.load(box + 1).to(tl.pointer_type(tl.int32)))
+
+
+def test_a_wait_that_the_first_value_satisfied_is_said_so():
+    def run(world):
+        flags, box = world.zeros((1,), torch.int32), world.zeros((1,), torch.int32)
+        world.run(lambda rank, call: _waits_for_call[(1,)](flags.bases, box.bases, rank, call))
+
+    report = str(report_of(run))
+    assert "of _waits_for_call, call 0 read rank 1's flags[0] before anybody had written" in report
+    assert "what it held at first, 0, ended the wait" in report
 
 
 def test_a_refused_instruction_is_named():
@@ -102,11 +126,44 @@ def test_a_refused_instruction_is_named():
     )
 
 
+def test_a_gluon_kernel_is_refused_by_name():
+    gluon = pytest.importorskip("triton.experimental.gluon")
+
+    @gluon.jit
+    def layouts(x):
+        pass
+
+    failed = report_of(lambda world: world.run(lambda rank: layouts[(1,)](world.heap_bases)))
+    assert failed.checked.violation.reason is Reason.UNKNOWN
+    assert "layouts: a Gluon kernel" in str(failed)
+
+
 def test_a_seed_repeats_its_report():
     first = report_of(anybody.tables("one slot"))
     seed = int(first.checked.violation.replay.partition("first_seed=")[2].rstrip(")"))
     again = report_of(anybody.tables("one slot"), seeds=1, first_seed=seed)
     assert again.checked.violation.details == first.checked.violation.details
+
+
+@triton.jit
+def _gets(inbox, out, rank, heap_bases):
+    """As Iris' code translates: from this rank, to the one whose memory is read."""
+    iris.get(inbox, out, rank, 1 - rank, heap_bases)
+
+
+def test_get_of_iris_reads_the_second_rank_s_memory():
+    with World(ranks=2, seeds=2) as world:
+        hosts = [iris.Iris(world, rank) for rank in range(2)]
+        inboxes = [host.full((1,), float(rank)) for rank, host in enumerate(hosts)]
+        outs = [torch.zeros(1) for _ in range(2)]
+
+        def check():
+            assert [out.item() for out in outs] == [1.0, 0.0]
+
+        world.run(
+            lambda rank: _gets[(1,)](inboxes[rank], outs[rank], rank, hosts[rank].heap_bases),
+            check=check,
+        )
 
 
 # -- what a host may do ---------------------------------------------------------------------------

@@ -57,8 +57,8 @@ def get(
     from_ptr, to_ptr, from_rank, to_rank, heap_bases, mask=None, other=None,
     load_cache_modifier=None, store_cache_modifier=None, hint: tl.constexpr = None,
 ):  # fmt: skip
-    """Copy from the memory of `from_rank` into this rank's."""
-    source = _translate(from_ptr, to_rank, from_rank, heap_bases)
+    """Copy from the memory of `to_rank` into that of `from_rank`, which is this rank."""
+    source = _translate(from_ptr, from_rank, to_rank, heap_bases)
     tl.store(to_ptr, tl.load(source, mask=mask, other=other), mask=mask)
 
 

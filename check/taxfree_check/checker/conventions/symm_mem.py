@@ -54,9 +54,29 @@ class Handle:
         pad = self._pads[rank].view(dtype or torch.int32)[storage_offset:]
         return pad[: torch.Size(sizes).numel()].view(*sizes) if sizes else pad
 
+    def get_remote_tensor(
+        self, peer: int, sizes: Sequence[int], dtype: torch.dtype
+    ) -> torch.Tensor:
+        """A tensor at the begin of a rank's block."""
+        return self.get_buffer(peer, sizes, dtype)
+
+    def put_signal(self, dst_rank: int, channel: int = 0, timeout_ms: int = 0) -> None:
+        """On this rank's stream: set a word of `dst_rank`, once it is clear, and release it."""
+        self._exchange(dst_rank, self.rank, channel, 0, 1, "release")
+
+    def wait_signal(self, src_rank: int, channel: int = 0, timeout_ms: int = 0) -> None:
+        """On this rank's stream: acquire the word that `src_rank` sets, and clear it."""
+        self._exchange(self.rank, src_rank, channel, 1, 0, "acquire")
+
+    def _exchange(
+        self, owner: int, sender: int, channel: int, before: int, after: int, sem: str
+    ) -> None:
+        word = self._pads[owner][channel * self.world_size + sender]
+        self._world.exchange(word, before, after, sem)
+
     def barrier(self, channel: int = 0, timeout_ms: int = 0) -> None:
-        """A barrier of all ranks' streams."""
-        self._world.barrier()
+        """A barrier of all ranks' streams that come by the same channel."""
+        self._world.barrier(channel)
 
 
 def rendezvous(world: Ranks, tensor: torch.Tensor, group: Any = None) -> Handle:

@@ -1,21 +1,35 @@
 """A stand-in for the parts of Triton-distributed's language that are no SIMT code.
 
 `wait`, `notify`, `consume_token` and `symm_at` on a world's symmetric memory, barriers of threads,
-and fences. Thread ids are 0: a program is one actor here, so code that gives work to threads by
-their ids is not simulated.
+fences, and `libshmem_device`'s puts of blocks, signals and waits. Thread ids are 0: a program is
+one actor here, so code that gives work to threads by their ids is not simulated.
 """
 
 from __future__ import annotations
 
+import operator
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import triton
 import triton.language as tl
 from triton.runtime.interpreter import TensorHandle
 
 from taxfree_check.checker.ranks import present
 from taxfree_kernels.device.clock import interpreted_only
+
+_SIGNAL_SET, _SIGNAL_ADD = tl.constexpr(9), tl.constexpr(10)
+#: in the order of their numbers
+_COMPARISONS: dict[str, Callable[[Any, Any], Any]] = {
+    "EQ": operator.eq,
+    "NE": operator.ne,
+    "GT": operator.gt,
+    "LE": operator.le,
+    "LT": operator.lt,
+    "GE": operator.ge,
+}
 
 
 @interpreted_only
@@ -85,6 +99,55 @@ def quiet():
     fence()
 
 
+@interpreted_only
+def _compares(seen: Any, how: Any, value: Any) -> Any:
+    """Whether a value compares so with another."""
+    return list(_COMPARISONS.values())[int(how)](seen, value)
+
+
+@interpreted_only
+def _bytes(pointer: Any, count: Any) -> Any:
+    """A block of pointers to `count` bytes, as elements of the pointer's type; the last repeats."""
+    size = pointer.dtype.element_ty.primitive_bitwidth // 8
+    length = -(-int(count) // size)
+    lanes = np.minimum(np.arange(triton.next_power_of_2(length)), length - 1)
+    places = pointer.handle.data.ravel()[0] + (lanes * size).astype(np.uint64)
+    kind = tl.block_type(pointer.dtype, [len(places)])
+    return tl.tensor(TensorHandle(places, pointer.dtype), kind)
+
+
+@triton.jit
+def putmem_block(dest, source, nbytes, pe):
+    """Copy bytes into the memory of `pe`; only a fence orders later signals after it."""
+    tl.store(_bytes(symm_at(dest, pe), nbytes), tl.load(_bytes(source, nbytes)))
+
+
+@triton.jit
+def signal_op(sig_addr, signal, sig_op: tl.constexpr, pe):
+    """Set or add to a word of `pe`."""
+    if sig_op == _SIGNAL_SET:
+        tl.atomic_xchg(symm_at(sig_addr, pe), signal, sem="relaxed", scope="sys")
+    else:
+        tl.atomic_add(symm_at(sig_addr, pe), signal, sem="relaxed", scope="sys")
+
+
+@triton.jit
+def putmem_signal_block(dest, source, nbytes, sig_addr, signal, sig_op: tl.constexpr, pe):
+    """Copy bytes into the memory of `pe`, then signal that they are there."""
+    putmem_block(dest, source, nbytes, pe)
+    fence()
+    signal_op(sig_addr, signal, sig_op, pe)
+
+
+@triton.jit
+def signal_wait_until(sig_addr, cmp_: tl.constexpr, cmp_val):
+    """Wait until a word of this rank compares so with a value, and acquire it."""
+    seen = tl.atomic_add(sig_addr, 0, sem="acquire", scope="sys")
+    while not _compares(seen, cmp_, cmp_val):
+        seen = tl.atomic_add(sig_addr, 0, sem="acquire", scope="sys")
+    return seen
+
+
 @triton.jit
 def tid(axis):
     """The thread's id."""
@@ -110,7 +173,21 @@ def _jit(function: Any = None, **_: Any) -> Any:
 
 def modules() -> dict[str, ModuleType]:
     """The stand-in's modules by name."""
-    shmem = {"fence": fence, "quiet": quiet}
+    shmem = {
+        "fence": fence,
+        "quiet": quiet,
+        "putmem_block": putmem_block,
+        "putmem_nbi_block": putmem_block,
+        "putmem_signal_block": putmem_signal_block,
+        "putmem_signal_nbi_block": putmem_signal_block,
+        "signal_op": signal_op,
+        "signal_wait_until": signal_wait_until,
+        "NVSHMEM_SIGNAL_SET": _SIGNAL_SET,
+        "NVSHMEM_SIGNAL_ADD": _SIGNAL_ADD,
+    }
+    shmem |= {
+        f"NVSHMEM_CMP_{name}": tl.constexpr(number) for number, name in enumerate(_COMPARISONS)
+    }
     threads = {"tid": tid, "__syncthreads": syncthreads}
     language = {
         "rank": rank,
