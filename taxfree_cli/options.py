@@ -12,6 +12,7 @@ import typer
 from taxfree.errors import UsageError
 from taxfree.shapes import ShapeRequest, left_out, operations, parse_counts, require_operation
 from taxfree_cli.output import note
+from taxfree_kernels.hardware import KNOWN, Hardware
 from taxfree_kernels.variant import operation_names
 from taxfree_tuning_db import default_path
 
@@ -161,3 +162,14 @@ def note_left_out(request: ShapeRequest) -> None:
     """Say which layers of the model no operation serves, and why."""
     for op, reason in left_out(request):
         note(f"{op} leaves out {reason}")
+
+
+def known_hardware(name: str) -> Hardware:
+    """A GPU by the name of `--hardware`.
+
+    Raises:
+        UsageError: it is not known.
+    """
+    if name not in KNOWN:
+        raise UsageError(f"unknown hardware {name!r}", f"one of: {', '.join(KNOWN)}")
+    return KNOWN[name]

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from taxfree.shapes import format_problem
 from taxfree_cli.output import print_lines, print_table
+from taxfree_kernels.variant import Problem, op_of
 from taxfree_tuning_db import (
     Change,
     Difference,
@@ -26,6 +27,12 @@ if TYPE_CHECKING:
 def words(values: Mapping[str, Any]) -> str:
     """`block_m=16 stages=2`: a config or a fingerprint on one line."""
     return " ".join(f"{name}={value}" for name, value in values.items())
+
+
+def problem_words(problem: Problem) -> str:
+    """A problem as one would type it, after its operation."""
+    op = op_of(problem)
+    return f"{op} {format_problem(op, asdict(problem))}"
 
 
 def print_list(records: Iterable[Record]) -> None:
