@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
 import typer
 
 from taxfree.errors import UsageError
-from taxfree.shapes import ShapeRequest, left_out, operations, parse_counts, require_operation
+from taxfree.shapes import (
+    ShapeRequest,
+    expand,
+    left_out,
+    operations,
+    parse_counts,
+    require_operation,
+)
+from taxfree.shapes.fields import DTYPE_ALIASES
 from taxfree_cli.output import note
 from taxfree_kernels.hardware import KNOWN, Hardware
 from taxfree_kernels.variant import operation_names
@@ -156,6 +164,38 @@ class ShapeOptions:
         for each in ops:
             require_variants(each, variants)
         return ops
+
+    def picks(self) -> Callable[[str, dict[str, Any]], bool]:
+        """A test of recorded problems: what was given must hold, and all hold if nothing was.
+
+        Raises:
+            UsageError: the shapes, the counts or the operation are invalid.
+        """
+        world_sizes = () if self.gpus is None else parse_counts(self.gpus)
+        if self.op is not None:
+            require_operation(self.op)
+        wanted = {}
+        if self.shapes:
+            request = self.request(world_sizes or MODELLED_GPUS)
+            wanted = {
+                op: [asdict(problem) for problem in expand(op, request)]
+                for op in self.operations(request)
+            }
+        free = ("world_size",) * (not world_sizes) + ("dtype",) * (self.dtype is None)
+        dtype = DTYPE_ALIASES.get(self.dtype or "", self.dtype)
+
+        def identity(problem: dict[str, Any]) -> dict[str, Any]:
+            return {name: value for name, value in problem.items() if name not in free}
+
+        def is_picked(op: str, problem: dict[str, Any]) -> bool:
+            return (
+                self.op in (None, op)
+                and (not world_sizes or problem["world_size"] in world_sizes)
+                and dtype in (None, problem["dtype"])
+                and (not self.shapes or identity(problem) in map(identity, wanted.get(op, ())))
+            )
+
+        return is_picked
 
 
 def note_left_out(request: ShapeRequest) -> None:
