@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import math
 import os
 import re
@@ -26,6 +27,8 @@ VARIABLES: Mapping[str, str] = {
 }
 """Name -> one line of help."""
 
+#: of the plugin of vLLM, of instrumented kernels, and of tests
+_OTHERS = ("TAXFREE_VLLM", "TAXFREE_TIMELINE", "TAXFREE_INSTRUMENT_RECORD")
 _ON = ("1", "true", "yes", "on")
 _OFF = ("", "0", "false", "no", "off")
 _UNITS = {"s": 1, "m": 60, "h": 3600}
@@ -82,6 +85,15 @@ class Settings:
             "TAXFREE_VERIFY": self.verify,
             "TAXFREE_AUTOTUNE": self.autotune_s,
         }
+
+
+def unknown_variables(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """Variables that look like taxfree's and are not, each with the one it resembles or empty."""
+    return {
+        name: next(iter(difflib.get_close_matches(name, VARIABLES, n=1)), "")
+        for name in environ
+        if name.startswith("TAXFREE_") and name not in (*VARIABLES, *_OTHERS)
+    }
 
 
 def duration(name: str, text: str) -> float:

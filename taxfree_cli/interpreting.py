@@ -16,7 +16,7 @@ _LONG_S = 5.0
 
 def announce(problems: Sequence[Any]) -> None:
     """Say that times are not those of a GPU, and how long the largest problem takes."""
-    note("host fabric: times are of interpreted kernels on a CPU, not of a GPU")
+    note("host fabric: times are of interpreted kernels on a CPU, not of a GPU, and not compared")
     largest = max(problems, key=lambda problem: problem.cost.flops)
     seconds = largest.cost.flops / _FLOPS_PER_S
     if seconds > _LONG_S:

@@ -98,6 +98,9 @@ Db: TypeAlias = Annotated[
         help="Tuning database; default: TAXFREE_DB, else in the user data folder.",
     ),
 ]
+All: TypeAlias = Annotated[
+    bool, typer.Option("--all", help="Show all that is known of each problem, not a map.")
+]
 Json: TypeAlias = Annotated[
     bool, typer.Option("--json", help="Print one JSON document instead of tables.")
 ]
@@ -150,7 +153,13 @@ class ShapeOptions:
             )
         op = self.op or (None if self.model else DEFAULT_OP)
         return ShapeRequest(
-            tuple(self.shapes or ()), self.model, self.tp, world_sizes, self.dtype, op
+            tuple(self.shapes or ()),
+            self.model,
+            self.tp,
+            world_sizes,
+            self.dtype,
+            op,
+            allows_others=self.gpus is None,
         )
 
     def operations(self, request: ShapeRequest, variants: Iterable[str] = ()) -> list[str]:

@@ -97,6 +97,7 @@ def tune(
     check: Check = False,
     hardware: HardwareName = None,
     storage: Storage = None,
+    all: options.All = False,
     json: options.Json = False,
 ) -> None:
     """Find the fastest config for each problem and store it in the tuning database.
@@ -127,7 +128,7 @@ def tune(
     else:
         trials = trials or (sys.maxsize if exhaustive else _TRIALS)
         effort = Effort(trials, seconds, seed, variant, exhaustive)
-        search(given, fabric or "auto", db, effort, storage, json)
+        search(given, fabric or "auto", db, effort, storage, all, json)
 
 
 def _refuse_beside_check(*others: object) -> None:

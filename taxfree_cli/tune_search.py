@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
@@ -16,7 +17,9 @@ from rich.text import Text
 from taxfree.shapes import format_problem
 from taxfree_cli import options
 from taxfree_cli.asked import problems_here
+from taxfree_cli.bench_views import us
 from taxfree_cli.output import messages, note, place, print_json, print_table, warn
+from taxfree_cli.record_map import Cell, print_map, speed_up_text
 from taxfree_cli.record_views import problem_words
 from taxfree_kernels.variant import Problem, op_of
 
@@ -53,6 +56,7 @@ def search(
     db: Path | None,
     effort: Effort,
     storage: str | None,
+    shows_all: bool,
     json: bool,
 ) -> None:
     """Tune the problems on this machine; of several nodes, a part of them on each.
@@ -105,7 +109,7 @@ def search(
         if nodes is not None:
             nodes.gather()
     if not launch.node:
-        _print(rows, json)
+        _print(rows, shows_all, fabric == "host", json)
         note(f"stored in {path}")
 
 
@@ -175,19 +179,33 @@ def _warn_of(left: NotTuned) -> None:
         warn(f"{problem_words(left.problem)} is not decided: {left.reason}; rerun to continue")
 
 
-def _print(found: Sequence[dict[str, Any]], json: bool) -> None:
+def _print(
+    found: Sequence[dict[str, Any]], shows_all: bool, is_interpreted: bool, json: bool
+) -> None:
     rows = [row for row in found if "winner" in row]
     skipped = [row for row in found if "state" in row]
     if json:
         print_json({"schema": 1, "rows": rows, "skipped": skipped})
+    elif rows and shows_all:
+        _print_rows(rows, is_interpreted)
     elif rows:
-        _print_winners(rows)
+        print_map(_cell(row, is_interpreted) for row in rows)
+    not_measured = sum((Counter(row["not_measured"]) for row in rows), Counter())
+    if not_measured and not json:
+        counts = ", ".join(f"{count} {state}" for state, count in not_measured.items())
+        note(f"candidates that were not timed: {counts}")
     untried = sum(row["state"] == "not tried" for row in skipped)
     if untried:
         warn(f"{untried} problems were not tried: out of budget; rerun to continue")
 
 
-def _print_winners(rows: Sequence[dict[str, Any]]) -> None:
+def _cell(row: dict[str, Any], is_interpreted: bool) -> Cell:
+    text = speed_up_text(row["winner"], None if is_interpreted else row["speedup"])
+    time = "" if is_interpreted else f", {us(row['median_us'])} us"
+    return Cell(row["op"], row["problem"], "", f"{text}{time}")
+
+
+def _print_rows(rows: Sequence[dict[str, Any]], is_interpreted: bool) -> None:
     node = ["node"] if any("node" in row for row in rows) else []
     headings = ("op", "problem", "winner", "us", "baseline", "speed-up", "measured", "not measured")
     print_table(
@@ -199,7 +217,7 @@ def _print_winners(rows: Sequence[dict[str, Any]]) -> None:
                 row["winner"],
                 row["median_us"],
                 row["baseline_us"],
-                row["speedup"],
+                None if is_interpreted else f"{row['speedup']:.2f}x",
                 row["measured"],
                 ", ".join(f"{count} {state}" for state, count in row["not_measured"].items()),
                 *(row[each] for each in node),
