@@ -9,11 +9,11 @@ from typing import Any
 
 from rich.cells import cell_len
 
-from taxfree.fingerprints import interpolated_fields
 from taxfree.shapes import format_problem
 from taxfree_cli.output import print_lines, print_table, results
-from taxfree_kernels.variant import operation_names
 
+#: fields in which a neighbour's record serves; operations say so beside code that loads torch
+SIZES = ("batch", "length", "kv_len_per_rank", "m")
 _GAP = 2
 
 
@@ -48,7 +48,7 @@ def print_map(cells: Iterable[Cell]) -> None:
         same = {
             name: value
             for name, value in cell.problem.items()
-            if name not in (*_sizes(cell.op), "world_size")
+            if name not in (*SIZES, "world_size")
         }
         heading = f"{cell.op} {format_problem(cell.op, same)}"
         groups.setdefault((heading, cell.gpu), []).append(cell)
@@ -64,13 +64,8 @@ def print_map(cells: Iterable[Cell]) -> None:
         print_lines([""])
 
 
-def _sizes(op: str) -> tuple[str, ...]:
-    """The fields that differ from row to row; none where the operation is of another version."""
-    return interpolated_fields(op) if op in operation_names() else ()
-
-
 def _print_group(group: list[Cell]) -> None:
-    sizes = _sizes(group[0].op)
+    sizes = [name for name in SIZES if name in group[0].problem]
     counts = sorted({cell.problem["world_size"] for cell in group})
     rows: dict[tuple[int, ...], dict[int, str]] = {}
     for cell in group:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from rich.live import Live
 from rich.text import Text
 
+from taxfree.errors import WorkerLost
 from taxfree.shapes import format_problem
 from taxfree_cli import options
 from taxfree_cli.asked import problems_here
@@ -111,6 +112,7 @@ def search(
     if not launch.node:
         _print(rows, shows_all, fabric == "host", json)
         note(f"stored in {path}")
+        _fail_if_all_hung(rows)
 
 
 def _problems(
@@ -163,6 +165,7 @@ def _row(tuned: Tuned) -> dict[str, Any]:
         "speedup": baseline.median_us[mode] / winner.median_us[mode],
         "measured": record.trials,
         "not_measured": tuned.not_measured,
+        "is_library_alone": winner.variant == "baseline" and not record.runners_up,
         "seconds": record.seconds_spent,
     }
 
@@ -197,6 +200,22 @@ def _print(
     untried = sum(row["state"] == "not tried" for row in skipped)
     if untried:
         warn(f"{untried} problems were not tried: out of budget; rerun to continue")
+
+
+def _fail_if_all_hung(rows: Sequence[dict[str, Any]]) -> None:
+    """Stop where candidates hung and none but the library was timed.
+
+    Raises:
+        WorkerLost: naming the first such problem.
+    """
+    for row in rows:
+        hung = row.get("not_measured", {}).get("hung")
+        if hung and row["is_library_alone"]:
+            raise WorkerLost(
+                f"{row['op']} {format_problem(row['op'], row['problem'])}: "
+                f"{hung} candidates hung, and none was timed beside the library",
+                f"`taxfree check --op {row['op']} --variant NAME` says which wait has no signal",
+            )
 
 
 def _cell(row: dict[str, Any], is_interpreted: bool) -> Cell:

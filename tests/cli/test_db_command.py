@@ -8,8 +8,9 @@ from dataclasses import asdict, replace
 import pytest
 
 from taxfree import fingerprints
+from taxfree_cli.record_map import SIZES
 from taxfree_kernels.hardware import KNOWN
-from taxfree_kernels.variant import problem_class, variants
+from taxfree_kernels.variant import operation_names, problem_class, variants
 from taxfree_tune.measuring.results import Results, Row, save
 from taxfree_tune.tuning.verification import Verdict
 from taxfree_tuning_db import (
@@ -132,6 +133,10 @@ class TestList:
             ["m", "2", "GPUs"], ["64", "push", "1.50x"],
             ["m", "8", "GPUs"], ["16", "push", "1.50x"],
         ]  # fmt: skip
+
+    def test_rows_of_the_map_are_what_neighbours_differ_in(self):
+        named = {name for op in operation_names() for name in fingerprints.interpolated_fields(op)}
+        assert set(SIZES) == named
 
     def test_times_of_interpreted_kernels_are_not_compared(self, cli, stored):
         cpu = HardwareFingerprint("CPU", "interpreter", 2, 16 << 30, "shared memory")
