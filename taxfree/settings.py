@@ -31,6 +31,7 @@ VARIABLES: Mapping[str, str] = {
 _OTHERS = ("TAXFREE_VLLM", "TAXFREE_TIMELINE", "TAXFREE_INSTRUMENT_RECORD")
 _ON = ("1", "true", "yes", "on")
 _OFF = ("", "0", "false", "no", "off")
+_LONGEST_S = 366 * 86400.0  # clocks of waits count in 64 bits
 _UNITS = {"s": 1, "m": 60, "h": 3600}
 
 
@@ -138,8 +139,9 @@ def _seconds(environ: Mapping[str, str], name: str, default: float) -> float:
         seconds = float(text)
     except ValueError:
         seconds = math.nan
-    if not (math.isfinite(seconds) and seconds > 0):
+    if not 0 < seconds <= _LONGEST_S:
         raise UsageError(
-            f"{name}={text} is not a positive number of seconds", f"for example {name}=30"
+            f"{name}={text} is not a positive number of seconds, of a year at most",
+            f"for example {name}=30",
         )
     return seconds

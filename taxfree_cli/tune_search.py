@@ -111,7 +111,8 @@ def search(
             nodes.gather()
     if not launch.node:
         _print(rows, shows_all, fabric == "host", json)
-        note(f"stored in {path}")
+        if any("winner" in row for row in rows):
+            note(f"stored in {path}")
         _fail_if_all_hung(rows)
 
 

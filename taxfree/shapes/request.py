@@ -196,10 +196,10 @@ def _problems(op: str, request: ShapeRequest, arguments: Sequence[str]) -> list[
     unsaid = {"world_size": request.world_sizes} | _dtype_axis(request)
     _check_count(unsaid, shapes)
     found = [problem for shape in shapes for problem in parser.problems(shape, unsaid)]
-    others = {problem.world_size for problem in found} - {*request.world_sizes}
-    if others and not request.allows_others:
+    counts = {problem.world_size for problem in found} - {*request.world_sizes}
+    if counts and not request.allows_others:
         raise UsageError(
-            f"a shape is of world_size={min(others)}, and --gpus is another",
+            f"a shape is of world_size={min(counts)}, and --gpus is another",
             "give only one of the two",
         )
     return list(dict.fromkeys(found))

@@ -303,6 +303,8 @@ OPTIONS = [
         "taxfree tune"),
     _variable("TAXFREE_TIMEOUT", "soon", f"tune {HOST} {SHAPE}",
               "TAXFREE_TIMEOUT=soon is not a positive number of seconds", "TAXFREE_TIMEOUT=30"),
+    _variable("TAXFREE_TIMEOUT", "1e308", f"tune {HOST} {SHAPE}",
+              "TAXFREE_TIMEOUT=1e308 is not a positive number of seconds", "TAXFREE_TIMEOUT=30"),
     _variable("TAXFREE_DISABLE", "maybe", f"bench {HOST} {SHAPE}",
               "TAXFREE_DISABLE=maybe is neither on nor off", "TAXFREE_DISABLE=1"),
     _variable("TAXFREE_STRICT", "maybe", f"explain {HOST} {SHAPE}",
