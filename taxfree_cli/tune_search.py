@@ -194,13 +194,18 @@ def _print(
         _print_rows(rows, is_interpreted)
     elif rows:
         print_map(_cell(row, is_interpreted) for row in rows)
-    not_measured = sum((Counter(row["not_measured"]) for row in rows), Counter())
-    if not_measured and not json:
-        counts = ", ".join(f"{count} {state}" for state, count in not_measured.items())
-        note(f"candidates that were not timed: {counts}")
+    if rows and not json:
+        _note_counts(rows)
     untried = sum(row["state"] == "not tried" for row in skipped)
     if untried:
         warn(f"{untried} problems were not tried: out of budget; rerun to continue")
+
+
+def _note_counts(rows: Sequence[dict[str, Any]]) -> None:
+    timed = sum(row["measured"] for row in rows)
+    others = sum((Counter(row["not_measured"]) for row in rows), Counter())
+    counts = [f"{timed} right on all ranks and timed", *(f"{n} {how}" for how, n in others.items())]
+    note(f"candidates: {', '.join(counts)}")
 
 
 def _fail_if_all_hung(rows: Sequence[dict[str, Any]]) -> None:
