@@ -23,8 +23,7 @@ TORCH := $(shell grep '^torch==' $(CONSTRAINTS))
 TRITONS := 3.6.0 3.7.1 $(shell sed -n 's/^triton<=//p' $(CONSTRAINTS))
 COMPILERS := $(TRITONS:%=.tritons/%/.stamp)
 
-DEMO_DB := .demo/tuning.sqlite
-DEMO := --op all_gather_matmul --shapes demo --gpus 2 --db $(DEMO_DB)
+DEMO := --op all_gather_matmul --shapes "m=16 n=64 k=64" --gpus 2 --db .demo/tuning.sqlite
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
@@ -72,14 +71,18 @@ $(COMPILERS): .tritons/%/.stamp: $(ENV)
 	$(BIN)/pip freeze | grep -qx triton==$* || $(BIN)/pip install --no-deps --target $(@D) triton==$*
 	@touch $@
 
-# `taxfree db show` exits with 1 where a shape has no record; make turns each failure into its own 2.
-demo: $(ENV) ## tune, bench and explain three shapes on 2 CPU ranks; fails if one has no record
+demo: $(ENV) ## about a minute, no GPU: tune on two ranks, find a race, see where the time goes on eight GPUs
 	@rm -rf .demo
 	@mkdir .demo
-	$(BIN)/taxfree tune $(DEMO) --fabric host --trials 10
-	$(BIN)/taxfree db show $(DEMO) >/dev/null
-	$(BIN)/taxfree bench $(DEMO) --fabric host
-	$(BIN)/taxfree explain $(DEMO) --fabric host
+	@echo "1. Two ranks on the CPU find the fastest right candidate; dispatch looks it up."
+	$(BIN)/taxfree tune $(DEMO) --fabric host --trials 4
+	$(BIN)/taxfree db why $(DEMO) --gpu CPU
+	@echo "2. A kernel that waits without an acquire: which read races, and how to mend it."
+	$(BIN)/taxfree check examples/ring.py::broken --ranks 2 || test $$? = 4
+	@echo "3. Eight H200s: where a call's time goes, in the library and in one fused kernel."
+	$(BIN)/taxfree explain --from benchmarks/results/explain/nvidia-h200-x8.json --shapes "m=512 n=3584 k=8192"
+	@echo "4. Two H200s: the same, as one call."
+	$(BIN)/taxfree explain --from benchmarks/results/timeline/nvidia-h200-x2.json --shapes "m=64 n=3584 k=8192"
 
 test: lint $(COMPILERS) ## lint, types, import layers, tests that need no GPU; of long lists the part of today, or of the date SAMPLE
 	$(BIN)/pytest $(PYTEST_ARGS) --sample $(SAMPLE)

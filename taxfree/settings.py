@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import math
 import os
 import re
@@ -26,8 +27,11 @@ VARIABLES: Mapping[str, str] = {
 }
 """Name -> one line of help."""
 
+#: of the plugin of vLLM, of instrumented kernels, and of tests
+_OTHERS = ("TAXFREE_VLLM", "TAXFREE_TIMELINE", "TAXFREE_INSTRUMENT_RECORD")
 _ON = ("1", "true", "yes", "on")
 _OFF = ("", "0", "false", "no", "off")
+_LONGEST_S = 366 * 86400.0  # clocks of waits count in 64 bits
 _UNITS = {"s": 1, "m": 60, "h": 3600}
 
 
@@ -84,6 +88,15 @@ class Settings:
         }
 
 
+def unknown_variables(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """Variables that look like taxfree's and are not, each with the one it resembles or empty."""
+    return {
+        name: next(iter(difflib.get_close_matches(name, VARIABLES, n=1)), "")
+        for name in environ
+        if name.startswith("TAXFREE_") and name not in (*VARIABLES, *_OTHERS)
+    }
+
+
 def duration(name: str, text: str) -> float:
     """The seconds that a text such as 90s, 10m or 1h stands for.
 
@@ -126,8 +139,9 @@ def _seconds(environ: Mapping[str, str], name: str, default: float) -> float:
         seconds = float(text)
     except ValueError:
         seconds = math.nan
-    if not (math.isfinite(seconds) and seconds > 0):
+    if not 0 < seconds <= _LONGEST_S:
         raise UsageError(
-            f"{name}={text} is not a positive number of seconds", f"for example {name}=30"
+            f"{name}={text} is not a positive number of seconds, of a year at most",
+            f"for example {name}=30",
         )
     return seconds

@@ -22,13 +22,19 @@ from typer.core import TyperGroup
 
 from taxfree._version import __version__
 from taxfree.errors import Interrupted, TaxfreeError, UsageError
-from taxfree.settings import VARIABLES, Settings
+from taxfree.settings import VARIABLES, Settings, unknown_variables
 from taxfree_cli.exits import ExitCode, failure
-from taxfree_cli.output import note, print_failure
+from taxfree_cli.output import note, print_failure, warn
 from taxfree_tune.workers.launch import Launch
 from taxfree_tune.workers.supervisor import Supervisors, supervise
 
-_KEPT = "finished results are kept; `taxfree tune` continues from its finished trials"
+_SHOWN = "what was finished is printed, and in the files that were asked for; nothing else is kept"
+#: command -> what is left of it after Ctrl-C
+_KEPT = {
+    "tune": "finished results are kept; `taxfree tune` continues from its finished trials",
+    "bench": _SHOWN,
+    "explain": _SHOWN,
+}
 _COMMANDS = ("tune", "bench", "explain", "report", "check", "doctor", "db", "shapes")
 
 
@@ -102,7 +108,10 @@ def taxfree(
 def run(arguments: Sequence[str]) -> int:
     """Run a command line and return its exit code; nothing is raised but SystemExit."""
     command = typer.main.get_command(app)
+    for name, like in unknown_variables().items():
+        warn(f"{name} is no variable of taxfree" + (f": did you mean {like}?" if like else ""))
     try:
+        _refuse_repeats(command, arguments)
         # typer returns the code of an Exit here, and 130 for Ctrl-C
         code = command.main(list(arguments), prog_name="taxfree", standalone_mode=False)
         sys.stdout.flush()
@@ -113,8 +122,29 @@ def run(arguments: Sequence[str]) -> int:
         _give_up_what_cannot_be_printed()
         return code
     if code == ExitCode.INTERRUPTED:
-        print_failure(failure(Interrupted("interrupted", _KEPT)))
+        kept = _KEPT.get(next(iter(arguments), ""), "nothing is stored")
+        print_failure(failure(Interrupted("interrupted", kept)))
     return code if isinstance(code, int) else ExitCode.DONE
+
+
+def _refuse_repeats(command: Any, arguments: Sequence[str]) -> None:
+    """Stop where an option that has one value is given twice: the last would win, unsaid.
+
+    Raises:
+        UsageError: naming the first.
+    """
+    names = iter(arguments)
+    while hasattr(command, "commands"):
+        command = command.commands.get(next(names, ""))
+    options = [
+        option
+        for option in getattr(command, "params", ())
+        if option.param_type_name == "option" and not (option.multiple or option.is_flag)
+    ]
+    given = [name.partition("=")[0] for name in names]
+    for option in options:
+        if sum(name in option.opts for name in given) > 1:
+            raise UsageError(f"{option.opts[0]} is given twice", "give it once")
 
 
 def main() -> None:
@@ -166,7 +196,7 @@ def _debugging() -> bool:
 def _stop_writing() -> int:
     """End quietly when the reader of stdout has gone, such as `head`."""
     _discard_output()
-    return ExitCode.FAILED
+    return ExitCode.DONE
 
 
 def _give_up_what_cannot_be_printed() -> None:

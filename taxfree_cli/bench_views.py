@@ -40,25 +40,27 @@ class _Column:
         cell: what stands in it for a row.
         rank: how much it matters; where the terminal is narrow, the highest ranks go first.
         is_number: numbers stand on the right.
+        compares: with hardware or with the library.
     """
 
     heading: str
     cell: Callable[[Row], str]
     rank: int
     is_number: bool = True
+    compares: bool = False
 
 
 _COLUMNS = (
     _Column("mode", lambda row: row.mode, 2, is_number=False),
     _Column("us", lambda row: us(row.median_us), 0),
-    _Column("x bound", lambda row: f"{row.x_bound:.2f}", 1),
-    _Column("vs eager", lambda row: _times(row.speedup_eager), 4),
-    _Column("vs graph", lambda row: _times(row.speedup_graph), 3),
+    _Column("x bound", lambda row: f"{row.x_bound:.2f}", 1, compares=True),
+    _Column("vs eager", lambda row: _times(row.speedup_eager), 4, compares=True),
+    _Column("vs graph", lambda row: _times(row.speedup_graph), 3, compares=True),
     _Column("±us", lambda row: us(row.iqr_us, 2), 5),
     _Column("skew us", lambda row: us(row.skew_us, 2), 7),
     _Column("#wrong", lambda row: str(row.wrong), 6),
-    _Column("TFLOP/s", lambda row: f"{row.tflops:.1f}", 8),
-    _Column("GB/s", lambda row: f"{row.gbps:.0f}", 9),
+    _Column("TFLOP/s", lambda row: f"{row.tflops:.1f}", 8, compares=True),
+    _Column("GB/s", lambda row: f"{row.gbps:.0f}", 9, compares=True),
 )
 _GAP = 2
 
@@ -67,10 +69,11 @@ def print_problem(result: ProblemResult) -> None:
     """Print one problem: its bounds, its rows, what was not timed, and what dispatch picks."""
     console = results()
     title = f"{result.op} {format_problem(result.op, asdict(result.problem))}"
-    for line in (title, bounds_line(result.bounds)):
+    is_interpreted = result.hardware.backend == "interpreter"
+    for line in (title, *([] if is_interpreted else [bounds_line(result.bounds)])):
         console.print(line, markup=False, highlight=False)
     if result.rows:
-        console.print(problem_table(result.rows, console.width))
+        console.print(problem_table(result.rows, console.width, is_interpreted))
         _print_clocks(result.rows[0])
     for each in result.skipped:
         if each.state != "refused":
@@ -92,15 +95,17 @@ def _print_clocks(row: Row) -> None:
         results().print(said, markup=False, highlight=False)
 
 
-def problem_table(rows: Sequence[Row], width: int) -> Table:
+def problem_table(rows: Sequence[Row], width: int, is_interpreted: bool = False) -> Table:
     """The rows of one problem; the fastest is marked, and columns that do not fit are left out.
 
     Args:
         rows: at least one.
         width: of the terminal, in characters.
+        is_interpreted: times of kernels on a CPU, which are not compared.
     """
-    best = fastest(rows)
-    columns = [column for column in _COLUMNS if any(column.cell(row) for row in rows)]
+    best = None if is_interpreted else fastest(rows)
+    shown = [column for column in _COLUMNS if not (is_interpreted and column.compares)]
+    columns = [column for column in shown if any(column.cell(row) for row in rows)]
     names = [f"{'*' if row is best else ' '}{row.variant}" for row in rows]
     used = max(map(len, names)) + sum(_GAP + _width(column, rows) for column in columns)
     for column in sorted(columns, key=lambda column: -column.rank):

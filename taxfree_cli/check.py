@@ -260,7 +260,10 @@ def _check_compiled(
     note(summary(found))
     bad = sum(not report.is_good for report in found)
     if bad:
-        raise WrongResult(f"{bad} kernels fail assembly checks", "see the reports above")
+        raise WrongResult(
+            f"{bad} kernel{' fails' if bad == 1 else 's fail'} assembly checks",
+            "see the reports above",
+        )
 
 
 def _tiny_problems(op: str, world_size: int) -> Sequence[Any]:

@@ -31,6 +31,7 @@ from taxfree_cli.record_views import (
     print_record,
     print_trials,
     print_verdicts,
+    print_winners,
 )
 from taxfree_kernels.hardware import KNOWN, Hardware
 from taxfree_kernels.variant import operation_names
@@ -119,14 +120,18 @@ def list_command(
     op: options.OnlyOp = None,
     gpu: Gpu = None,
     db: options.Db = None,
+    all: options.All = False,
     json: options.Json = False,
 ) -> None:
-    """List the records, one line each, with the shipped ones."""
+    """List the winners by operation, sizes and GPUs, with the shipped ones."""
     records = _selected(_table(db), op, gpu)
     if json:
         print_json({"records": [record.to_json() for record in records]})
         return
-    print_list(records)
+    if all:
+        print_list(records)
+    else:
+        print_winners(records)
 
 
 @db.command("show")
@@ -138,9 +143,13 @@ def show_command(
     gpu: Gpu = None,
     trials: Trials = False,
     db: options.Db = None,
+    all: options.All = False,
     json: options.Json = False,
 ) -> None:
-    """Show records with all measurements; fails if a requested shape has none."""
+    """Show the records of shapes with all measurements; fails if a shape has none.
+
+    Without --shapes, --trials or --all, only the winners.
+    """
     records = _selected(_table(db), op, gpu)
     if shapes:
         request = _request(op, shapes, gpus, dtype, records)
@@ -162,6 +171,9 @@ def show_command(
             for record, document in zip(records, documents, strict=True):
                 document["tried"] = [asdict(each) for each in tried.get(record.key, ())]
         print_json({"records": documents})
+        return
+    if not (shapes or trials or all):
+        print_winners(records)
         return
     for record in records:
         print_record(record)
@@ -448,10 +460,12 @@ def _require_records(
     missing = [each for each in problems if identity(each) not in known]
     if missing:
         others = f" and {len(missing) - 1} more" if missing[1:] else ""
-        raise NoRecord(
-            f"no record of {format_problem(op, missing[0])}{others}",
-            "`taxfree db list` shows what there is; `taxfree tune` makes records",
-        )
+        first = {**identity(missing[0]), "dtype": None}
+        dtypes = [each["dtype"] for each in known if each | {"dtype": None} == first]
+        hint = "`taxfree db list` shows what there is; `taxfree tune` makes records"
+        if dtypes:
+            hint = f"there is one of {dtypes[0]}: add --dtype {dtypes[0]}"
+        raise NoRecord(f"no record of {format_problem(op, missing[0])}{others}", hint)
 
 
 def _trials(db: Path | None, records: Iterable[Record]) -> dict[str, tuple[TrialRecord, ...]]:

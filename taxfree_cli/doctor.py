@@ -168,7 +168,7 @@ def _process(process: GpuProcess) -> str:
 
 def _measured_title(measured: ProbeResults) -> str:
     ranks = "1 rank" if measured.world_size == 1 else f"{measured.world_size} ranks"
-    return f"ProbeResults on {ranks} of fabric {measured.fabric}"
+    return f"Measured on {ranks} of fabric {measured.fabric}"
 
 
 def _measured(measured: ProbeResults) -> Iterator[Line]:

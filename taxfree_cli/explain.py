@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
 
-from taxfree.errors import TaxfreeError, UsageError
+from taxfree.errors import NoRecord, TaxfreeError, UsageError
 from taxfree.files import require_writable, write
 from taxfree.shapes import choose, format_problem
 from taxfree_cli import options
 from taxfree_cli.asked import Asked, what_is_asked
 from taxfree_cli.bench import OnlyVariants, fail_if_broken, watched
 from taxfree_cli.bench_views import us
-from taxfree_cli.explain_views import print_explanation, print_sweep
-from taxfree_cli.output import note, print_json
+from taxfree_cli.explain_views import print_explanation, print_sweep, print_timelines
+from taxfree_cli.output import note, print_json, print_lines
 from taxfree_cli.pictures import plot_taxes, plot_timelines, require_picture
 
 if TYPE_CHECKING:
@@ -52,6 +52,14 @@ TimelineFile: TypeAlias = Annotated[
     Path | None,
     typer.Option("--timeline", metavar="FILE.png", help="Draw what --trace writes."),
 ]
+SavedFile: TypeAlias = Annotated[
+    Path | None,
+    typer.Option(
+        "--from",
+        metavar="FILE.json",
+        help="Show what --json or --trace saved, here or elsewhere; measure nothing.",
+    ),
+]
 
 
 def explain(
@@ -69,6 +77,7 @@ def explain(
     plot: Plot = None,
     trace: TraceFile = None,
     timeline: TimelineFile = None,
+    saved: SavedFile = None,
     json: options.Json = False,
 ) -> None:
     """Show the three taxes of the library path and the dispatched variant, part by part."""
@@ -79,6 +88,17 @@ def explain(
     if trace is not None:
         require_writable(trace)
     given = options.ShapeOptions(op, shapes, gpus, dtype, model, tp)
+    if saved is not None:
+        if any(
+            option not in (None, [], False)
+            for option in (fabric, hardware, variant, db, trace, timeline, plot, json, model, tp)
+        ):
+            raise UsageError(
+                "--from takes only --op, --shapes, --gpus, --dtype and --sweep",
+                "it shows what was measured",
+            )
+        _show_saved(saved, given, sweep)
+        return
     wants_timelines = trace is not None or timeline is not None
     if hardware is not None:
         if wants_timelines:
@@ -115,6 +135,36 @@ def explain(
         _write_timelines(explained[0], environment, trace, timeline)
     fail_if_broken([each for explanation in explained for each in explanation.skipped])
     _fail_below_bound(explained)
+
+
+def _show_saved(path: Path, given: options.ShapeOptions, is_sweep: bool) -> None:
+    """Print what a file holds of the problems that are asked for, or all of it.
+
+    Raises:
+        UsageError: it is no such file.
+        NoRecord: it holds none of the problems.
+    """
+    from taxfree_tune.profiling.saved import load
+
+    saved = load(path)
+    is_asked = given.picks()
+    explanations = [each for each in saved.explanations if is_asked(each.op, each.problem)]
+    timelines = [each for each in saved.timelines if is_asked(each.op, each.problem)]
+    if not (explanations or timelines):
+        raise NoRecord(
+            f"{path} holds none of these problems", "`taxfree explain --from` alone shows them all"
+        )
+    first = explanations[0] if explanations else timelines[0]
+    machine = f"{first.problem['world_size']} x {first.hardware}"
+    said = "modelled for" if explanations and explanations[0].is_modelled else "measured on"
+    print_lines([f"{path.name}: {said} {machine}, {saved.created[:10]}; not measured here", ""])
+    if explanations and is_sweep:
+        print_sweep(explanations)
+    elif explanations:
+        for explanation in explanations:
+            print_explanation(explanation)
+    for each in timelines:
+        print_timelines(each)
 
 
 def _modelled(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,9 @@ from taxfree_cli.record_views import words
 
 if TYPE_CHECKING:
     from taxfree_tune.profiling.explain import Explanation, Pipeline
+    from taxfree_tune.profiling.saved import SavedTimelines
+    from taxfree_tune.profiling.step_timer import TimedPipeline
+    from taxfree_tune.profiling.timeline import Bar, Timeline
     from taxfree_tune.taxes import Account, Part
 
 #: widths of label, time, spread and share; spreads are left out where the terminal is narrow
@@ -107,12 +111,13 @@ def _pipeline(pipeline: Pipeline, width: int, modelled: str) -> list[Text | Tabl
     if account.unsplit:
         found += _remark(account.unsplit, width)
     found.append(_tax("bound", account.t_bound_us, None, account, width, modelled))
-    if pipeline.timed is not None:
+    if not modelled:
         for problem in account.problems():
             found += _wrapped(f"open: {problem}", width, 2, "red")
-        found += _instrument(pipeline, width)
-        if len(pipeline.accounts) > 1:
-            found.append(_ranks(pipeline.accounts, width))
+    if pipeline.timed is not None:
+        found += _instrument(pipeline.timed, account, width)
+    if len(pipeline.accounts) > 1:
+        found.append(_ranks(pipeline.accounts, width))
     return found
 
 
@@ -120,11 +125,11 @@ def _no_account(pipeline: Pipeline, width: int) -> list[Text]:
     """The call and its steps as they were timed, and why there is no more to say."""
     account = pipeline.slowest
     found = [Text(_figures("  call", account.t_eager_us, account.t_eager_iqr_us, 1.0, width))]
-    assert pipeline.timed is not None
-    measured = pipeline.timed.measurement
-    for step, us_in_place in zip(measured.steps, measured.step_us(), strict=True):
-        share = us_in_place / account.t_eager_us
-        found.append(Text(_figures(f"    {step.name}", us_in_place, None, share, width)))
+    if pipeline.timed is not None:  # a saved explanation is without the measurement
+        measured = pipeline.timed.measurement
+        for step, us_in_place in zip(measured.steps, measured.step_us(), strict=True):
+            share = us_in_place / account.t_eager_us
+            found.append(Text(_figures(f"    {step.name}", us_in_place, None, share, width)))
     if account.t_graph_us is None:
         todo = "interpreted kernels share the cores: on GPUs the account is of the hardware"
     else:
@@ -179,24 +184,23 @@ def _remark(text: str, width: int) -> list[Text]:
     return [Text(f"      {line}", style="dim") for line in textwrap.wrap(text, max(14, width - 6))]
 
 
-def _instrument(pipeline: Pipeline, width: int) -> list[Text]:
+def _instrument(timed: TimedPipeline, account: Account, width: int) -> list[Text]:
     """How exact it is, and what steps take elsewhere than in place."""
-    assert pipeline.timed is not None
-    measured = pipeline.timed.measurement
+    measured = timed.measurement
     clock = f"the clock moves by {us(measured.alignment.step_ns * 1e-3, 3)} us"
     if measured.trace is None:
         reading = us(float(measured.clock_reading_us().max()), 3)
         said = [f"a clock reading adds {reading} us, taken off each step; {clock}"]
     else:
         program_trace_us = measured.program_trace_us()
-        share = program_trace_us / (pipeline.slowest.t_graph_us or pipeline.slowest.t_eager_us)
+        share = program_trace_us / (account.t_graph_us or account.t_eager_us)
         said = [
             f"tracing what programs do adds {_signed(program_trace_us)} us, {share:.0%}; {clock}"
         ]
-    alone = pipeline.timed.alone
+    alone = timed.alone
     if alone:
         each = " + ".join(f"{step.name} {us(step.us)}{_at(step.mhz)}" for step in alone)
-        in_place = pipeline.timed.mhz.get("graph")
+        in_place = timed.mhz.get("graph")
         said.append(
             f"alone: {each} = {us(sum(step.us for step in alone))} us; the whole in a graph"
             f"{_at(in_place)}"
@@ -216,7 +220,10 @@ def _ranks(accounts: Sequence[Account], width: int) -> Table:
         return _rendered(by_part)
     taxes = list(dict.fromkeys(part.tax for part in accounts[0].parts))
     short = [tax.replace("bulk synchronous", "bulk") for tax in taxes]
-    return _rendered([("rank", "eager", *short, "residual"), *_rank_rows(accounts, by_part=False)])
+    by_tax = [("rank", "eager", *short, "residual"), *_rank_rows(accounts, by_part=False)]
+    while _width(by_tax) > width and len(by_tax[0]) > 2:
+        by_tax = [row[:-1] for row in by_tax]
+    return _rendered(by_tax)
 
 
 def _rank_rows(accounts: Sequence[Account], *, by_part: bool) -> list[tuple[str, ...]]:
@@ -246,6 +253,65 @@ def _rendered(cells: _Cells) -> Table:
     for row in cells[1:]:
         table.add_row(*map(Text, row))
     return table
+
+
+# -- timelines --
+
+_PROGRAMS = {"compute": "█", "send": "▒", "wait": "░"}  # the last is drawn on top
+_STEPS = "▒░█▓"
+_PROGRAM_LINES = 4  # of a rank
+
+
+def print_timelines(saved: SavedTimelines) -> None:
+    """Print one call of each pipeline, a band of lines per rank, on one time axis."""
+    console = results()
+    for line in timeline_lines(saved, console.width):
+        console.print(line, highlight=False)
+    console.print()
+
+
+def timeline_lines(saved: SavedTimelines, width: int) -> list[Text]:
+    """Timelines as lines that fit `width` characters.
+
+    Steps of several kernels share a line of their rank. Programs of a fused kernel share four, the
+    lowest ids on top: what is later in the legend hides what is earlier.
+    """
+    title = f"{saved.op} {format_problem(saved.op, saved.problem)}, {saved.hardware}"
+    found = _wrapped(title, width, style="bold")
+    bars = {timeline.variant: timeline.bars() for timeline in saved.timelines}
+    end = max(bar.timed.end_us for drawn in bars.values() for bar in drawn)
+    room = max(10, min(width, 100) - len("rank 0 "))
+    for timeline in saved.timelines:
+        drawn = bars[timeline.variant]
+        steps = dict.fromkeys(step.name for step in timeline.steps)
+        shades = dict(zip(steps, itertools.cycle(_STEPS), strict=False)) or _PROGRAMS
+        last = max(bar.timed.end_us for bar in drawn)
+        legend = ", ".join(f"{shade} {kind}" for kind, shade in shades.items())
+        found += [Text(), *_wrapped(f"{timeline.variant}, {us(last)} us: {legend}", width)]
+        for rank in timeline.ranks:
+            own = [bar for bar in drawn if bar.timed.rank == rank]
+            for line, text in enumerate(_band(timeline, own, shades, room / end, room)):
+                label = f"rank {rank} " if line == 0 else " " * len(f"rank {rank} ")
+                found.append(Text(label + text))
+    return found
+
+
+def _band(
+    timeline: Timeline, bars: Sequence[Bar], shades: Mapping[str, str], per_us: float, room: int
+) -> list[str]:
+    """The lines of one rank."""
+    count = _PROGRAM_LINES if timeline.activities else 1
+    top = min(bar.top for bar in bars)
+    height = (max(bar.bottom for bar in bars) - top) / count
+    lines = [[" "] * room for _ in range(count)]
+    by_kind = sorted(bars, key=lambda bar: list(shades).index(bar.kind))
+    for bar in by_kind:
+        line = min(count - 1, int((bar.top - top) / height))
+        begin, end = bar.timed.begin_us * per_us, bar.timed.end_us * per_us
+        first = min(room - 1, int(begin))
+        for column in range(first, max(first + 1, min(room, round(end)))):
+            lines[line][column] = shades[bar.kind]
+    return ["".join(line).rstrip() for line in lines]
 
 
 # -- many problems --

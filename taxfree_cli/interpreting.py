@@ -16,11 +16,12 @@ _LONG_S = 5.0
 
 def announce(problems: Sequence[Any]) -> None:
     """Say that times are not those of a GPU, and how long the largest problem takes."""
-    note("host fabric: times are of interpreted kernels on a CPU, not of a GPU")
+    note("host fabric: times are of interpreted kernels on a CPU, not of a GPU, and not compared")
     largest = max(problems, key=lambda problem: problem.cost.flops)
     seconds = largest.cost.flops / _FLOPS_PER_S
     if seconds > _LONG_S:
-        times = f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} minutes"
+        minutes = f"{seconds / 60:.0f} minutes" if seconds < 86400 else "more than a day"
+        times = f"{seconds:.0f} s" if seconds < 120 else minutes
         shape = format_problem(op_of(largest), asdict(largest))
         warn(
             f"an interpreted call of {shape} takes about {times}, a candidate several calls; "

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
 import typer
 
 from taxfree.errors import UsageError
-from taxfree.shapes import ShapeRequest, left_out, operations, parse_counts, require_operation
+from taxfree.shapes import (
+    ShapeRequest,
+    expand,
+    left_out,
+    operations,
+    parse_counts,
+    require_operation,
+)
+from taxfree.shapes.fields import DTYPE_ALIASES
 from taxfree_cli.output import note
+from taxfree_kernels.hardware import KNOWN, Hardware
 from taxfree_kernels.variant import operation_names
 from taxfree_tuning_db import default_path
 
@@ -89,6 +98,9 @@ Db: TypeAlias = Annotated[
         help="Tuning database; default: TAXFREE_DB, else in the user data folder.",
     ),
 ]
+All: TypeAlias = Annotated[
+    bool, typer.Option("--all", help="Show all that is known of each problem, not a map.")
+]
 Json: TypeAlias = Annotated[
     bool, typer.Option("--json", help="Print one JSON document instead of tables.")
 ]
@@ -141,7 +153,13 @@ class ShapeOptions:
             )
         op = self.op or (None if self.model else DEFAULT_OP)
         return ShapeRequest(
-            tuple(self.shapes or ()), self.model, self.tp, world_sizes, self.dtype, op
+            tuple(self.shapes or ()),
+            self.model,
+            self.tp,
+            world_sizes,
+            self.dtype,
+            op,
+            allows_others=self.gpus is None,
         )
 
     def operations(self, request: ShapeRequest, variants: Iterable[str] = ()) -> list[str]:
@@ -156,8 +174,51 @@ class ShapeOptions:
             require_variants(each, variants)
         return ops
 
+    def picks(self) -> Callable[[str, dict[str, Any]], bool]:
+        """A test of recorded problems: what was given must hold, and all hold if nothing was.
+
+        Raises:
+            UsageError: the shapes, the counts or the operation are invalid.
+        """
+        world_sizes = () if self.gpus is None else parse_counts(self.gpus)
+        if self.op is not None:
+            require_operation(self.op)
+        wanted = {}
+        if self.shapes:
+            request = self.request(world_sizes or MODELLED_GPUS)
+            wanted = {
+                op: [asdict(problem) for problem in expand(op, request)]
+                for op in self.operations(request)
+            }
+        free = ("world_size",) * (not world_sizes) + ("dtype",) * (self.dtype is None)
+        dtype = DTYPE_ALIASES.get(self.dtype or "", self.dtype)
+
+        def identity(problem: dict[str, Any]) -> dict[str, Any]:
+            return {name: value for name, value in problem.items() if name not in free}
+
+        def is_picked(op: str, problem: dict[str, Any]) -> bool:
+            return (
+                self.op in (None, op)
+                and (not world_sizes or problem["world_size"] in world_sizes)
+                and dtype in (None, problem["dtype"])
+                and (not self.shapes or identity(problem) in map(identity, wanted.get(op, ())))
+            )
+
+        return is_picked
+
 
 def note_left_out(request: ShapeRequest) -> None:
     """Say which layers of the model no operation serves, and why."""
     for op, reason in left_out(request):
         note(f"{op} leaves out {reason}")
+
+
+def known_hardware(name: str) -> Hardware:
+    """A GPU by the name of `--hardware`.
+
+    Raises:
+        UsageError: it is not known.
+    """
+    if name not in KNOWN:
+        raise UsageError(f"unknown hardware {name!r}", f"one of: {', '.join(KNOWN)}")
+    return KNOWN[name]

@@ -23,6 +23,13 @@ from taxfree_tune.workers.launch import Launch
 _UNWATCHED_WIDTH = 240
 
 
+class _Console(Console):
+    """A console that leaves it to `app.run` what becomes of a reader that has gone."""
+
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError
+
+
 def place() -> Launch:
     """This process's place among those of a launcher."""
     try:
@@ -133,7 +140,7 @@ def _named(text: str) -> str:
 def _console(*, stderr: bool, every_node: bool = False) -> Console:
     stream = sys.stderr if stderr else sys.stdout
     watched = stream.isatty() or "COLUMNS" in os.environ
-    return Console(
+    return _Console(
         file=stream,
         width=None if watched else _UNWATCHED_WIDTH,
         quiet=bool(place().name) and not every_node,

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from taxfree.shapes import format_problem
 from taxfree_cli.output import print_lines, print_table
+from taxfree_cli.record_map import Cell, print_map, speed_up_text
+from taxfree_kernels.variant import Problem, op_of
 from taxfree_tuning_db import (
     Change,
     Difference,
@@ -28,10 +30,27 @@ def words(values: Mapping[str, Any]) -> str:
     return " ".join(f"{name}={value}" for name, value in values.items())
 
 
+def problem_words(problem: Problem) -> str:
+    """A problem as one would type it, after its operation."""
+    op = op_of(problem)
+    return f"{op} {format_problem(op, asdict(problem))}"
+
+
 def print_list(records: Iterable[Record]) -> None:
     """One line per record."""
     columns = ["op", "problem", "gpu", "winner", "us", "baseline us", "speed-up", "source"]
     print_table(columns, (_row(record) for record in records))
+
+
+def print_winners(records: Sequence[Record]) -> None:
+    """Print the winners as a map, and how many records there are by source."""
+    print_map(
+        Cell(record.op, record.problem, record.hardware.gpu, _winner_text(record))
+        for record in records
+    )
+    counts = Counter(map(_source, records))
+    sources = ", ".join(f"{count} {source}" for source, count in counts.items())
+    print_lines([f"records: {sources or 'none'}; --all shows their times"])
 
 
 def print_record(record: Record) -> None:
@@ -146,6 +165,19 @@ def _library(answer: LookUp) -> str:
     return f"{named['graph']} runs in graphs, {named['eager']} in eager calls"
 
 
+def _winner_text(record: Record) -> str:
+    text = speed_up_text(record.winner.variant, _speed_up(record))
+    return f"{text} ({_source(record)})" if record.is_lent or record.is_modelled else text
+
+
+def _speed_up(record: Record) -> float | None:
+    """Of the winner over the library; None for times of interpreted kernels, which mean nothing."""
+    ours = _best_us(record.winner)
+    if not ours or record.hardware.link == "shared memory":
+        return None
+    return _best_us(record.baseline) / ours
+
+
 def _row(record: Record) -> list[object]:
     ours, baseline = _best_us(record.winner), _best_us(record.baseline)
     return [
@@ -155,7 +187,7 @@ def _row(record: Record) -> list[object]:
         record.winner.variant,
         ours,
         baseline,
-        baseline / ours if ours else 0.0,
+        _speed_up(record),
         _source(record),
     ]
 

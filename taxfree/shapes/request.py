@@ -47,6 +47,7 @@ class ShapeRequest:
         dtype: for shapes that do not say.
         op: the operation of shapes that do not say; None for any that is asked for. Shapes of the
             set `model` are then of every operation that has the fields they name.
+        allows_others: whether shapes may say another world size than `world_sizes`.
     """
 
     shapes: Sequence[str] = ()
@@ -55,6 +56,7 @@ class ShapeRequest:
     world_sizes: Sequence[int] = (1,)
     dtype: str | None = None
     op: str | None = None
+    allows_others: bool = True
 
 
 @dataclass(frozen=True)
@@ -194,6 +196,12 @@ def _problems(op: str, request: ShapeRequest, arguments: Sequence[str]) -> list[
     unsaid = {"world_size": request.world_sizes} | _dtype_axis(request)
     _check_count(unsaid, shapes)
     found = [problem for shape in shapes for problem in parser.problems(shape, unsaid)]
+    counts = {problem.world_size for problem in found} - {*request.world_sizes}
+    if counts and not request.allows_others:
+        raise UsageError(
+            f"a shape is of world_size={min(counts)}, and --gpus is another",
+            "give only one of the two",
+        )
     return list(dict.fromkeys(found))
 
 

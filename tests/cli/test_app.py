@@ -246,6 +246,41 @@ class TestOutput:
         assert process("-c", script).stderr == ""
 
 
+def test_a_reader_that_has_enough_is_no_failure(process):
+    script = textwrap.dedent("""
+        import subprocess, sys
+        command = [sys.executable, "-m", "taxfree_cli.app", "shapes", "--shapes"]
+        shape = "m=" + ",".join(map(str, range(1, 4000))) + " n=64 k=64"
+        with subprocess.Popen([*command, shape], stdout=-1) as writer:
+            writer.stdout.readline()
+            writer.stdout.close()
+        sys.exit(writer.returncode)
+    """)
+    assert process("-c", script).returncode == 0
+
+
+def test_a_misspelt_variable_is_named(cli, monkeypatch):
+    monkeypatch.setenv("TAXFREE_STICT", "1")
+    outcome = cli("db", "path")
+    assert outcome.code == 0
+    assert "TAXFREE_STICT is no variable of taxfree: did you mean TAXFREE_STRICT?" in outcome.err
+
+
+@pytest.mark.parametrize(
+    ("command", "kept"),
+    [("tune", "continues from its finished trials"), ("doctor", "nothing is stored")],
+)
+def test_what_is_kept_is_said_where_something_is(cli, monkeypatch, command, kept):
+    def interrupted(*arguments, **options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("taxfree_cli.tune.search", interrupted)
+    monkeypatch.setattr("taxfree_tune.doctor.examine", interrupted)
+    outcome = cli(command, "--fabric", "host")
+    assert outcome.code == 130
+    assert kept in outcome.err
+
+
 @pytest.mark.parametrize(
     "arguments", [["--help"], ["shapes", "--shapes", "demo"], ["db", "list"], ["db", "path"]]
 )

@@ -70,6 +70,13 @@ class TestTable:
         print_problem(dataclasses.replace(RESULT, rows=rows))
         assert "slowest GPU at 900 MHz, held down by [/heat]" in capsys.readouterr().out
 
+    def test_times_of_interpreted_kernels_are_not_compared(self, capsys):
+        print_problem(RESULT)
+        said = capsys.readouterr().out
+        assert "push_two_kernel  graph  28.12" in said
+        for word in ("bound", "vs ", "*", "x\n", "TFLOP/s"):
+            assert word not in said
+
     def test_only_the_fastest_row_is_marked(self):
         assert [line[0] for line in shown(120)] == [" ", " ", " ", "*", " "]
 

@@ -8,8 +8,9 @@ from dataclasses import asdict, replace
 import pytest
 
 from taxfree import fingerprints
+from taxfree_cli.record_map import SIZES
 from taxfree_kernels.hardware import KNOWN
-from taxfree_kernels.variant import problem_class, variants
+from taxfree_kernels.variant import operation_names, problem_class, variants
 from taxfree_tune.measuring.results import Results, Row, save
 from taxfree_tune.tuning.verification import Verdict
 from taxfree_tuning_db import (
@@ -106,10 +107,41 @@ class TestPath:
 class TestList:
     def test_shows_a_line_per_record(self, cli, stored):
         stored(RECORD, replace(RECORD, hardware=MI300X))
-        outcome = cli("db", "list")
+        outcome = cli("db", "list", "--all")
         assert len(outcome.out.splitlines()) == 3
         assert "m=16 n=3584 k=8192 dtype=float16 world_size=8" in outcome.out
         assert "1.5" in outcome.out
+
+    @pytest.mark.parametrize("command", ["list", "show"])
+    def test_shows_a_map_by_rows_and_gpus(self, cli, stored, monkeypatch, command):
+        of_two = replace(RECORD, problem=PROBLEM | {"m": 64, "world_size": 2})
+        stored(RECORD, of_two, replace(RECORD, hardware=MI300X, winner=RECORD.baseline))
+        assert cli("db", command).out.splitlines() == [
+            "all_gather_matmul n=3584 k=8192 dtype=float16, AMD MI300X",
+            " m  8 GPUs  ",
+            "16  baseline",
+            "",
+            "all_gather_matmul n=3584 k=8192 dtype=float16, NVIDIA H200",
+            " m  2 GPUs      8 GPUs    ",
+            "16              push 1.50x",
+            "64  push 1.50x            ",
+            "",
+            "records: 3 user; --all shows their times",
+        ]
+        monkeypatch.setenv("COLUMNS", "25")
+        assert [line.split() for line in cli("db", command).out.splitlines()[-6:-2]] == [
+            ["m", "2", "GPUs"], ["64", "push", "1.50x"],
+            ["m", "8", "GPUs"], ["16", "push", "1.50x"],
+        ]  # fmt: skip
+
+    def test_rows_of_the_map_are_what_neighbours_differ_in(self):
+        named = {name for op in operation_names() for name in fingerprints.interpolated_fields(op)}
+        assert set(SIZES) == named
+
+    def test_times_of_interpreted_kernels_are_not_compared(self, cli, stored):
+        cpu = HardwareFingerprint("CPU", "interpreter", 2, 16 << 30, "shared memory")
+        stored(replace(RECORD, hardware=cpu))
+        assert "1.5" not in cli("db", "list").out + cli("db", "list", "--all").out
 
     def test_selects_by_gpu_and_op(self, cli, stored):
         stored(RECORD, replace(RECORD, hardware=MI300X))

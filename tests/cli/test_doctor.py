@@ -93,7 +93,7 @@ class TestShown:
         titles = [line for line in lines if line and not line.startswith(" ")]
         assert titles == [
             "Software", "Machine", "Environment", "Fabrics",
-            "ProbeResults on 3 ranks of fabric cuda", "Not found out", "Next",
+            "Measured on 3 ranks of fabric cuda", "Not found out", "Next",
         ]  # fmt: skip
 
     @pytest.mark.parametrize(

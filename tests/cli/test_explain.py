@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from pathlib import Path
 
 import pytest
 from rich.console import Console
@@ -407,3 +408,64 @@ class TestModel:
         trace_file = tmp_path / "t.json"
         outcome = cli("explain", *self.SHAPE, "--hardware", "h200", "--trace", trace_file)
         assert outcome.code == ExitCode.USAGE
+
+
+class TestSaved:
+    """What was measured elsewhere is shown as it was there, of the problems that are asked for."""
+
+    RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
+    FILE = RESULTS / "explain" / "nvidia-h200-x8.json"
+    SHAPES = ("--shapes", "m=512 n=3584 k=8192 gather_dim=1")
+
+    @pytest.mark.parametrize("columns", [40, 80])
+    def test_an_account_says_where_it_was_measured(self, cli, monkeypatch, columns):
+        monkeypatch.setenv("COLUMNS", str(columns))
+        outcome = cli("explain", "--from", self.FILE, *self.SHAPES)
+        assert outcome.code == 0, outcome.err
+        head, _, *account = outcome.out.splitlines()
+        assert head.endswith("measured on 8 x NVIDIA H200, 2026-11-22; not measured here")
+        assert "132.2 us eager, 99.19 in a graph" in outcome.out
+        assert "dispatch: push_tma" in outcome.out
+        assert len([line for line in account if line.startswith("  bound")]) == 2
+        assert max(map(len, account)) <= columns
+        assert "…" not in outcome.out
+
+    def test_a_sweep_has_a_row_per_pipeline(self, cli):
+        out = cli("explain", "--from", self.FILE, "--sweep").out
+        assert sum("baseline" in line for line in out.splitlines()) == 22
+
+    @pytest.mark.parametrize("columns", [40, 80])
+    def test_timelines_share_one_axis(self, cli, monkeypatch, columns):
+        monkeypatch.setenv("COLUMNS", str(columns))
+        file = self.RESULTS / "timeline" / "nvidia-h200-x2.json"
+        outcome = cli("explain", "--from", file, "--shapes", "m=64 n=3584 k=8192")
+        assert outcome.code == 0, outcome.err
+        _, _, *lines = outcome.out.splitlines()
+        assert max(map(len, lines)) <= columns
+        library, ours = (line for line in lines if line.startswith("rank 0"))
+        assert list(dict.fromkeys(library[7:])) == list("▒░█")
+        assert list(dict.fromkeys(ours[7:])) == list("▒█░")
+        assert len(ours) < 0.75 * len(library)
+
+    def test_a_fresh_document_is_read_back(self, cli, tmp_path):
+        shape = ("--shapes", "m=16 n=3584 k=8192", "--hardware", "h200")
+        (tmp_path / "modelled.json").write_text(cli("explain", *shape, "--json").out)
+        saved = cli("explain", "--from", tmp_path / "modelled.json").out
+        assert saved.startswith("modelled.json: modelled for 8 x NVIDIA H200")
+        assert saved.partition("\n\n")[2] == cli("explain", *shape).out
+
+    @pytest.mark.parametrize(
+        ("options", "code", "error"),
+        [
+            (("--from", FILE, "--shapes", "m=17 n=3584 k=8192"), 1, "holds none of these problems"),
+            (("--from", FILE, "--op", "flash_decode"), 1, "holds none of these problems"),
+            (("--from", FILE, "--fabric", "host"), 2, "--from takes only"),
+            (("--from", "none.json"), 2, "none.json cannot be read: No such file"),
+            (("--from", RESULTS / "attention"), 2, "cannot be read"),
+            (("--from", Path(__file__)), 2, "is no saved explanation"),
+        ],
+    )
+    def test_what_it_cannot_show_is_refused(self, cli, options, code, error):
+        outcome = cli("explain", *options)
+        assert (outcome.code, outcome.out) == (code, "")
+        assert error in outcome.err

@@ -11,12 +11,26 @@ from typing import Any
 import pytest
 import yaml
 
-from taxfree_cli.exits import ExitCode
+from taxfree.errors import WorkerLost
+from taxfree_cli import tune_search
+from taxfree_cli.exits import ExitCode, failure
 from taxfree_tuning_db import Database
 from tests.check.cross_compile.conftest import run_python
 from tests.tritons import needs_3_8
 
 SHAPE = ("--shapes", "m=5 n=32 k=32", "--gpus", 2, "--fabric", "host")
+
+
+def test_nothing_but_candidates_that_hang_is_a_failure() -> None:
+    row = {
+        "op": "all_gather_matmul", "problem": {"m": 5, "dtype": "float16", "world_size": 2},
+        "not_measured": {"hung": 3}, "is_library_alone": False,
+    }  # fmt: skip
+    tune_search._fail_if_all_hung([row, {"state": "refused"}])
+    with pytest.raises(WorkerLost, match=r"m=5 .*: 3 candidates hung") as raised:
+        tune_search._fail_if_all_hung([row | {"is_library_alone": True}])
+    assert "taxfree check --op all_gather_matmul" in raised.value.hint
+    assert failure(raised.value).exit_code == ExitCode.PEER_LOST
 
 
 class TestTune:

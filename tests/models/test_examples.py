@@ -69,9 +69,27 @@ def check_vllm_generate(tmp_path: Path) -> None:
     pytest.importorskip("vllm", reason="vLLM is not installed: make test-vllm runs this example")
 
 
+def check_ring(tmp_path: Path) -> None:
+    """The broken ring is found, and its report says how to mend it; the right one holds."""
+    file = ROOT / "examples/ring.py"
+    outcomes = [
+        subprocess.run(
+            [PYTHON, "-m", "taxfree_cli.app", "check", f"{file}::{name}", "--ranks", ranks],
+            env=environment(),
+            capture_output=True,
+            text=True,
+        )
+        for name, ranks in (("ring", "2"), ("broken", "2"), ("ring", "4"))
+    ]
+    assert [outcome.returncode for outcome in outcomes] == [0, 4, 4]
+    assert 'make the read at ring.py:39 an acquire: sem="acquire"' in outcomes[1].stdout
+    assert "payload lifetime" in outcomes[2].stdout
+
+
 CHECKS: dict[str, Callable[[Path], None]] = {
     "generate": check_generate,
     "parallel": check_parallel,
+    "ring": check_ring,
     "train": check_train,
     "vllm_generate": check_vllm_generate,
 }

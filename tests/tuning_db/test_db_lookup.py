@@ -269,6 +269,16 @@ class TestMiss:
         assert [step.found for step in answer.lookup_trace] == [False, False, False]
         assert answer.lookup_trace[-1].why == f"{OP} was never tuned"
 
+    def test_another_machine_is_named_and_not_its_fields(self):
+        answer = find(table_of(record_of(16, hardware=MI300X)), 16)
+        said = f"no record of {H200.gpu}; the nearest is of {MI300X.gpu}"
+        assert answer.lookup_trace[-1].why == said
+        other = replace(H200, compute_units=78)
+        answer = find(table_of(record_of(16, hardware=other)), 16)
+        assert answer.lookup_trace[-1].why.startswith(
+            f"no record of {H200.gpu} of other compute_units; the nearest is of {H200.gpu}"
+        )
+
     def test_the_nearest_differs_in_the_fewest_fields_and_then_the_least(self):
         elsewhere = record_of(16, hardware=MI300X)
         far = record_of(16, problem=problem_of(16, n=64))

@@ -380,8 +380,18 @@ def _nearest(table: Table, query: Query) -> tuple[Record | None, str]:
     nearest = min(own, key=rank, default=None)
     if nearest is None:
         return None, f"{query.op} was never tuned"
-    pairs = differing_fields(nearest, query.problem, query.hardware).items()
-    return nearest, "; ".join(f"{name} is {had}, not {wanted}" for name, (had, wanted) in pairs)
+    pairs = differing_fields(nearest, query.problem).items()
+    reasons = [f"{name} is {had}, not {wanted}" for name, (had, wanted) in pairs]
+    if not nearest.hardware.is_same(query.hardware):
+        machine = query.hardware.gpu
+        whose = nearest.hardware.gpu
+        # of two alike, the rest tells them apart
+        if whose == machine:
+            found = differing_fields(nearest, query.problem, query.hardware)
+            names = sorted(name for name in found if name.startswith("hardware."))
+            machine = f"{machine} of other {', '.join(name.partition('.')[2] for name in names)}"
+        reasons.insert(0, f"no record of {machine}; the nearest is of {whose}")
+    return nearest, "; ".join(reasons)
 
 
 def _without(names: set[str], problem: Mapping[str, Scalar]) -> dict[str, Scalar]:

@@ -1,0 +1,93 @@
+"""Winners as a map by operation, sizes and numbers of GPUs, which fits the terminal."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from rich.cells import cell_len
+
+from taxfree.shapes import format_problem
+from taxfree_cli.output import print_lines, print_table, results
+
+#: fields in which a neighbour's record serves; operations say so beside code that loads torch
+SIZES = ("batch", "length", "kv_len_per_rank", "m")
+_GAP = 2
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What won for a problem.
+
+    Args:
+        op, problem: the operation and all fields of the problem.
+        gpu: the device's name; empty to leave it out.
+        text: the winner, and perhaps by how much.
+    """
+
+    op: str
+    problem: Mapping[str, Any]
+    gpu: str
+    text: str
+
+
+def speed_up_text(variant: str, ratio: float | None) -> str:
+    """A winner and its speed-up over the library; without one where the library wins."""
+    return variant if ratio is None or variant == "baseline" else f"{variant} {ratio:.2f}x"
+
+
+def print_map(cells: Iterable[Cell]) -> None:
+    """Print a table for all problems that differ only in sizes and numbers of GPUs.
+
+    There is a column for each number of GPUs; where that is too wide, a table for each.
+    """
+    groups: dict[tuple[str, str], list[Cell]] = {}
+    for cell in cells:
+        same = {
+            name: value
+            for name, value in cell.problem.items()
+            if name not in (*SIZES, "world_size")
+        }
+        heading = f"{cell.op} {format_problem(cell.op, same)}"
+        groups.setdefault((heading, cell.gpu), []).append(cell)
+    for (heading, gpu), group in groups.items():
+        print_lines(
+            textwrap.wrap(
+                ", ".join(filter(None, (heading, gpu))),
+                max(20, results().width),
+                subsequent_indent="  ",
+            )
+        )
+        _print_group(group)
+        print_lines([""])
+
+
+def _print_group(group: list[Cell]) -> None:
+    sizes = [name for name in SIZES if name in group[0].problem]
+    counts = sorted({cell.problem["world_size"] for cell in group})
+    rows: dict[tuple[int, ...], dict[int, str]] = {}
+    for cell in group:
+        size = tuple(cell.problem[name] for name in sizes)
+        texts = rows.setdefault(size, {})
+        count = cell.problem["world_size"]
+        texts[count] = ", ".join(filter(None, (texts.get(count), cell.text)))
+    table = [[*size, *(texts.get(count, "") for count in counts)] for size, texts in rows.items()]
+    table.sort(key=lambda row: row[: len(sizes)])
+    headings = [*sizes, *map(_gpus, counts)]
+    if _width(headings, table) <= results().width:
+        print_table(headings, table)
+        return
+    for column, count in enumerate(counts, start=len(sizes)):
+        own = [[*row[: len(sizes)], row[column]] for row in table if row[column]]
+        print_table([*sizes, _gpus(count)], own)
+
+
+def _width(headings: list[str], table: list[list[Any]]) -> int:
+    columns = zip(headings, *table, strict=True)
+    return sum(_GAP + max(cell_len(str(cell)) for cell in column) for column in columns) - _GAP
+
+
+def _gpus(count: int) -> str:
+    return f"{count} GPU{'s' if count > 1 else ''}"

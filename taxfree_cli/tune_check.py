@@ -1,0 +1,58 @@
+"""`taxfree tune --check`: problems without a current record."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+
+from taxfree.errors import NoRecord, UsageError
+from taxfree.shapes import expand
+from taxfree_cli import options
+from taxfree_cli.output import note, print_json, print_table
+from taxfree_cli.record_views import problem_words
+from taxfree_kernels.variant import op_of
+
+
+def check_records(
+    given: options.ShapeOptions, fabric: str | None, name: str | None, db: Path | None, json: bool
+) -> None:
+    """Print the problems without a current record, on this machine's GPU or a known one.
+
+    Raises:
+        NoRecord: there is one.
+    """
+    from taxfree_tune import devices
+    from taxfree_tune.tuning.verification import lacking
+    from taxfree_tuning_db import Table, read_table, shipped_records
+
+    if name is not None and fabric is not None:
+        raise UsageError("--hardware and --fabric are given", "give one of them")
+    if name is None:
+        chosen = devices.fabric_for(fabric or "auto")
+        gpu, world_sizes = devices.gpu_name(chosen), devices.world_sizes(chosen)
+    else:
+        gpu, world_sizes = options.known_hardware(name).name, options.MODELLED_GPUS
+    request = given.request(world_sizes)
+    if not (request.shapes or request.model):
+        raise UsageError("no problems are given to check", "add --model or --shapes")
+    problems = [p for op in given.operations(request) for p in expand(op, request)]
+    options.note_left_out(request)
+    path = options.database_path(db)
+    own = read_table(path) if db is not None or path.exists() else ()
+    found = lacking(problems, Table(own, shipped_records()), gpu)
+    rows = [
+        {"op": op_of(each.problem), "problem": asdict(each.problem), "reason": each.reason}
+        for each in found
+    ]
+    if json:
+        print_json({"schema": 1, "gpu": gpu, "checked": len(problems), "lacking": rows})
+    elif found:
+        print_table(
+            ("lacks a record", "why"), ((problem_words(p.problem), p.reason) for p in found)
+        )
+    if found:
+        raise NoRecord(
+            f"{len(found)} of {len(problems)} problems lack a current record of {gpu}",
+            "run `taxfree tune` with the same --model or --shapes on that GPU",
+        )
+    note(f"all {len(problems)} problems have a current record of {gpu}")
