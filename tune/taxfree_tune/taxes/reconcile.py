@@ -29,14 +29,14 @@ def _account(measured: Measurement, bounds: Bounds, rank: int) -> Account:
     if measured.trace is not None and measured.trace.shows_programs:
         inner, work = _inside(measured, measured.trace, bounds, rank)
         found += inner
-    elif bounds.t_link_us == 0:  # ranks exchange nothing
-        work = _kernel_us(measured, measured.in_place, rank).sum(axis=1) - bounds.t_floor_us
-    elif measured.only("collective") is None:
-        unsplit.append(INSIDE)
-    else:
+    elif measured.only("collective") is not None:
         found += _bulk_synchronous(measured, bounds, rank)
         found += _locality(measured, rank)
         work = _work(measured, rank) - bounds.t_floor_us
+    elif bounds.t_link_us == 0:  # ranks exchange nothing
+        work = _kernel_us(measured, measured.in_place, rank).sum(axis=1) - bounds.t_floor_us
+    else:
+        unsplit.append(INSIDE)
     # A program trace may have another number of repetitions.
     spent = sum(
         (part.us if len(times) != len(eager) else times for part, times in found), 0 * eager
