@@ -336,7 +336,7 @@ def _verdict_row(problem: Problem, verdict: Verdict) -> dict[str, Any]:
         "registers": max((each.registers for each in resources), default=None),
         "spilled": max((each.spill_bytes for each in resources), default=None),
         "shared": max((each.shared_memory for each in resources), default=None),
-        "refused": verdict.refused,
+        "refused": verdict.illegal_reason,
     }
 
 

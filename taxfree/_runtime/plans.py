@@ -19,7 +19,7 @@ from typing import Any
 from taxfree._runtime import collectives, lending
 from taxfree._runtime.collectives import Failure
 from taxfree._runtime.dispatch import Choice, Dispatcher, Kind
-from taxfree._runtime.legality import refusal
+from taxfree._runtime.legality import illegal_reason
 from taxfree._runtime.ready import ready_plans
 from taxfree.errors import TaxfreeError, UsageError, one_line
 from taxfree.fingerprints import capacity_field, rows_field
@@ -380,7 +380,8 @@ class Plans:
         refused = frozenset(
             size
             for size in bucket.sizes[:-1]
-            if refusal(variant, bucket.of(size), self._fabric.hardware, choice.config) is not None
+            if illegal_reason(variant, bucket.of(size), self._fabric.hardware, choice.config)
+            is not None
         )
         plan = variant.plan(bucket.problem, self._fabric, choice.config)
         served = (size for size in bucket.sizes if size not in refused)

@@ -160,7 +160,7 @@ class TestChoice:
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         push = type(variants(OP)["push"])
-        monkeypatch.setattr(push, "prune_reason", lambda *_: "it hangs")
+        monkeypatch.setattr(push, "illegal_reason", lambda *_: "it hangs")
         choice = dispatcher(record()).choose(OP, PROBLEM)
         assert (choice.variant, choice.why) == ("baseline", "push: it hangs")
 

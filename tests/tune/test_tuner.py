@@ -609,7 +609,7 @@ class TestSearching:
         assert any(known)
         monkeypatch.setattr(
             variants(OP)["push"],
-            "prune_reason",
+            "illegal_reason",
             lambda problem, hardware, config: "no" if dict(config) in known else None,
         )
         record, _, tried = tune(db, time_of, trials=3, only=[again])
@@ -703,7 +703,7 @@ ENDS_RANKS = {
 class TestOnRealRanks:
     def test_bad_candidates_are_recorded_with_their_reasons_and_skipped(self, db, tmp_path, sample):
         expected = {
-            "prune_reason": ("failed", "the moon is wrong"),
+            "illegal_reason": ("failed", "the moon is wrong"),
             "is_wrong": ("wrong", "values wrong on rank 1"),
             "works": ("measured", ""),
         } | {name: ENDS_RANKS[name] for name in sample.one_of(list(ENDS_RANKS))}

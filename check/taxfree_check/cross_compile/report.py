@@ -18,7 +18,7 @@ import taxfree_kernels
 from taxfree_check.cross_compile.asm_checks import Violation
 from taxfree_check.cross_compile.coverage import Case
 from taxfree_check.cross_compile.pool import CompilePool
-from taxfree_check.cross_compile.resources import Resources, prune_reason
+from taxfree_check.cross_compile.resources import Resources, illegal_reason
 from taxfree_check.cross_compile.screen import request
 
 #: checks that only default configs have to pass; the screen and the clock judge other configs
@@ -115,8 +115,8 @@ def _reports(case: Case, version: str, answer: dict[str, Any]) -> Iterator[Repor
         broken = [Violation(**one) for one in kernel["violations"]]
         if not case.is_default:
             broken = [one for one in broken if one.check not in _DEFAULT_ONLY]
-        elif refused := prune_reason(resources, case.hardware, spill_limit=1 << 30):
-            broken.append(Violation("default_fits", refused))
+        elif reason := illegal_reason(resources, case.hardware, spill_limit=1 << 30):
+            broken.append(Violation("default_fits", reason))
         yield Report(kernel=kernel["kernel"], resources=resources, violations=broken, **common)
 
 

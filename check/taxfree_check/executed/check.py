@@ -136,11 +136,11 @@ def reduced(op: str, variant: str, problem: Problem, config: Config, architectur
     every = [replace(tiny, **kept) for tiny in operation_shapes(op).tiny(2)]
     for by, each in product(_ROOM, every):  # splits need steps
         small = _grown(each, _inner(each), by)
-        refused = candidate.unsupported_reason(small, hardware)
-        refused = refused or candidate.prune_reason(small, hardware, config)
-        if not refused:
+        reason = candidate.unsupported_reason(small, hardware)
+        reason = reason or candidate.illegal_reason(small, hardware, config)
+        if not reason:
             return small
-    raise PlanError(f"the config fits no small problem: {refused}")
+    raise PlanError(f"the config fits no small problem: {reason}")
 
 
 def check_config(

@@ -30,10 +30,10 @@ class FusedVariant(Variant):
     def seed_configs(self, problem: AllGatherMatmul, hardware: Hardware) -> list[dict[str, Any]]:
         return spaces.seed_configs(problem, hardware, self.space(problem, hardware))
 
-    def prune_reason(
+    def illegal_reason(
         self, problem: AllGatherMatmul, hardware: Hardware, config: Config
     ) -> str | None:
-        return spaces.prune_reason(problem, hardware, config)
+        return spaces.illegal_reason(problem, hardware, config)
 
 
 class FusedPlan(Plan):

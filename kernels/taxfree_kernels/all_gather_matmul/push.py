@@ -35,7 +35,7 @@ from taxfree_kernels.device.pdl import gdc_wait
 from taxfree_kernels.device.peers import Peers
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.hardware import Hardware
-from taxfree_kernels.spaces import xcd_signals_prune_reason, xcd_signals_space
+from taxfree_kernels.spaces import xcd_signals_illegal_reason, xcd_signals_space
 from taxfree_kernels.variant import Config, Plan, Signals, Space
 
 
@@ -72,12 +72,12 @@ class Push(FusedVariant):
     def space(self, problem: AllGatherMatmul, hardware: Hardware) -> Space:
         return {**super().space(problem, hardware), **xcd_signals_space(hardware)}
 
-    def prune_reason(
+    def illegal_reason(
         self, problem: AllGatherMatmul, hardware: Hardware, config: Config
     ) -> str | None:
         senders = config["CHUNKS"] * (problem.world_size - 1)
-        reason = xcd_signals_prune_reason(hardware, config, senders)
-        return reason or super().prune_reason(problem, hardware, config)
+        reason = xcd_signals_illegal_reason(hardware, config, senders)
+        return reason or super().illegal_reason(problem, hardware, config)
 
     def signals(self, problem: AllGatherMatmul, config: Config) -> Signals:
         senders = config["CHUNKS"] * (problem.world_size - 1)

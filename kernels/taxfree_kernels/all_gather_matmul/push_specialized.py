@@ -481,10 +481,10 @@ class PushSpecialized(PushTma):
     def seed_configs(self, problem: AllGatherMatmul, hardware: Hardware) -> list[dict[str, Any]]:
         return spaces.first_specialized_configs(problem, hardware, self.space(problem, hardware))
 
-    def prune_reason(
+    def illegal_reason(
         self, problem: AllGatherMatmul, hardware: Hardware, config: Config
     ) -> str | None:
-        return spaces.specialized_prune_reason(problem, hardware, config)
+        return spaces.specialized_illegal_reason(problem, hardware, config)
 
     def plan(self, problem: AllGatherMatmul, fabric: Fabric, config: Config) -> Plan:
         config = {**config, "K_PARTS": 1, "SEND_STAGES": 1}

@@ -205,10 +205,10 @@ class PushTma(FusedVariant):
     def seed_configs(self, problem: AllGatherMatmul, hardware: Hardware) -> list[dict[str, Any]]:
         return spaces.first_tma_configs(problem, hardware, self.space(problem, hardware))
 
-    def prune_reason(
+    def illegal_reason(
         self, problem: AllGatherMatmul, hardware: Hardware, config: Config
     ) -> str | None:
-        return spaces.tma_prune_reason(problem, hardware, config)
+        return spaces.tma_illegal_reason(problem, hardware, config)
 
     def plan(self, problem: AllGatherMatmul, fabric: Fabric, config: Config) -> Plan:
         return PushTmaPlan(problem, fabric, config)

@@ -363,8 +363,8 @@ class WarpSpecialized(Variant):
     def seed_configs(self, problem: Attention, hardware: Hardware) -> list[dict[str, Any]]:
         return spaces.specialized_seed_configs(problem, hardware)
 
-    def prune_reason(self, problem: Attention, hardware: Hardware, config: Config) -> str | None:
-        return spaces.specialized_prune_reason(problem, hardware, config)
+    def illegal_reason(self, problem: Attention, hardware: Hardware, config: Config) -> str | None:
+        return spaces.specialized_illegal_reason(problem, hardware, config)
 
     def plan(self, problem: Attention, fabric: Fabric, config: Config) -> Plan:
         return WarpSpecializedPlan(problem, fabric, config)

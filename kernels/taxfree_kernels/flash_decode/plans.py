@@ -404,8 +404,10 @@ class DecodeVariant(Variant):
     def seed_configs(self, problem: FlashDecode, hardware: Hardware) -> list[dict[str, Any]]:
         return spaces.seed_configs(problem, hardware, self.space(problem, hardware))
 
-    def prune_reason(self, problem: FlashDecode, hardware: Hardware, config: Config) -> str | None:
-        return spaces.prune_reason(problem, hardware, config)
+    def illegal_reason(
+        self, problem: FlashDecode, hardware: Hardware, config: Config
+    ) -> str | None:
+        return spaces.illegal_reason(problem, hardware, config)
 
 
 class ExchangingVariant(DecodeVariant):

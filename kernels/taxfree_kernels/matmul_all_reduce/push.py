@@ -113,7 +113,9 @@ class Push(FusedVariant):
     def unsupported_reason(self, problem: MatmulAllReduce, hardware: Hardware) -> str | None:
         if problem.elements > ONE_SHOT_ELEMENTS:
             return "all of the partial sum would cross the link to every peer"
-        return spaces.rows_prune_reason(problem) or super().unsupported_reason(problem, hardware)
+        return spaces.rows_unsupported_reason(problem) or super().unsupported_reason(
+            problem, hardware
+        )
 
     def seed_configs(self, problem: MatmulAllReduce, hardware: Hardware) -> list[dict[str, Any]]:
         return [
@@ -122,11 +124,11 @@ class Push(FusedVariant):
             if spaces.fits_addends(problem, hardware, config)
         ]
 
-    def prune_reason(
+    def illegal_reason(
         self, problem: MatmulAllReduce, hardware: Hardware, config: Config
     ) -> str | None:
-        crowded = spaces.warps_prune_reason(problem, hardware, config)
-        return crowded or super().prune_reason(problem, hardware, config)
+        crowded = spaces.warps_illegal_reason(problem, hardware, config)
+        return crowded or super().illegal_reason(problem, hardware, config)
 
     def signals(self, problem: MatmulAllReduce, config: Config) -> Signals:
         tiles = tiles_of(problem.m, problem.n, config["BLOCK_M"], config["BLOCK_N"])

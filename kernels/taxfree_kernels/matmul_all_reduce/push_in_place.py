@@ -119,15 +119,15 @@ class PushInPlace(FusedVariant):
         for tile in super().seed_configs(problem, hardware):
             for in_data in space["LL"]:
                 config = within(space, {**_with_room(hardware, tile), "LL": in_data})
-                if config not in configs and not self.prune_reason(problem, hardware, config):
+                if config not in configs and not self.illegal_reason(problem, hardware, config):
                     configs.append(config)
         return configs
 
-    def prune_reason(
+    def illegal_reason(
         self, problem: MatmulAllReduce, hardware: Hardware, config: Config
     ) -> str | None:
-        crowded = _refuses_exchange(problem, hardware, config)
-        return crowded or super().prune_reason(problem, hardware, config)
+        crowded = _exchange_illegal_reason(problem, hardware, config)
+        return crowded or super().illegal_reason(problem, hardware, config)
 
     def plan(self, problem: MatmulAllReduce, fabric: Fabric, config: Config) -> Plan:
         def layout(problem: MatmulAllReduce) -> Layout:
@@ -154,7 +154,9 @@ def _with_room(hardware: Hardware, config: Config) -> dict[str, Any]:
     return {**config, "BLOCK_N": columns, "num_warps": warps}
 
 
-def _refuses_exchange(problem: MatmulAllReduce, hardware: Hardware, config: Config) -> str | None:
+def _exchange_illegal_reason(
+    problem: MatmulAllReduce, hardware: Hardware, config: Config
+) -> str | None:
     """The reason why a config's tiles cannot be exchanged or held in registers, or None."""
     block_m, block_n = config["BLOCK_M"], config["BLOCK_N"]
     tiles_m, tiles_n = -(-problem.m // block_m), -(-problem.n // block_n)
@@ -167,7 +169,7 @@ def _refuses_exchange(problem: MatmulAllReduce, hardware: Hardware, config: Conf
         return "words hold elements of the tensors' own type"
     if problem.m * tiles_n * block_n > MOST_ELEMENTS:
         return f"words of {tiles_n * block_n} columns do not fit the slot"
-    return spaces.words_prune_reason(hardware, config, block_m * block_n // 2, problem.world_size)
+    return spaces.words_illegal_reason(hardware, config, block_m * block_n // 2, problem.world_size)
 
 
 VARIANT = PushInPlace()

@@ -269,7 +269,7 @@ class PushTwoShot(FusedVariant):
         space, units = self.space(problem, hardware), hardware.compute_units
         configs = []
         for config in super().seed_configs(problem, hardware):
-            if self.prune_reason(problem, hardware, config):
+            if self.illegal_reason(problem, hardware, config):
                 continue
             tiles = tiles_in(problem, config)
             adders = -(-tiles // problem.world_size)
@@ -287,20 +287,20 @@ class PushTwoShot(FusedVariant):
         if tiles_in(problem, first) * first["SPLIT_K"] > units:  # more than one wave
             configs.append({**first, "STAGGERED": not first["STAGGERED"]})
             configs.append({**first, "AHEAD": space["AHEAD"][-1]})
-        return [each for each in configs if self.prune_reason(problem, hardware, each) is None]
+        return [each for each in configs if self.illegal_reason(problem, hardware, each) is None]
 
-    def prune_reason(
+    def illegal_reason(
         self, problem: MatmulAllReduce, hardware: Hardware, config: Config
     ) -> str | None:
         needed = ITEM_BYTES[config["WIRE"]] * slot_elements(problem, config)
         if needed > problem.slot_bytes:
             return f"{needed} bytes of whole tiles in a slot of {problem.slot_bytes}"
-        reason = spaces.staggered_prune_reason(
+        reason = spaces.staggered_illegal_reason(
             hardware, config, tiles_in(problem, config), problem.k
         )
         if reason is not None:
             return reason
-        return super().prune_reason(problem, hardware, config)
+        return super().illegal_reason(problem, hardware, config)
 
     def plan(self, problem: MatmulAllReduce, fabric: Fabric, config: Config) -> Plan:
         world = problem.world_size

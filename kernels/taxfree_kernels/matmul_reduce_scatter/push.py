@@ -167,12 +167,12 @@ class Push(FusedVariant):
             configs.append(spaces.staggered_if_worth_it(problem, hardware, config, tiles))
         return distinct([*configs, {**configs[0], "STAGGERED": False}])
 
-    def prune_reason(
+    def illegal_reason(
         self, problem: MatmulReduceScatter, hardware: Hardware, config: Config
     ) -> str | None:
         tiles, _ = _tiles_and_sums(problem, config)
-        reason = spaces.staggered_prune_reason(hardware, config, tiles, problem.k)
-        return reason or super().prune_reason(problem, hardware, config)
+        reason = spaces.staggered_illegal_reason(hardware, config, tiles, problem.k)
+        return reason or super().illegal_reason(problem, hardware, config)
 
     def plan(self, problem: MatmulReduceScatter, fabric: Fabric, config: Config) -> Plan:
         def layout(problem: MatmulReduceScatter) -> Layout:

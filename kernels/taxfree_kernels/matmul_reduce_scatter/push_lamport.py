@@ -126,12 +126,12 @@ class PushLamport(LamportVariant):
             return "a rank without rows would hear from nobody"
         return super().unsupported_reason(problem, hardware)
 
-    def prune_reason(
+    def illegal_reason(
         self, problem: MatmulReduceScatter, hardware: Hardware, config: Config
     ) -> str | None:
         words = config["BLOCK_M"] * config["BLOCK_N"] // 2
-        crowded = spaces.words_prune_reason(hardware, config, words, 1, 64)
-        return crowded or super().prune_reason(problem, hardware, config)
+        crowded = spaces.words_illegal_reason(hardware, config, words, 1, 64)
+        return crowded or super().illegal_reason(problem, hardware, config)
 
     def words(self, problem: MatmulReduceScatter, config: Config) -> int:
         return int(problem.world_size * _stride_source(problem, config))

@@ -158,5 +158,5 @@ class FusedVariant(Variant):
     def seed_configs(self, problem: PartialSum, hardware: Hardware) -> list[dict[str, Any]]:
         return spaces.seed_configs(problem, hardware, self.space(problem, hardware))
 
-    def prune_reason(self, problem: PartialSum, hardware: Hardware, config: Config) -> str | None:
-        return spaces.prune_reason(problem, hardware, config)
+    def illegal_reason(self, problem: PartialSum, hardware: Hardware, config: Config) -> str | None:
+        return spaces.illegal_reason(problem, hardware, config)

@@ -157,13 +157,13 @@ class LamportVariant(FusedVariant):
             self.with_room(problem, hardware, config)
             for config in super().seed_configs(problem, hardware)
         ]
-        return [each for each in configs if not self.prune_reason(problem, hardware, each)]
+        return [each for each in configs if not self.illegal_reason(problem, hardware, each)]
 
     def with_room(self, problem: PartialSum, hardware: Hardware, config: Config) -> dict[str, Any]:
         """A seed config of tiles, changed so that the variant can run it."""
         return dict(config)
 
-    def prune_reason(self, problem: PartialSum, hardware: Hardware, config: Config) -> str | None:
+    def illegal_reason(self, problem: PartialSum, hardware: Hardware, config: Config) -> str | None:
         if 4 * self.words(problem, config) > LAMPORT_SLOT_BYTES:
             return "more words than a slot holds"
-        return super().prune_reason(problem, hardware, config)
+        return super().illegal_reason(problem, hardware, config)

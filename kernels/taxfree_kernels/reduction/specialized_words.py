@@ -340,9 +340,9 @@ class Specialized(LamportVariant):
                            "num_warps": 8, "num_stages": 6}  # fmt: skip
         space, guesses = self.space(problem, hardware), [deep, two_at_once]
         configs = [within(space, guess) for guess in (guesses if rows <= 64 else [square])]
-        return [each for each in configs if not self.prune_reason(problem, hardware, each)]
+        return [each for each in configs if not self.illegal_reason(problem, hardware, each)]
 
-    def prune_reason(self, problem: PartialSum, hardware: Hardware, config: Config) -> str | None:
+    def illegal_reason(self, problem: PartialSum, hardware: Hardware, config: Config) -> str | None:
         if hardware.backend != "interpreter":
             block_m, block_n, warps = config["BLOCK_M"], config["BLOCK_N"], config["num_warps"]
             longer, other = (block_n, block_m) if config["SWAP_AB"] else (block_m, block_n)
@@ -352,4 +352,4 @@ class Specialized(LamportVariant):
                 return "eight threads have a cache line of a row"
             if block_m < power_of_2(problem.world_size, 1):
                 return "slices of a tile are whole rows"
-        return super().prune_reason(problem, hardware, config)
+        return super().illegal_reason(problem, hardware, config)

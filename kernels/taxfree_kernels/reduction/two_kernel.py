@@ -94,11 +94,11 @@ class TwoKernelVariant(FusedVariant):
 
     def seed_configs(self, problem: PartialSum, hardware: Hardware) -> list[dict[str, Any]]:
         configs = spaces.two_kernel_seeds(problem, hardware, self.space(problem, hardware))
-        return [each for each in configs if self.prune_reason(problem, hardware, each) is None]
+        return [each for each in configs if self.illegal_reason(problem, hardware, each) is None]
 
-    def prune_reason(self, problem: PartialSum, hardware: Hardware, config: Config) -> str | None:
-        reason = spaces.piece_prune_reason(problem, hardware, config)
-        return reason or super().prune_reason(problem, hardware, config)
+    def illegal_reason(self, problem: PartialSum, hardware: Hardware, config: Config) -> str | None:
+        reason = spaces.piece_illegal_reason(problem, hardware, config)
+        return reason or super().illegal_reason(problem, hardware, config)
 
 
 def _programs_at_once(hardware: Hardware, config: Config) -> int:
