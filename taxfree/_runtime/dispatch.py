@@ -30,9 +30,9 @@ from taxfree_tuning_db import (
     Record,
     Table,
     differing_fields,
+    look_up,
     stale_reason,
 )
-from taxfree_tuning_db import look_up as find_record
 from taxfree_tuning_db.lookup import LIBRARY_STEP
 
 _MODES = ("graph", "eager")
@@ -119,9 +119,9 @@ class Dispatcher:
         self._table = self._table.with_records(records)
         Dispatcher._ends.cache_clear()
 
-    def look_up(self, op: str, problem: Problem) -> LookUp:
+    def answer(self, op: str, problem: Problem) -> LookUp:
         """The record that serves a problem, with the steps that led to it."""
-        return look_up(op, problem, self._table, self._fingerprint, self._hardware)
+        return resolve(op, problem, self._table, self._fingerprint, self._hardware)
 
     def choose(self, op: str, problem: Problem) -> Choice:
         """Choose what runs for a problem.
@@ -131,7 +131,7 @@ class Dispatcher:
         """
         if self._settings.disable:
             return Choice("disabled", "baseline", why="TAXFREE_DISABLE is set, or ranks differ")
-        found = self.look_up(op, problem)
+        found = self.answer(op, problem)
         if self._settings.strict and found.kind != "exact":
             raise NoRecord(*_explain_miss(problem, self._fingerprint, found))
         if found.record is None or found.kind == "refused":
@@ -256,7 +256,7 @@ class Dispatcher:
         )
 
 
-def look_up(
+def resolve(
     op: str,
     problem: Problem,
     table: Table,
@@ -340,7 +340,7 @@ def _found(
         fingerprints.NEIGHBOUR_OCTAVES,
         illegal_reason,
     )
-    found = find_record(table, query, nearest)
+    found = look_up(table, query, nearest)
     if found.record is not None and found.kind == "neighbour":
         return dataclasses.replace(found, record=fingerprints.transferred(found.record, problem))
     return found

@@ -226,7 +226,7 @@ class Plans:
 
     def is_tuned(self, problem: Problem) -> bool:
         """Whether the largest problem that is planned with this one was tuned."""
-        found = self._dispatcher.look_up(op_of(problem), self.bucket(problem).problem)
+        found = self._dispatcher.answer(op_of(problem), self.bucket(problem).problem)
         return found.kind == "exact" and found.record is not None and not found.record.lender
 
     def untuned(self, ranges: Iterable[SizeRange]) -> Iterator[Problem]:
@@ -445,7 +445,7 @@ class Plans:
         records = []
         for each in made:
             op, problem = op_of(each.bucket.problem), each.bucket.problem
-            lent = self._dispatcher.look_up(op, problem).record
+            lent = self._dispatcher.answer(op, problem).record
             assert lent is not None
             plans = [(choice, part.plan) for choice, part in each.tried if part.plan is not None]
             record = lending.tried(self._fabric, problem, lent, plans)

@@ -707,7 +707,7 @@ class Runtime(contextlib.AbstractContextManager["Runtime"]):
             lines.append(f"because: {choice.why}")
             if choice.in_eager_calls:
                 lines.append(choice.in_eager_calls)
-        for step in self._dispatcher.look_up(op_of(problem), problem).lookup_trace:
+        for step in self._dispatcher.answer(op_of(problem), problem).lookup_trace:
             lines.append(f"{'+' if step.found else '-'} {step.looked_for}: {step.why}")
         return "\n".join(lines)
 

@@ -166,7 +166,7 @@ def run_one(
         tuple(rows),
         (*skipped, *failed),
         measured.choice,
-        dispatcher.look_up(op, problem).lookup_trace,
+        dispatcher.answer(op, problem).lookup_trace,
         measured.bounds,
         measured.peaks,
         hardware,
