@@ -25,7 +25,7 @@ from taxfree.errors import Interrupted, TaxfreeError, UsageError
 from taxfree.settings import VARIABLES, Settings
 from taxfree_cli.exits import ExitCode, failure
 from taxfree_cli.output import note, print_failure
-from taxfree_tune.workers.launch import Launch
+from taxfree_tune.workers.launch import LaunchedProcess
 from taxfree_tune.workers.supervisor import Supervisors, supervise
 
 _KEPT = "finished results are kept; `taxfree tune` continues from its finished trials"
@@ -133,7 +133,7 @@ def main() -> None:
 def _launched(arguments: Sequence[str]) -> int:
     """Run a command line, as the process that a launcher may have started; return its exit code."""
     try:
-        launch = Launch.from_environment()
+        launch = LaunchedProcess.from_environment()
         if launch.local_rank:
             return supervise(launch)
         if launch.node and arguments[:1] != ["tune"]:

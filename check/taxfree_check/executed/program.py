@@ -123,7 +123,7 @@ def argument_bytes(listing: Listing, values: Sequence[int], grid: int) -> bytes:
 class Workgroup:
     """The waves of one program, and what they share."""
 
-    def __init__(self, launch: Launch, number: int, view: View) -> None:
+    def __init__(self, launch: KernelRun, number: int, view: View) -> None:
         listing = launch.program.listing
         self.shared = Shared(launch.shared_bytes, launch.timing.poison)
         self.waves = [
@@ -147,8 +147,8 @@ class Workgroup:
                     wave.state = 0
 
 
-class Launch:
-    """A kernel on one GPU: workgroups start in the order of their ids as others end.
+class KernelRun:
+    """A run of a kernel on one GPU: workgroups start in the order of their ids as others end.
 
     Args:
         program: what runs.

@@ -13,7 +13,7 @@ import torch
 from taxfree_check.executed.caches import Gpu, Memory
 from taxfree_check.executed.decode import Argument, Listing, instruction
 from taxfree_check.executed.flight import Timing
-from taxfree_check.executed.program import Launch, Program
+from taxfree_check.executed.program import KernelRun, Program
 from taxfree_check.executed.tactics import Tactics
 
 SEEDS = range(30)
@@ -108,7 +108,7 @@ def passes(writer, reader, seed, grain="any", gpus=2):
     data, flag, result = (memory.empty(128, torch.int32, gpus - 1).zero_() for _ in range(3))
     addresses = [each.data_ptr() for each in (data, flag, result)]
     launches = [
-        Launch(program(text), 1, addresses, 0, devices[place % gpus], timing, tactics)
+        KernelRun(program(text), 1, addresses, 0, devices[place % gpus], timing, tactics)
         for place, text in enumerate((writer, reader))
     ]
     if gpus == 1:  # the reader is on the other chiplet
