@@ -25,7 +25,7 @@ from taxfree_cli.record_views import words
 from taxfree_kernels.variant import Problem, op_of
 
 if TYPE_CHECKING:
-    from taxfree_check.cross_compile.screen import Verdict
+    from taxfree_check.cross_compile.screen import ScreenVerdict
     from taxfree_kernels.hardware import Hardware
     from taxfree_tune.tuning.fleet import Fleet
     from taxfree_tune.tuning.nodes import Nodes
@@ -326,7 +326,7 @@ def _dry_run(
     print_table(headings, [[row[heading] for heading in headings] for row in shown])
 
 
-def _verdict_row(problem: Problem, verdict: Verdict) -> dict[str, Any]:
+def _verdict_row(problem: Problem, verdict: ScreenVerdict) -> dict[str, Any]:
     resources = list(verdict.kernels.values())
     return {
         "op": op_of(problem),

@@ -12,13 +12,13 @@ from taxfree_tune.doctor.report import (
     Coherence,
     Iris,
     Machine,
+    MachineReport,
     MemoryBandwidth,
     Package,
     PeerBandwidth,
     PeerCopy,
     ProbeResults,
     Rates,
-    Report,
     SignalTime,
     Software,
     StartOrder,
@@ -66,7 +66,7 @@ def report(asked="auto", measured=MEASURED, **changes):
         "problems": {"nvidia links": "RuntimeError: no topology"},
         "advice": ("taxfree tune --shapes paper --gpus 3", "a step that is " + "long " * 20),
     }
-    return Report(asked=asked, measured=measured, **facts | changes)
+    return MachineReport(asked=asked, measured=measured, **facts | changes)
 
 
 @pytest.fixture

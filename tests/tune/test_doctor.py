@@ -18,9 +18,9 @@ from taxfree_tune.doctor.guard import Guard
 from taxfree_tune.doctor.report import (
     Iris,
     Machine,
+    MachineReport,
     Package,
     ProbeResults,
-    Report,
     Software,
     StartOrder,
 )
@@ -489,7 +489,7 @@ class TestAdvice:
         loaded = {"torch": "2.13.0", "triton": "3.9.0", "numpy": "2.4.1"} | packages
         found = tuple(Package(name, each, (f"{name} {each}",)) for name, each in loaded.items())
         software = Software(dict(versions), found, Iris(iris, ""))
-        return Report("auto", software, Machine(vendors=vendors), {}, measured, {})
+        return MachineReport("auto", software, Machine(vendors=vendors), {}, measured, {})
 
     def said(self, **facts):
         return "\n".join(advice(self.report(**facts)))

@@ -9,7 +9,7 @@ import subprocess
 
 import pytest
 
-from taxfree_check.cross_compile.screen import Verdict
+from taxfree_check.cross_compile.screen import ScreenVerdict
 from taxfree_kernels.hardware import KNOWN
 from taxfree_kernels.variant import problem_class, variants
 from taxfree_tuning_db import Database, record_key
@@ -53,7 +53,7 @@ class ScriptedGroup:
 
 class PassingScreen:
     def verdicts(self, op, problem, asked):
-        return [Verdict(name, config, {}) for name, config in asked]
+        return [ScreenVerdict(name, config, {}) for name, config in asked]
 
 
 class BeginningScreen(PassingScreen):
@@ -75,7 +75,9 @@ class RefusingScreen:
 
     def verdicts(self, op, problem, asked):
         return [
-            Verdict(name, config, {}, "spills" if (name, config) == ("push", DEFAULT) else None)
+            ScreenVerdict(
+                name, config, {}, "spills" if (name, config) == ("push", DEFAULT) else None
+            )
             for name, config in asked
         ]
 

@@ -22,7 +22,7 @@ SPILL_LIMIT = 64  # bytes a thread; a few spills outside of loops cost nothing
 
 
 @dataclass(frozen=True)
-class Verdict:
+class ScreenVerdict:
     """Whether a candidate is worth a GPU's time.
 
     Args:
@@ -56,14 +56,14 @@ class Screen:
 
     def verdicts(
         self, op: str, problem: Problem, candidates: Iterable[tuple[str, Config]]
-    ) -> list[Verdict]:
+    ) -> list[ScreenVerdict]:
         """A verdict for each (variant, config), in their order.
 
         Raises:
             PlanError: there is no such variant.
         """
         found = [
-            Verdict(name, config, {}, self._illegal_reason(op, problem, name, config))
+            ScreenVerdict(name, config, {}, self._illegal_reason(op, problem, name, config))
             for name, config in candidates
         ]
         if self._hardware.backend == "interpreter":
@@ -92,7 +92,7 @@ class Screen:
         reason = variant.unsupported_reason(problem, self._hardware)
         return reason or variant.illegal_reason(problem, self._hardware, config)
 
-    def _verdict(self, candidate: Verdict, answer: dict[str, Any]) -> Verdict:
+    def _verdict(self, candidate: ScreenVerdict, answer: dict[str, Any]) -> ScreenVerdict:
         if "error" in answer:
             return replace(candidate, illegal_reason=f"does not compile: {answer['error']}")
         kernels = {one["kernel"]: Resources(**one["resources"]) for one in answer["kernels"]}

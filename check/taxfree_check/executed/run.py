@@ -20,7 +20,7 @@ import torch
 
 from taxfree_check.cross_compile.compile import compile_launch
 from taxfree_check.cross_compile.record import Launch, flat
-from taxfree_check.executed.caches import Gpu, Memory
+from taxfree_check.executed.caches import DeviceMemory, Gpu
 from taxfree_check.executed.decode import Listing, decode
 from taxfree_check.executed.errors import ExecutionError, Hang, UnknownInstruction
 from taxfree_check.executed.fabric import ExecutedFabric, arena_bytes
@@ -253,7 +253,7 @@ class _Session:
         """
         variant = registry.variants(self._shown.op)[self._shown.variant]
         for slot_bytes in (problem.slot_bytes * factor for factor in _ROOM):
-            self._memory = Memory(self._tactics.grain)
+            self._memory = DeviceMemory(self._tactics.grain)
             fabrics = self._fabrics(problem.world_size, slot_bytes)
             try:
                 config = self._shown.config

@@ -11,7 +11,7 @@ from taxfree_check.cross_compile.asm_checks import Violation
 from taxfree_check.cross_compile.pool import CompilePool
 from taxfree_check.cross_compile.record import GhostFabric, record
 from taxfree_check.cross_compile.report import (
-    Report,
+    KernelReport,
     format_report,
     summary,
     triton_version,
@@ -200,7 +200,7 @@ class TestResources:
 
 class TestReport:
     def test_text(self) -> None:
-        report = Report(
+        report = KernelReport(
             OP, {"m": 1}, "push", {"BLOCK_M": 16}, "h200", "push", "sm_90", "3.6.0",
             Resources(90, 8, 1024, 2), [Violation("pipelined", "no copy", 3, "bar.sync")],
         )  # fmt: skip

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from taxfree_check.executed.caches import Gpu, Memory
+from taxfree_check.executed.caches import DeviceMemory, Gpu
 from taxfree_check.executed.decode import instruction
 from taxfree_check.executed.flight import Timing
 from taxfree_check.executed.lds import Shared
@@ -23,7 +23,7 @@ class Machine:
     """One wave on one of two GPUs, or one of several."""
 
     def __init__(self, promptness: float = PROMPT, view=None) -> None:
-        self.memory = view.memory if view else Memory()
+        self.memory = view.memory if view else DeviceMemory()
         self.view = view or Gpu(self.memory).views[0][0]
         group = SimpleNamespace(shared=Shared(1024))
         self.timing = Timing(Random(0), Tactics(promptness))

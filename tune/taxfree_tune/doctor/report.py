@@ -214,7 +214,7 @@ class ProbeResults:
 
 
 @dataclass(frozen=True)
-class Report:
+class MachineReport:
     """All that was found out.
 
     Args:
