@@ -19,7 +19,7 @@ import triton.language as tl
 from taxfree_kernels.all_gather_matmul import spaces
 from taxfree_kernels.all_gather_matmul.constants import Gather
 from taxfree_kernels.all_gather_matmul.problem import AllGatherMatmul
-from taxfree_kernels.all_gather_matmul.tile import Memory, Shard, push_chunk, running_slot
+from taxfree_kernels.all_gather_matmul.tile import GatherMemory, Shard, push_chunk, running_slot
 from taxfree_kernels.device import sync
 from taxfree_kernels.device.peers import Group, Peers
 from taxfree_kernels.device.tiles import select
@@ -77,7 +77,7 @@ class OneShotPlan(Plan):
         world, chunks = problem.world_size, config["CHUNKS"]
         self._problem, self._rank = problem, fabric.rank
         slots = fabric.pool.slots(problem.gathered_elements, dtype)
-        self._memory = Memory(*slots, fabric.pool.control, None, None, fabric.heap_bases)
+        self._memory = GatherMemory(*slots, fabric.pool.control, None, None, fabric.heap_bases)
         self._a = fabric.workspace.scratch(((problem.m, problem.k), dtype))
         self._gather = Kernel(
             _gather,

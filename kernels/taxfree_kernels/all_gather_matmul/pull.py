@@ -15,7 +15,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from taxfree_kernels.all_gather_matmul.fused import FusedPlan, FusedVariant
+from taxfree_kernels.all_gather_matmul.fused import FusedGatherPlan, FusedGatherVariant
 from taxfree_kernels.all_gather_matmul.problem import AllGatherMatmul
 from taxfree_kernels.all_gather_matmul.tile import (
     Output,
@@ -61,7 +61,7 @@ def _pull(
     sync.leave(memory.control_ptr)
 
 
-class Pull(FusedVariant):
+class Pull(FusedGatherVariant):
     """Tiles load peers' rows from their outboxes."""
 
     name = "pull"
@@ -76,7 +76,7 @@ class Pull(FusedVariant):
         return {**space, "SOURCES_PER_WAIT": (1,)}  # each source has its own base address
 
     def plan(self, problem: AllGatherMatmul, fabric: Fabric, config: Config) -> Plan:
-        return FusedPlan(problem, fabric, config, _pull, config["CHUNKS"])
+        return FusedGatherPlan(problem, fabric, config, _pull, config["CHUNKS"])
 
 
 VARIANT = Pull()

@@ -20,7 +20,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from taxfree_kernels.all_gather_matmul.fused import FusedPlan, FusedVariant
+from taxfree_kernels.all_gather_matmul.fused import FusedGatherPlan, FusedGatherVariant
 from taxfree_kernels.all_gather_matmul.problem import AllGatherMatmul
 from taxfree_kernels.all_gather_matmul.tile import (
     Output,
@@ -64,7 +64,7 @@ def _push(
     sync.leave(memory.control_ptr)
 
 
-class Push(FusedVariant):
+class Push(FusedGatherVariant):
     """Senders and tiles in one kernel."""
 
     name = "push"
@@ -85,7 +85,7 @@ class Push(FusedVariant):
 
     def plan(self, problem: AllGatherMatmul, fabric: Fabric, config: Config) -> Plan:
         senders = config["CHUNKS"] * (problem.world_size - 1)
-        return FusedPlan(problem, fabric, config, _push, senders)
+        return FusedGatherPlan(problem, fabric, config, _push, senders)
 
 
 VARIANT = Push()

@@ -61,7 +61,7 @@ ROWS = 64
 _ROWS = gl.constexpr(ROWS)  # of a warpgroup's accumulators: those of a matrix instruction
 
 
-class Work(NamedTuple):
+class GatherWork(NamedTuple):
     """The constants of the kernel: ``WORK: tl.constexpr``.
 
     Args:
@@ -83,7 +83,7 @@ class Work(NamedTuple):
     LOADER_REGISTERS: int = 88
 
 
-class Place(NamedTuple):
+class GatherTile(NamedTuple):
     """The work of a program: see ``tile.place_of``."""
 
     tile: Any
@@ -372,7 +372,7 @@ def _push_specialized(
         tile, split, row, col, step_begin, step_end = place_of(
             program - GATHER.SENDERS, rank, m, n, shard, GATHER.GATHER_DIM, TILE
         )
-        place = Place(tile, split, row, col, step_begin, step_end)
+        place = GatherTile(tile, split, row, col, step_begin, step_end)
         failed = gl.allocate_shared_memory(gl.int32, [1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
         failed.store(gl.full([1], 0, gl.int32, gl.BlockedLayout([1], [32], [4], [0])))
         boxes = make_boxes(a_desc, w_desc, TILE.SWAP_AB, WORK.WARPGROUPS, WORK.STAGES, LOADERS=2)
@@ -422,7 +422,7 @@ class PushSpecializedPlan(PushTmaPlan):
             self._waiting = PushSpecializedPlan(
                 problem, fabric, {**config, "PREFETCH_WEIGHT": False}
             )
-        work = Work(warpgroups, config["num_stages"], config["LAUNCH_NEXT"], prefetch, fold)
+        work = GatherWork(warpgroups, config["num_stages"], config["LAUNCH_NEXT"], prefetch, fold)
         self._kernel = Kernel(
             _push_specialized,
             grid=0,

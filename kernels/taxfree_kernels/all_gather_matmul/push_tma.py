@@ -28,7 +28,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from taxfree_kernels.all_gather_matmul import spaces
 from taxfree_kernels.all_gather_matmul.constants import Gather, sends_to_self, steps_of_part
-from taxfree_kernels.all_gather_matmul.fused import FusedPlan, FusedVariant
+from taxfree_kernels.all_gather_matmul.fused import FusedGatherPlan, FusedGatherVariant
 from taxfree_kernels.all_gather_matmul.problem import AllGatherMatmul
 from taxfree_kernels.all_gather_matmul.tile import (
     Output,
@@ -134,7 +134,7 @@ def _share_of_part(begin, end, split, SPLIT_K: tl.constexpr):
     return begin + steps * split // SPLIT_K, begin + steps * (split + 1) // SPLIT_K
 
 
-class PushTmaPlan(FusedPlan):
+class PushTmaPlan(FusedGatherPlan):
     """One launch: senders, then tiles."""
 
     def __init__(self, problem: AllGatherMatmul, fabric: Fabric, config: Config) -> None:
@@ -186,7 +186,7 @@ class PushTmaPlan(FusedPlan):
         return a_desc, self._w_descriptors(weight), inbox, Output(*output)
 
 
-class PushTma(FusedVariant):
+class PushTma(FusedGatherVariant):
     """Senders and TMA tiles in one kernel."""
 
     name = "push_tma"

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 
 from taxfree_kernels.all_gather_matmul.constants import Gather
-from taxfree_kernels.all_gather_matmul.fused import FusedPlan, FusedVariant
+from taxfree_kernels.all_gather_matmul.fused import FusedGatherPlan, FusedGatherVariant
 from taxfree_kernels.all_gather_matmul.problem import AllGatherMatmul
 from taxfree_kernels.all_gather_matmul.push import _push
 from taxfree_kernels.all_gather_matmul.tile import Shard, push_chunk, running_slot
@@ -35,7 +35,7 @@ def _send(
     push_chunk(tl.program_id(0), shard, slot_ptr, peers, GROUP, GATHER)
 
 
-class PushTwoKernelPlan(FusedPlan):
+class PushTwoKernelPlan(FusedGatherPlan):
     """The send kernel, then the tiles of ``push`` without senders."""
 
     launches = 2
@@ -68,7 +68,7 @@ class PushTwoKernelPlan(FusedPlan):
         return super().run(a, weight, bias, out)
 
 
-class PushTwoKernel(FusedVariant):
+class PushTwoKernel(FusedGatherVariant):
     """Two kernels on one stream."""
 
     name = "push_two_kernel"

@@ -29,7 +29,7 @@ class Output(NamedTuple):
     ptr: Any
 
 
-class Memory(NamedTuple):
+class GatherMemory(NamedTuple):
     """The memory of a plan.
 
     Args:

@@ -76,7 +76,7 @@ def _push_and_combine(
     sync.leave(control_ptr)
 
 
-class FusedPlan(DecodePlan):
+class FusedDecodePlan(DecodePlan):
     """The splits, then merge, push and combine."""
 
     launches = 2
@@ -136,7 +136,7 @@ class Fused(ExchangingVariant):
         return Signals(pushers, min(pushers, config.get("XCD_SIGNALS") or pushers))
 
     def plan(self, problem: FlashDecode, fabric: Fabric, config: Config) -> Plan:
-        return FusedPlan(problem, fabric, config)
+        return FusedDecodePlan(problem, fabric, config)
 
 
 VARIANT = Fused()

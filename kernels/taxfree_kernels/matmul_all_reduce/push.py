@@ -33,7 +33,7 @@ from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.matmul_all_reduce import spaces
 from taxfree_kernels.matmul_all_reduce.problem import ONE_SHOT_ELEMENTS, MatmulAllReduce
 from taxfree_kernels.reduction.epilogue import Epilogue, sum_and_normalise
-from taxfree_kernels.reduction.fused import FusedPlan, FusedVariant, Layout
+from taxfree_kernels.reduction.fused import FusedReductionPlan, FusedReductionVariant, Layout
 from taxfree_kernels.reduction.sizes import (
     padded_columns,
     padded_elements,
@@ -105,7 +105,7 @@ def _push(
     sync.leave(buffers.control_ptr)
 
 
-class Push(FusedVariant):
+class Push(FusedReductionVariant):
     """One kernel: tiles go to all ranks, which add them."""
 
     name = "push"
@@ -151,7 +151,7 @@ class Push(FusedVariant):
             "SCHEDULE": Schedule(per_signal),
             "GROUPS": power_of_2(groups, 1) if problem.rms_norm else 0,
         }
-        return FusedPlan(problem, fabric, config, _push, layout, constants)
+        return FusedReductionPlan(problem, fabric, config, _push, layout, constants)
 
 
 VARIANT = Push()

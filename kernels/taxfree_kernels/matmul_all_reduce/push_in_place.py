@@ -35,7 +35,7 @@ from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.matmul_all_reduce.problem import ONE_SHOT_ELEMENTS, MatmulAllReduce
 from taxfree_kernels.reduction import spaces
 from taxfree_kernels.reduction.epilogue import Epilogue
-from taxfree_kernels.reduction.fused import FusedPlan, FusedVariant, Layout
+from taxfree_kernels.reduction.fused import FusedReductionPlan, FusedReductionVariant, Layout
 from taxfree_kernels.reduction.packets import MOST_ELEMENTS, sum_by_words, words_of
 from taxfree_kernels.reduction.sizes import padded_columns, padded_elements, tiles_of
 from taxfree_kernels.reduction.tile import (
@@ -93,7 +93,7 @@ def _push_in_place(
     sync.leave(buffers.control_ptr)
 
 
-class PushInPlace(FusedVariant):
+class PushInPlace(FusedReductionVariant):
     """Tiles go to all ranks; the programs that computed them add them."""
 
     name = "push_in_place"
@@ -141,7 +141,7 @@ class PushInPlace(FusedVariant):
 
         epilogue = Epilogue(problem.bias, problem.residual)
         constants = {"EPILOGUE": epilogue, "LL": config["LL"]}
-        return FusedPlan(problem, fabric, config, _push_in_place, layout, constants)
+        return FusedReductionPlan(problem, fabric, config, _push_in_place, layout, constants)
 
 
 def _with_room(hardware: Hardware, config: Config) -> dict[str, Any]:

@@ -48,7 +48,7 @@ from taxfree_kernels.matmul_all_reduce.spaces import fits_addends
 from taxfree_kernels.problem import ITEM_BYTES
 from taxfree_kernels.reduction import spaces
 from taxfree_kernels.reduction.epilogue import Addends, Epilogue
-from taxfree_kernels.reduction.fused import FusedPlan, FusedVariant, Layout
+from taxfree_kernels.reduction.fused import FusedReductionPlan, FusedReductionVariant, Layout
 from taxfree_kernels.reduction.sizes import staggered_tiles, tiles_of, tiles_per_signal
 from taxfree_kernels.reduction.tile import (
     Schedule,
@@ -235,7 +235,7 @@ def offsets_in_tile(row, stride_row, BLOCK_N: tl.constexpr):
     return row.to(tl.int64)[:, None] * stride_row + tl.arange(0, BLOCK_N)[None, :]
 
 
-class PushTwoShotPlan(FusedPlan):
+class PushTwoShotPlan(FusedReductionPlan):
     """The plan's arguments for a sum without RMSNorm."""
 
     def _epilogue(
@@ -245,7 +245,7 @@ class PushTwoShotPlan(FusedPlan):
         return (Addends(bias, residual),)
 
 
-class PushTwoShot(FusedVariant):
+class PushTwoShot(FusedReductionVariant):
     """One kernel: tiles go to their owners, sums to all ranks."""
 
     name = "push_two_shot"

@@ -32,7 +32,7 @@ from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.matmul_reduce_scatter.problem import MatmulReduceScatter
 from taxfree_kernels.matmul_reduce_scatter.shards import Shard, owner_of_tile, tiles_of_shards
 from taxfree_kernels.reduction import spaces
-from taxfree_kernels.reduction.fused import FusedPlan, FusedVariant, Layout
+from taxfree_kernels.reduction.fused import FusedReductionPlan, FusedReductionVariant, Layout
 from taxfree_kernels.reduction.sizes import (
     padded_columns,
     padded_elements,
@@ -147,7 +147,7 @@ def index_of_tile(tile_m, tile_n, tiles_m, tiles_n, GROUP_M: tl.constexpr):
     return first_m * tiles_n + tile_n * group_size + tile_m - first_m
 
 
-class Push(FusedVariant):
+class Push(FusedReductionVariant):
     """One kernel: tiles go to their owners, which add them."""
 
     name = "push"
@@ -179,7 +179,7 @@ class Push(FusedVariant):
             return layout_of(problem, config)
 
         constants = constants_of(problem, fabric.hardware, config)
-        return FusedPlan(problem, fabric, config, _push, layout, constants)
+        return FusedReductionPlan(problem, fabric, config, _push, layout, constants)
 
 
 def layout_of(problem: MatmulReduceScatter, config: Config) -> Layout:

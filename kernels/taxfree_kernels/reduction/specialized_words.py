@@ -46,7 +46,7 @@ from taxfree_kernels.spaces import power_of_2, within
 from taxfree_kernels.variant import Config, Space
 
 
-class Work(NamedTuple):
+class ReductionWork(NamedTuple):
     """The constants of these kernels: ``WORK: tl.constexpr``.
 
     Args:
@@ -62,7 +62,7 @@ class Work(NamedTuple):
     OTHER_REGISTERS: int = 56
 
 
-class Place(NamedTuple):
+class ReductionTile(NamedTuple):
     """The work of a program: a tile, its first row and column, and a share of its steps of K."""
 
     tile: Any
@@ -98,7 +98,7 @@ def words_layout(columns, swap, warps):
 def place_of(tile, split, tiles, row, col, k, TILE: gl.constexpr):
     """The work of a program, by its tile and its share of K."""
     step_begin, step_end = stream_k(split, TILE.SPLIT_K, gl.cdiv(k, TILE.BLOCK_K))
-    return Place(tile, tiles, row, col, split, step_begin, step_end)
+    return ReductionTile(tile, tiles, row, col, split, step_begin, step_end)
 
 
 @gluon.jit
@@ -272,7 +272,7 @@ class SpecializedPlan(LamportPlan):
         if early:
             waits = {**config, "PREFETCH_WEIGHT": False}
             self._waiting = SpecializedPlan(problem, fabric, waits, function, layout, constants)
-        work = Work(config["num_stages"], early, config["LAUNCH_NEXT"])
+        work = ReductionWork(config["num_stages"], early, config["LAUNCH_NEXT"])
         super().__init__(problem, fabric, config, function, layout, {**constants, "WORK": work})
         registers = registers_of(fabric.hardware, config)
         options = {**self._kernel.options, "maxnreg": registers}
