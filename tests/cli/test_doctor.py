@@ -10,8 +10,8 @@ import taxfree_tune.doctor
 from taxfree_tune.doctor.report import (
     BarrierTime,
     Coherence,
+    ExaminedMachine,
     Iris,
-    Machine,
     MachineReport,
     MemoryBandwidth,
     Package,
@@ -54,7 +54,7 @@ def report(asked="auto", measured=MEASURED, **changes):
             ),
             Iris("namesake", "another package called iris, not ROCm's"),
         ),
-        "machine": Machine(
+        "machine": ExaminedMachine(
             {"system": "Linux", "nvidia driver": "580.65"},
             ("nvidia",),
             (H200, Gpu(1, "NVIDIA H200")),

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from itertools import product
 from typing import Any
 
-from taxfree_check.executed.coverage import Coverage, Hits, coverage
+from taxfree_check.executed.coverage import Hits, InstructionCoverage, coverage
 from taxfree_check.executed.errors import UnknownInstruction
 from taxfree_check.executed.program import Program
 from taxfree_check.executed.run import DEVICES, Executed, run
@@ -222,7 +222,7 @@ def rows(found: Sequence[Checked]) -> list[tuple[Any, ...]]:
     return result
 
 
-def kernels(found: Sequence[Checked]) -> list[tuple[str, str, Coverage]]:
+def kernels(found: Sequence[Checked]) -> list[tuple[str, str, InstructionCoverage]]:
     """The coverage of each kernel of each variant."""
     by_kernel: dict[tuple[str, str, str], list[Hits]] = {}
     for checked in found:

@@ -28,7 +28,7 @@ class Code(Protocol):
     hits: bytearray
 
 
-class Group(Protocol):
+class WaveGroup(Protocol):
     """What the waves of a workgroup share."""
 
     shared: Shared
@@ -50,7 +50,7 @@ class Wave:
     """
 
     def __init__(
-        self, program: Code, group: Group, view: View, timing: Timing, number: int
+        self, program: Code, group: WaveGroup, view: View, timing: Timing, number: int
     ) -> None:
         self.program, self.group, self.view, self.timing = program, group, view, timing
         self.words = np.full(STATE_WORDS, timing.poison, np.uint32)

@@ -19,7 +19,12 @@ import triton.language as tl
 from taxfree_kernels.all_gather_matmul import spaces
 from taxfree_kernels.all_gather_matmul.constants import Gather
 from taxfree_kernels.all_gather_matmul.problem import AllGatherMatmul
-from taxfree_kernels.all_gather_matmul.tile import GatherMemory, Shard, push_chunk, running_slot
+from taxfree_kernels.all_gather_matmul.tile import (
+    GatherMemory,
+    InputShard,
+    push_chunk,
+    running_slot,
+)
 from taxfree_kernels.device import sync
 from taxfree_kernels.device.peers import Group, Peers
 from taxfree_kernels.device.tiles import select
@@ -42,7 +47,7 @@ def _gather(
     slot_ptr = running_slot(memory, generation)
     senders = GATHER.CHUNKS * (GROUP.WORLD - 1)
     if program < senders:
-        shard = Shard(a_ptr, own_rows, shard_rows, shard_columns)
+        shard = InputShard(a_ptr, own_rows, shard_rows, shard_columns)
         push_chunk(program, shard, slot_ptr, peers, GROUP, GATHER)
     else:
         chunk = (program - senders) // GROUP.WORLD

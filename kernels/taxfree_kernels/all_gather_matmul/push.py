@@ -23,8 +23,8 @@ import triton.language as tl
 from taxfree_kernels.all_gather_matmul.fused import FusedGatherPlan, FusedGatherVariant
 from taxfree_kernels.all_gather_matmul.problem import AllGatherMatmul
 from taxfree_kernels.all_gather_matmul.tile import (
+    InputShard,
     Output,
-    Shard,
     Weight,
     gathered_tile,
     push_chunk,
@@ -48,7 +48,7 @@ def _push(
     program = tl.program_id(0)
     generation = sync.running_generation(memory.control_ptr)
     peers = Peers(memory.control_ptr, memory.heap_bases, rank, generation)
-    shard = Shard(a_ptr, own_rows, shard_rows, shard_columns)
+    shard = InputShard(a_ptr, own_rows, shard_rows, shard_columns)
     slot_ptr = running_slot(memory, generation)
     if program < GATHER.SENDERS:
         counters_ptr = memory.counters_ptr

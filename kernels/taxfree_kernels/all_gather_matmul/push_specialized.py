@@ -39,7 +39,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from taxfree_kernels.all_gather_matmul import spaces
 from taxfree_kernels.all_gather_matmul.problem import AllGatherMatmul
 from taxfree_kernels.all_gather_matmul.push_tma import PushTma, PushTmaPlan
-from taxfree_kernels.all_gather_matmul.tile import Shard, place_of, running_slot
+from taxfree_kernels.all_gather_matmul.tile import InputShard, place_of, running_slot
 from taxfree_kernels.descriptors import (
     RowDescriptors,
     folded,
@@ -365,7 +365,7 @@ def _push_specialized(
     WORK: gl.constexpr,
 ):  # fmt: skip
     program = gl.program_id(0)
-    shard = Shard(a_ptr, own_rows, shard_rows, shard_columns)
+    shard = InputShard(a_ptr, own_rows, shard_rows, shard_columns)
     if program < GATHER.SENDERS:
         _send(program, shard, memory, rank, GROUP, GATHER)
     else:

@@ -31,8 +31,8 @@ from taxfree_kernels.all_gather_matmul.constants import Gather, sends_to_self, s
 from taxfree_kernels.all_gather_matmul.fused import FusedGatherPlan, FusedGatherVariant
 from taxfree_kernels.all_gather_matmul.problem import AllGatherMatmul
 from taxfree_kernels.all_gather_matmul.tile import (
+    InputShard,
     Output,
-    Shard,
     finish_tile,
     nothing_yet,
     place_of,
@@ -64,7 +64,7 @@ def _push_tma(
     program = tl.program_id(0)
     generation = sync.running_generation(memory.control_ptr)
     peers = Peers(memory.control_ptr, memory.heap_bases, rank, generation)
-    shard = Shard(a_ptr, own_rows, shard_rows, shard_columns)
+    shard = InputShard(a_ptr, own_rows, shard_rows, shard_columns)
     if program < GATHER.SENDERS:
         slot_ptr = running_slot(memory, generation)
         messages: tl.constexpr = GATHER.K_PARTS * GATHER.CHUNKS * (GROUP.WORLD - 1 + GATHER.TO_SELF)

@@ -15,7 +15,7 @@ from taxfree_kernels.all_gather_matmul.constants import Gather
 from taxfree_kernels.all_gather_matmul.fused import FusedGatherPlan, FusedGatherVariant
 from taxfree_kernels.all_gather_matmul.problem import AllGatherMatmul
 from taxfree_kernels.all_gather_matmul.push import _push
-from taxfree_kernels.all_gather_matmul.tile import Shard, push_chunk, running_slot
+from taxfree_kernels.all_gather_matmul.tile import InputShard, push_chunk, running_slot
 from taxfree_kernels.device import sync
 from taxfree_kernels.device.peers import Group, Peers
 from taxfree_kernels.fabric.base import Fabric
@@ -30,7 +30,7 @@ def _send(
 ):  # fmt: skip
     generation = sync.running_generation(memory.control_ptr)
     peers = Peers(memory.control_ptr, memory.heap_bases, rank, generation)
-    shard = Shard(a_ptr, own_rows, shard_rows, shard_columns)
+    shard = InputShard(a_ptr, own_rows, shard_rows, shard_columns)
     slot_ptr = running_slot(memory, generation)
     push_chunk(tl.program_id(0), shard, slot_ptr, peers, GROUP, GATHER)
 

@@ -49,7 +49,7 @@ class GatherMemory(NamedTuple):
     heap_bases: Any
 
 
-class Shard(NamedTuple):
+class InputShard(NamedTuple):
     """This rank's part of A; a kernel makes it from its arguments.
 
     Args:

@@ -61,7 +61,7 @@ from taxfree_kernels.reduction.tile import (
 from taxfree_kernels.variant import Config, Plan, Space
 
 
-class Inbox(NamedTuple):
+class TwoShotInbox(NamedTuple):
     """The slot of the running call; pointers, and strides in elements.
 
     Args:
@@ -137,7 +137,7 @@ def inbox_of(slot_ptr, out_ptr, owned, stride_row, GROUP: tl.constexpr, TILE: tl
     sums_ptr = tl.cast(
         slot_ptr + GROUP.WORLD * stride_source, tl.pointer_type(out_ptr.dtype.element_ty)
     )
-    return Inbox(slot_ptr, sums_ptr, stride_source, stride_row)
+    return TwoShotInbox(slot_ptr, sums_ptr, stride_source, stride_row)
 
 
 @triton.jit

@@ -30,7 +30,7 @@ from taxfree_kernels.device.tiles import swizzle2d, xcd_swizzle
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.matmul_reduce_scatter.problem import MatmulReduceScatter
-from taxfree_kernels.matmul_reduce_scatter.shards import Shard, owner_of_tile, tiles_of_shards
+from taxfree_kernels.matmul_reduce_scatter.shards import OutputShard, owner_of_tile, tiles_of_shards
 from taxfree_kernels.reduction import spaces
 from taxfree_kernels.reduction.fused import FusedReductionPlan, FusedReductionVariant, Layout
 from taxfree_kernels.reduction.sizes import (
@@ -186,7 +186,7 @@ def layout_of(problem: MatmulReduceScatter, config: Config) -> Layout:
     """The layout of a launch: shards of the inbox have padded rows."""
     tiles, sums = _tiles_and_sums(problem, config)
     rows, columns = problem.shard_rows, problem.shard_columns
-    shard = Shard(columns, padded_elements(rows, columns), padded_columns(columns))
+    shard = OutputShard(columns, padded_elements(rows, columns), padded_columns(columns))
     return Layout(tiles, sums * config["PIECES"], problem.inbox_elements, (rows, shard))
 
 
