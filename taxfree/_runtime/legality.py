@@ -9,7 +9,7 @@ from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.variant import Problem, Variant, variants
 
 
-class Candidate(Protocol):
+class VariantConfig(Protocol):
     """A variant and its config, however they are known."""
 
     @property
@@ -20,7 +20,7 @@ class Candidate(Protocol):
 
 
 def transferred_illegal_reason(
-    op: str, problem: Problem, measured: Candidate, hardware: Hardware
+    op: str, problem: Problem, measured: VariantConfig, hardware: Hardware
 ) -> str | None:
     """Why a config that was measured on another problem does not serve this one, or None."""
     variant = variants(op)[measured.variant]
@@ -34,7 +34,7 @@ def transferred_illegal_reason(
 
 
 def candidate_illegal_reason(
-    op: str, problem: Problem, measured: Candidate, hardware: Hardware
+    op: str, problem: Problem, measured: VariantConfig, hardware: Hardware
 ) -> str | None:
     """Why a measured config does not run today, or None."""
     reason = illegal_reason(variants(op)[measured.variant], problem, hardware, measured.config)

@@ -22,7 +22,7 @@ from taxfree_check.executed.caches import Gpu, View
 from taxfree_check.executed.decode import Instruction, Listing
 from taxfree_check.executed.encoding import INSTRUCTION, Form, Row
 from taxfree_check.executed.errors import BadAccess, Hang
-from taxfree_check.executed.flight import Timing
+from taxfree_check.executed.flight import OperationTiming
 from taxfree_check.executed.lanes import WORD
 from taxfree_check.executed.lds import Shared
 from taxfree_check.executed.operands import row
@@ -167,7 +167,7 @@ class KernelRun:
         values: Sequence[int],
         shared_bytes: int,
         gpu: Gpu,
-        timing: Timing,
+        timing: OperationTiming,
         tactics: Tactics,
     ) -> None:
         self.program, self.shared_bytes, self.timing = program, shared_bytes, timing

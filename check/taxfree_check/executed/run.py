@@ -24,7 +24,7 @@ from taxfree_check.executed.caches import DeviceMemory, Gpu
 from taxfree_check.executed.decode import Listing, decode
 from taxfree_check.executed.errors import ExecutionError, Hang, UnknownInstruction
 from taxfree_check.executed.fabric import ExecutedFabric, arena_bytes
-from taxfree_check.executed.flight import Timing
+from taxfree_check.executed.flight import OperationTiming
 from taxfree_check.executed.operands import bits_of_float
 from taxfree_check.executed.program import KernelRun, Program
 from taxfree_check.executed.tactics import Tactics
@@ -204,7 +204,7 @@ class _Session:
         self.compiling = 0.0
         rng = self._rng = Random(shown.seed)
         self._tactics = tactics or Tactics.drawn(rng)
-        self._timing = Timing(rng, self._tactics)
+        self._timing = OperationTiming(rng, self._tactics)
         self._mirrors: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         self._launches: dict[int, KernelRun] = {}
 

@@ -41,8 +41,8 @@ from taxfree_kernels.reduction.sizes import (
     tiles_per_signal,
 )
 from taxfree_kernels.reduction.tile import (
-    Schedule,
     Strides,
+    TileSchedule,
     announce_tile,
     numbered_tile,
     running_slot,
@@ -148,7 +148,7 @@ class Push(FusedReductionVariant):
         lanes = power_of_2(problem.n, 1) if problem.rms_norm else 0
         constants = {
             "EPILOGUE": Epilogue(problem.bias, problem.residual, lanes),
-            "SCHEDULE": Schedule(per_signal),
+            "SCHEDULE": TileSchedule(per_signal),
             "GROUPS": power_of_2(groups, 1) if problem.rms_norm else 0,
         }
         return FusedReductionPlan(problem, fabric, config, _push, layout, constants)

@@ -51,7 +51,7 @@ from taxfree_kernels.reduction.epilogue import Addends, Epilogue
 from taxfree_kernels.reduction.fused import FusedReductionPlan, FusedReductionVariant, Layout
 from taxfree_kernels.reduction.sizes import staggered_tiles, tiles_of, tiles_per_signal
 from taxfree_kernels.reduction.tile import (
-    Schedule,
+    TileSchedule,
     announce_tile,
     numbered_tile,
     running_slot,
@@ -324,11 +324,11 @@ class PushTwoShot(FusedReductionVariant):
 _ALL_WAVES = 64  # more waves of tile programs than there are
 
 
-def schedule_of(problem: MatmulAllReduce, hardware: Hardware, config: Config) -> Schedule:
+def schedule_of(problem: MatmulAllReduce, hardware: Hardware, config: Config) -> TileSchedule:
     """The schedule of a config: all ranks own equally many of the tiles that share a signal."""
     world = problem.world_size
     per_signal = -(-tiles_per_signal(tiles_in(problem, config), config) // world) * world
-    return Schedule(per_signal, config["PIECES"], staggered_tiles(hardware, config))
+    return TileSchedule(per_signal, config["PIECES"], staggered_tiles(hardware, config))
 
 
 def tiles_in(problem: MatmulAllReduce, config: Config) -> int:

@@ -41,7 +41,7 @@ from taxfree_kernels.reduction.sizes import (
     tiles_per_signal,
 )
 from taxfree_kernels.reduction.tile import (
-    Schedule,
+    TileSchedule,
     announce_tile,
     partial_tile,
     running_slot,
@@ -195,7 +195,7 @@ def constants_of(
 ) -> dict[str, Any]:
     """The constants of a config besides its tiles."""
     tiles, _ = _tiles_and_sums(problem, config)
-    schedule = Schedule(
+    schedule = TileSchedule(
         tiles_per_signal(tiles, config), config["PIECES"], staggered_tiles(hardware, config)
     )
     return {"SCATTER_DIM": problem.scatter_dim, "SCHEDULE": schedule}

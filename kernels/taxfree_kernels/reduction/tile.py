@@ -41,7 +41,7 @@ class Strides(NamedTuple):
     row: Any
 
 
-class Schedule(NamedTuple):
+class TileSchedule(NamedTuple):
     """The constants of a kernel in which some programs send tiles, and others add them.
 
     Args:

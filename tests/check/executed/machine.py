@@ -9,7 +9,7 @@ import numpy as np
 
 from taxfree_check.executed.caches import DeviceMemory, Gpu
 from taxfree_check.executed.decode import instruction
-from taxfree_check.executed.flight import Timing
+from taxfree_check.executed.flight import OperationTiming
 from taxfree_check.executed.lds import Shared
 from taxfree_check.executed.program import build_step
 from taxfree_check.executed.tactics import Tactics
@@ -26,7 +26,7 @@ class Machine:
         self.memory = view.memory if view else DeviceMemory()
         self.view = view or Gpu(self.memory).views[0][0]
         group = SimpleNamespace(shared=Shared(1024))
-        self.timing = Timing(Random(0), Tactics(promptness))
+        self.timing = OperationTiming(Random(0), Tactics(promptness))
         self.wave = Wave(SimpleNamespace(), group, self.view, self.timing, 0)
 
     def set(self, row: int, values, dtype=np.uint32) -> None:

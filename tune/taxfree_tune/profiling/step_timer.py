@@ -25,7 +25,7 @@ from taxfree_kernels.variant import Step
 from taxfree_tune.measuring import timer
 from taxfree_tune.measuring.trial import Candidate, open_bench
 from taxfree_tune.profiling.clock_sync import (
-    Comparison,
+    ClockComparison,
     aligned,
     clock_kernel,
     clock_step,
@@ -272,8 +272,8 @@ class _ClockRate:
 class _Own:
     """One rank's readings."""
 
-    first: Comparison
-    second: Comparison
+    first: ClockComparison
+    second: ClockComparison
     clock_step_ns: float
     readings: Mapping[str, Sequence[Nanoseconds]]
     rates: Mapping[str, Sequence[float]]
