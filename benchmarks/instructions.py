@@ -26,7 +26,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from taxfree._runtime.legality import refusal
+from taxfree._runtime.legality import illegal_reason
 from taxfree.shapes import format_problem
 from taxfree_check.cross_compile.pool import CompilePool
 from taxfree_check.cross_compile.report import triton_version
@@ -123,7 +123,7 @@ def recorded_cases(op: str, name: str) -> Iterator[Case]:
             if variant.unsupported_reason(problem, hardware) is None:
                 own = [config] if gpu == hardware.name else []
                 for each in (*own, *variant.seed_configs(problem, hardware)):
-                    if refusal(variant, problem, hardware, each) is None:
+                    if illegal_reason(variant, problem, hardware, each) is None:
                         case = Case.of(op, name, target, vars(problem), dict(each))
                         found.setdefault(case.problem, case)
                         break

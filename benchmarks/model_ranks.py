@@ -210,7 +210,7 @@ def _measure(
     return [replace(each, timings=timings.get(each.path, {})) for each in results]
 
 
-def _unserved(models: _Models, kind: str, phase: Phase) -> str:
+def _unsupported_reason(models: _Models, kind: str, phase: Phase) -> str:
     """The reason why a kind of tensor parallelism does not serve a phase; empty if it does."""
     has_graphs, world_size = models.fabric.has_graphs, models.fabric.world_size
     if kind.startswith("torch") and has_graphs and not models.is_timed:
@@ -229,7 +229,7 @@ def _checked(
 ) -> tuple[str, Any, torch.Tensor | None]:
     """The reason why a path cannot run; else nothing, its model, and the logits."""
     kind, is_compiled = PATHS[path]
-    reason = _unserved(models, kind, phase)
+    reason = _unsupported_reason(models, kind, phase)
     if reason:
         return reason, None, None
     try:

@@ -49,7 +49,7 @@ _END = 2**63 // control.ONE_CALL.value  # the first generation that overflows it
 
 
 @dataclass(frozen=True)
-class Row:
+class SoakRow:
     """Calls of one variant alone, or of all in turns, in one mode.
 
     Args:
@@ -92,7 +92,7 @@ def soak(
     names: Sequence[str] = (),
     problems: Sequence[Any] = (),
     configs: int = 2,
-) -> Iterator[Row]:
+) -> Iterator[SoakRow]:
     """Soak one group of ranks that has run no kernels yet, about `calls` times.
 
     Args:
@@ -146,7 +146,7 @@ def _row(
     members: Sequence[Member],
     chosen: Sequence[int],
     calls: float,
-) -> Row:
+) -> SoakRow:
     made: Counter[str] = Counter()
     seconds = 0.0
     for first, count in _stretches(calls, mode):
@@ -159,7 +159,7 @@ def _row(
             made[f"{member.op} {member.variant}{' promised' * member.promised}"] += times
         seconds += max(stretch.seconds for stretch in stretches)
     by_variant = {name: times for name, times in made.items() if times}
-    return Row(op, variant, mode, pauses, made.total(), 0, seconds, by_variant)
+    return SoakRow(op, variant, mode, pauses, made.total(), 0, seconds, by_variant)
 
 
 def _stretches(calls: float, mode: str) -> list[tuple[int, int]]:
@@ -186,7 +186,7 @@ def _require_right(rank: int, stretch: Stretch, members: Sequence[Member], where
 
 
 def record(
-    rows: Sequence[Row], seed: int, us_per_load: float, stopped_by: str | None
+    rows: Sequence[SoakRow], seed: int, us_per_load: float, stopped_by: str | None
 ) -> dict[str, Any]:
     """The content of a record, as JSON.
 
@@ -243,7 +243,7 @@ def _soak_all(options: argparse.Namespace) -> None:
     tiny = [each for op in operation_names() for each in operation_shapes(op).tiny(world_size)]
     heap_bytes = devices.heap_bytes(problems or tiny)
     modes = ["eager"] if fabric == "host" else ["graph", "eager"]
-    rows: list[Row] = []
+    rows: list[SoakRow] = []
     us_per_load, stopped_by = 0.0, None
     try:
         # pauses inside kernels are compiled into them, in new processes

@@ -609,7 +609,7 @@ def _configs(
         if len(found) == count:
             break
         config = {name: random.choice(values) for name, values in space.items()}
-        if config not in found and variant.prune_reason(problem, hardware, config) is None:
+        if config not in found and variant.illegal_reason(problem, hardware, config) is None:
             found.append(config)
     return found
 

@@ -41,7 +41,7 @@ class _Rowwise(RowwiseParallel):  # type: ignore[misc]
     """Shards as Transformers' own style does; the matmul and its all-reduce are one operation."""
 
     def install_forward(self, module: torch.nn.Module, mesh: DeviceMesh) -> torch.nn.Module:
-        reason = rows.unlike_linear(module)  # before the style gives it one
+        reason = rows.linear_unsupported_reason(module)  # before the style gives it one
         module = super().install_forward(module, mesh)
         runtime = runtime_on(mesh if mesh.ndim == 1 else mesh["tp"])
         module.forward = _forward(module, module.forward, runtime, reason)
@@ -49,17 +49,20 @@ class _Rowwise(RowwiseParallel):  # type: ignore[misc]
 
 
 def _forward(
-    module: Any, library: Callable[..., torch.Tensor], runtime: Runtime, why_not: str | None
+    module: Any,
+    library: Callable[..., torch.Tensor],
+    runtime: Runtime,
+    unsupported_reason: str | None,
 ) -> Callable[..., torch.Tensor]:
     """The forward of a row-parallel layer, whose input is this rank's columns.
 
     Args:
-        why_not: the reason why the library always runs, or None.
+        unsupported_reason: the reason why the library always runs, or None.
     """
     name = f"rowwise {type(module).__name__}({module.in_features}, {module.out_features})"
 
     def forward(x: torch.Tensor, *others: Any, **options: Any) -> torch.Tensor:
-        reason = why_not or _unserved(module, x, runtime)
+        reason = unsupported_reason or _unsupported_reason(module, x, runtime)
         if reason is not None:
             report.count(name, f"library: {reason}")
             return library(x, *others, **options)
@@ -72,7 +75,7 @@ def _forward(
     return forward
 
 
-def _unserved(module: Any, x: torch.Tensor, runtime: Runtime) -> str | None:
+def _unsupported_reason(module: Any, x: torch.Tensor, runtime: Runtime) -> str | None:
     """The reason why Transformers' own forward must run, or None."""
     if runtime.is_closed:
         return "the runtime is closed"
@@ -82,4 +85,4 @@ def _unserved(module: Any, x: torch.Tensor, runtime: Runtime) -> str | None:
         return "the input is a DTensor, or the weight is not"
     if module.in_features % runtime.world_size:
         return f"{module.in_features} columns are not divisible by {runtime.world_size} ranks"
-    return rows.unserved_layer(x, module.weight._local_tensor, module.bias)
+    return rows.layer_unsupported_reason(x, module.weight._local_tensor, module.bias)

@@ -25,7 +25,7 @@ from taxfree.errors import Interrupted, TaxfreeError, UsageError
 from taxfree.settings import VARIABLES, Settings, unknown_variables
 from taxfree_cli.exits import ExitCode, failure
 from taxfree_cli.output import note, print_failure, warn
-from taxfree_tune.workers.launch import Launch
+from taxfree_tune.workers.launch import LaunchedProcess
 from taxfree_tune.workers.supervisor import Supervisors, supervise
 
 _SHOWN = "what was finished is printed, and in the files that were asked for; nothing else is kept"
@@ -163,7 +163,7 @@ def main() -> None:
 def _launched(arguments: Sequence[str]) -> int:
     """Run a command line, as the process that a launcher may have started; return its exit code."""
     try:
-        launch = Launch.from_environment()
+        launch = LaunchedProcess.from_environment()
         if launch.local_rank:
             return supervise(launch)
         if launch.node and arguments[:1] != ["tune"]:

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from taxfree.shapes import format_problem
 from taxfree_cli.output import print_lines, print_table, results
-from taxfree_tune.measuring.results import Row, Verdict, fastest
+from taxfree_tune.measuring.results import Row, RowComparison, fastest
 
 if TYPE_CHECKING:
     from taxfree_tune.benching.bench import ProblemResult
@@ -133,7 +133,7 @@ def _times(ratio: float | None) -> str:
     return "" if ratio is None else f"{ratio:.2f}x"
 
 
-def print_comparison(verdicts: Sequence[Verdict], before: Path) -> None:
+def print_comparison(verdicts: Sequence[RowComparison], before: Path) -> None:
     """Print what became of each row since an earlier run."""
     if not verdicts:
         print_lines([f"{before} has none of these rows"])

@@ -194,14 +194,14 @@ def why_command(
     """Print, step by step, how a problem is looked up for recorded GPU models and this one."""
     if not shapes:
         raise UsageError("no problem is given", 'for example --shapes "m=16 n=3584 k=8192"')
-    from taxfree._runtime.dispatch import look_up  # loads torch
+    from taxfree._runtime.dispatch import resolve  # loads torch
 
     table = _table(db)
     records = _selected(table, op, gpu)
     machines = _machines(records, gpu)
     request = _request(op, shapes, gpus, dtype, records or _selected(table, op, None))
     answers = [
-        (asdict(problem), machine, look_up(op, problem, table, machine, limits))
+        (asdict(problem), machine, resolve(op, problem, table, machine, limits))
         for problem, (machine, limits) in itertools.product(expand(op, request), machines.items())
     ]
     if json:

@@ -17,10 +17,10 @@ from taxfree_cli.output import messages, print_json, print_lines, results
 if TYPE_CHECKING:
     from taxfree_tune.doctor.report import (
         Coherence,
+        MachineReport,
         Package,
         ProbeResults,
         Rates,
-        Report,
         StartOrder,
     )
     from taxfree_tune.drivers.gpu import Gpu, GpuProcess
@@ -56,7 +56,7 @@ def doctor(gpus: Gpus = None, fabric: options.Fabric = "auto", json: options.Jso
         raise HardwareError(report.reason, "see the next steps at the end of the report")
 
 
-def print_report(report: Report) -> None:
+def print_report(report: MachineReport) -> None:
     """Print all of a report, section by section."""
     _print_section("Software", _software(report))
     _print_section("Machine", _machine(report))
@@ -96,7 +96,7 @@ def _print_title(title: str) -> None:
 # -- sections --
 
 
-def _software(report: Report) -> Iterator[Line]:
+def _software(report: MachineReport) -> Iterator[Line]:
     yield from report.software.versions.items()
     for package in report.software.packages:
         yield package.name, _package(package)
@@ -117,7 +117,7 @@ def _release(package: Package) -> str:
     return (package.loaded or "").partition("+")[0]
 
 
-def _machine(report: Report) -> Iterator[Line]:
+def _machine(report: MachineReport) -> Iterator[Line]:
     machine = report.machine
     yield from machine.system.items()
     if not machine.vendors:

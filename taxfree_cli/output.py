@@ -17,7 +17,7 @@ from rich.text import Text
 
 from taxfree.errors import UsageError
 from taxfree_cli.exits import Failure
-from taxfree_tune.workers.launch import Launch
+from taxfree_tune.workers.launch import LaunchedProcess
 
 # Used if the output is not a terminal.
 _UNWATCHED_WIDTH = 240
@@ -30,12 +30,12 @@ class _Console(Console):
         raise BrokenPipeError
 
 
-def place() -> Launch:
+def place() -> LaunchedProcess:
     """This process's place among those of a launcher."""
     try:
-        return Launch.from_environment()
+        return LaunchedProcess.from_environment()
     except UsageError:  # which `main` reports
-        return Launch()
+        return LaunchedProcess()
 
 
 def results() -> Console:

@@ -22,7 +22,7 @@ from taxfree_tuning_db import (
 )
 
 if TYPE_CHECKING:
-    from taxfree_tune.tuning.verification import Verdict
+    from taxfree_tune.tuning.verification import Verification
 
 
 def words(values: Mapping[str, Any]) -> str:
@@ -112,7 +112,7 @@ def print_differences(differences: Sequence[Difference]) -> None:
     print_lines([", ".join(f"{counts[kind]} {kind}" for kind in get_args(Change))])
 
 
-def print_verdicts(verdicts: Iterable[Verdict]) -> None:
+def print_verdicts(verdicts: Iterable[Verification]) -> None:
     """One line per record that was measured again."""
     columns = ["state", "op", "problem", "winner", "recorded us", "us", "fastest now", "why"]
     print_table(columns, map(_verdict_row, verdicts))
@@ -129,7 +129,7 @@ def _difference_row(difference: Difference) -> Iterable[object]:
     yield ", ".join(difference.differing)
 
 
-def _verdict_row(verdict: Verdict) -> Sequence[object]:
+def _verdict_row(verdict: Verification) -> Sequence[object]:
     record, winner = verdict.record, verdict.record.winner
     return (
         verdict.state,

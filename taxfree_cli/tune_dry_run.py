@@ -13,7 +13,7 @@ from taxfree_cli.record_views import words
 from taxfree_kernels.variant import Problem, op_of
 
 if TYPE_CHECKING:
-    from taxfree_check.cross_compile.screen import Verdict
+    from taxfree_check.cross_compile.screen import ScreenVerdict
 
 
 def list_candidates(
@@ -57,7 +57,7 @@ def _print(rows: Sequence[dict[str, Any]]) -> None:
     print_table(headings, [[row[heading] for heading in headings] for row in shown])
 
 
-def _verdict_row(problem: Problem, verdict: Verdict) -> dict[str, Any]:
+def _verdict_row(problem: Problem, verdict: ScreenVerdict) -> dict[str, Any]:
     resources = list(verdict.kernels.values())
     return {
         "op": op_of(problem),
@@ -67,5 +67,5 @@ def _verdict_row(problem: Problem, verdict: Verdict) -> dict[str, Any]:
         "registers": max((each.registers for each in resources), default=None),
         "spilled": max((each.spill_bytes for each in resources), default=None),
         "shared": max((each.shared_memory for each in resources), default=None),
-        "refused": verdict.refused,
+        "refused": verdict.illegal_reason,
     }

@@ -145,7 +145,7 @@ def rows_of_chunk(problem: Sharded, owner: int, chunk: int, chunks: int) -> slic
 
 
 @dataclass(frozen=True)
-class Part:
+class CopiedPart:
     """Rows of one matmul.
 
     Args:
@@ -159,16 +159,16 @@ class Part:
 
 def parts_of(
     problem: Sharded, owners: Sequence[int], chunks: int, chunks_per_part: int
-) -> list[Part]:
+) -> list[CopiedPart]:
     """The rows of `owners`, one after the other, in parts of `chunks_per_part` chunks.
 
     A part that wraps around to row 0 becomes two; chunks without rows do not form parts.
     """
-    parts: list[Part] = []
+    parts: list[CopiedPart] = []
     for number, (owner, chunk) in enumerate(product(owners, range(chunks))):
         rows, done = rows_of_chunk(problem, owner, chunk, chunks), number + 1
         if number % chunks_per_part > 0 and parts and parts[-1].rows.stop == rows.start:
-            parts[-1] = Part(slice(parts[-1].rows.start, rows.stop), done)
+            parts[-1] = CopiedPart(slice(parts[-1].rows.start, rows.stop), done)
         elif rows.start < rows.stop:
-            parts.append(Part(rows, done))
+            parts.append(CopiedPart(rows, done))
     return parts

@@ -56,7 +56,7 @@ def xcd_signals_space(hardware: Hardware) -> Space:
     return {"XCD_SIGNALS": (0, xcds)} if xcds > 1 else {}
 
 
-def xcd_signals_prune_reason(hardware: Hardware, config: Config, senders: int) -> str | None:
+def xcd_signals_illegal_reason(hardware: Hardware, config: Config, senders: int) -> str | None:
     """The reason why programs need not signal together, or None."""
     xcds = config.get("XCD_SIGNALS", 0)
     if hardware.backend != "interpreter" and xcds and senders <= xcds:
@@ -74,11 +74,11 @@ def allowed(
     hardware: Hardware,
     space: Space,
     guesses: Sequence[Config],
-    prune_reason: Callable[[Any, Hardware, Config], str | None],
+    illegal_reason: Callable[[Any, Hardware, Config], str | None],
 ) -> list[dict[str, Any]]:
     """The guesses that can run; if none can, the first one with SPLIT_K = 1."""
     configs = distinct([within(space, guess) for guess in guesses])
-    found = [config for config in configs if prune_reason(problem, hardware, config) is None]
+    found = [config for config in configs if illegal_reason(problem, hardware, config) is None]
     return found or [within(space, {**guesses[0], "SPLIT_K": 1})]
 
 
@@ -130,7 +130,7 @@ def matmul_space(
     return space
 
 
-def tile_prune_reason(
+def tile_illegal_reason(
     hardware: Hardware, config: Config, k: int, outputs: int, swappable_rows: int
 ) -> str | None:
     """The reason why a matmul's tiles cannot run or are certainly slow; None if there is none.

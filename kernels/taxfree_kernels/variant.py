@@ -207,7 +207,7 @@ class Variant(ABC):
         """Configs that are tried first; the first one is the default for an untuned problem."""
         return [{name: values[0] for name, values in self.space(problem, hardware).items()}]
 
-    def prune_reason(self, problem: Problem, hardware: Hardware, config: Config) -> str | None:
+    def illegal_reason(self, problem: Problem, hardware: Hardware, config: Config) -> str | None:
         """The reason not to compile `config` for `problem`, or None."""
         return None
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from taxfree import fingerprints
-from taxfree._runtime.legality import illegal, refused
+from taxfree._runtime.legality import candidate_illegal_reason, transferred_illegal_reason
 from taxfree._runtime.library import BASELINE, fastest
 from taxfree.errors import NoRecord
 from taxfree.settings import Settings
@@ -30,9 +30,9 @@ from taxfree_tuning_db import (
     Record,
     Table,
     differing_fields,
+    look_up,
     stale_reason,
 )
-from taxfree_tuning_db import look_up as find_record
 from taxfree_tuning_db.lookup import LIBRARY_STEP
 
 _MODES = ("graph", "eager")
@@ -119,9 +119,9 @@ class Dispatcher:
         self._table = self._table.with_records(records)
         Dispatcher._ends.cache_clear()
 
-    def look_up(self, op: str, problem: Problem) -> LookUp:
+    def answer(self, op: str, problem: Problem) -> LookUp:
         """The record that serves a problem, with the steps that led to it."""
-        return look_up(op, problem, self._table, self._fingerprint, self._hardware)
+        return resolve(op, problem, self._table, self._fingerprint, self._hardware)
 
     def choose(self, op: str, problem: Problem) -> Choice:
         """Choose what runs for a problem.
@@ -131,7 +131,7 @@ class Dispatcher:
         """
         if self._settings.disable:
             return Choice("disabled", "baseline", why="TAXFREE_DISABLE is set, or ranks differ")
-        found = self.look_up(op, problem)
+        found = self.answer(op, problem)
         if self._settings.strict and found.kind != "exact":
             raise NoRecord(*_explain_miss(problem, self._fingerprint, found))
         if found.record is None or found.kind == "refused":
@@ -142,7 +142,7 @@ class Dispatcher:
 
     def _library(self, found: LookUp) -> Choice:
         """The library's path where no record serves, in graphs and in eager calls."""
-        baseline = Choice("baseline", "baseline", why=found.why_not)
+        baseline = Choice("baseline", "baseline", why=found.miss_reason)
         graph, eager = (
             Choice("baseline", variant, dict(config), found.why_library)
             if variant != "baseline" and self._may_run(variant)
@@ -252,11 +252,11 @@ class Dispatcher:
         """Whether a measurement is of a known variant, and its config serves a problem."""
         return (
             measured.variant in fingerprints.versions(op)
-            and illegal(op, problem, measured, self._hardware) is None
+            and transferred_illegal_reason(op, problem, measured, self._hardware) is None
         )
 
 
-def look_up(
+def resolve(
     op: str,
     problem: Problem,
     table: Table,
@@ -319,13 +319,15 @@ def _found(
     """The record for a problem, or a neighbour's that is transferred to it."""
     asked, versions = dataclasses.asdict(problem), fingerprints.versions(op)
 
-    def why_not(record: Record) -> str | None:
+    def illegal_reason(record: Record) -> str | None:
         if hardware is None:
             return None
         is_own = record.problem == asked and stale_reason(record, versions) is None
         if is_own:  # its space may have lost this config, which was measured
-            return refused(op, problem, record.winner, hardware)
-        return illegal(op, problem, fingerprints.transferred(record, problem).winner, hardware)
+            return candidate_illegal_reason(op, problem, record.winner, hardware)
+        return transferred_illegal_reason(
+            op, problem, fingerprints.transferred(record, problem).winner, hardware
+        )
 
     query = Query(
         op,
@@ -336,9 +338,9 @@ def _found(
         fingerprints.interpolated_fields(op),
         fingerprints.ignored_fields(op),
         fingerprints.NEIGHBOUR_OCTAVES,
-        why_not,
+        illegal_reason,
     )
-    found = find_record(table, query, nearest)
+    found = look_up(table, query, nearest)
     if found.record is not None and found.kind == "neighbour":
         return dataclasses.replace(found, record=fingerprints.transferred(found.record, problem))
     return found
@@ -358,7 +360,7 @@ def _lent(
     other = _found(op, problem, lent, fingerprint, hardware, nearest=False)
     looked_for = "a record of a device that computes alike"
     if other.record is None or not other.is_recorded:
-        return _with_step(found, LookupStep(looked_for, False, other.why_not))
+        return _with_step(found, LookupStep(looked_for, False, other.miss_reason))
     step = LookupStep(looked_for, True, f"lent: {other.record.lender}")
     more = (each for each in other.lookup_trace if each not in found.lookup_trace)
     return dataclasses.replace(other, kind="lent", lookup_trace=(*_tried(found), step, *more))

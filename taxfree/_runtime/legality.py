@@ -9,7 +9,7 @@ from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.variant import Problem, Variant, variants
 
 
-class Candidate(Protocol):
+class VariantConfig(Protocol):
     """A variant and its config, however they are known."""
 
     @property
@@ -19,7 +19,9 @@ class Candidate(Protocol):
     def config(self) -> Mapping[str, Any]: ...
 
 
-def illegal(op: str, problem: Problem, measured: Candidate, hardware: Hardware) -> str | None:
+def transferred_illegal_reason(
+    op: str, problem: Problem, measured: VariantConfig, hardware: Hardware
+) -> str | None:
     """Why a config that was measured on another problem does not serve this one, or None."""
     variant = variants(op)[measured.variant]
     if variant.unsupported_reason(problem, hardware) is None:
@@ -28,21 +30,23 @@ def illegal(op: str, problem: Problem, measured: Candidate, hardware: Hardware) 
             if value not in space.get(parameter, ()):
                 why = "is not in the space of this problem"
                 return f"{measured.variant}: {parameter}={value} {why}"
-    return refused(op, problem, measured, hardware)
+    return candidate_illegal_reason(op, problem, measured, hardware)
 
 
-def refused(op: str, problem: Problem, measured: Candidate, hardware: Hardware) -> str | None:
+def candidate_illegal_reason(
+    op: str, problem: Problem, measured: VariantConfig, hardware: Hardware
+) -> str | None:
     """Why a measured config does not run today, or None."""
-    reason = refusal(variants(op)[measured.variant], problem, hardware, measured.config)
+    reason = illegal_reason(variants(op)[measured.variant], problem, hardware, measured.config)
     return None if reason is None else f"{measured.variant}: {reason}"
 
 
-def refusal(
+def illegal_reason(
     variant: Variant, problem: Problem, hardware: Hardware, config: Mapping[str, Any]
 ) -> str | None:
     """Why a variant refuses a problem or a config today, or None."""
     reason = variant.unsupported_reason(problem, hardware)
     try:
-        return reason or variant.prune_reason(problem, hardware, config)
+        return reason or variant.illegal_reason(problem, hardware, config)
     except KeyError as parameter:  # an imported record may hold anything
         return f"the config has no {parameter}"

@@ -18,7 +18,7 @@ from importlib.resources import files
 from typing import Any
 
 from taxfree import fingerprints
-from taxfree._runtime.legality import illegal
+from taxfree._runtime.legality import transferred_illegal_reason
 from taxfree.shapes import recorded_problem
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.variant import Problem, op_of, operation, variants
@@ -176,5 +176,6 @@ def _legal(problem: Problem, around: tuple[Measured, Measured], hardware: Hardwa
     return [
         each
         for each in nearer.paths
-        if each.variant in variants(op) and illegal(op, problem, each, hardware) is None
+        if each.variant in variants(op)
+        and transferred_illegal_reason(op, problem, each, hardware) is None
     ]

@@ -19,7 +19,7 @@ from typing import Any
 from taxfree._runtime import collectives, lending
 from taxfree._runtime.collectives import Failure
 from taxfree._runtime.dispatch import Choice, Dispatcher, Kind
-from taxfree._runtime.legality import refusal
+from taxfree._runtime.legality import illegal_reason
 from taxfree._runtime.ready import ready_plans
 from taxfree.errors import TaxfreeError, UsageError, one_line
 from taxfree.fingerprints import capacity_field, rows_field
@@ -226,7 +226,7 @@ class Plans:
 
     def is_tuned(self, problem: Problem) -> bool:
         """Whether the largest problem that is planned with this one was tuned."""
-        found = self._dispatcher.look_up(op_of(problem), self.bucket(problem).problem)
+        found = self._dispatcher.answer(op_of(problem), self.bucket(problem).problem)
         return found.kind == "exact" and found.record is not None and not found.record.lender
 
     def untuned(self, ranges: Iterable[SizeRange]) -> Iterator[Problem]:
@@ -380,7 +380,8 @@ class Plans:
         refused = frozenset(
             size
             for size in bucket.sizes[:-1]
-            if refusal(variant, bucket.of(size), self._fabric.hardware, choice.config) is not None
+            if illegal_reason(variant, bucket.of(size), self._fabric.hardware, choice.config)
+            is not None
         )
         plan = variant.plan(bucket.problem, self._fabric, choice.config)
         served = (size for size in bucket.sizes if size not in refused)
@@ -444,7 +445,7 @@ class Plans:
         records = []
         for each in made:
             op, problem = op_of(each.bucket.problem), each.bucket.problem
-            lent = self._dispatcher.look_up(op, problem).record
+            lent = self._dispatcher.answer(op, problem).record
             assert lent is not None
             plans = [(choice, part.plan) for choice, part in each.tried if part.plan is not None]
             record = lending.tried(self._fabric, problem, lent, plans)

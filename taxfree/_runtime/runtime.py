@@ -647,7 +647,7 @@ class Runtime(contextlib.AbstractContextManager["Runtime"]):
         self._require_ours(problem)
         return self._plans.choice(problem)
 
-    def runs_library(self, name: str, *arguments: Any) -> bool:
+    def _runs_library(self, name: str, *arguments: Any) -> bool:
         """Whether a torch op runs the library on such arguments; the problem counts as met.
 
         Args:
@@ -678,7 +678,7 @@ class Runtime(contextlib.AbstractContextManager["Runtime"]):
             lines.append(f"because: {choice.why}")
             if choice.in_eager_calls:
                 lines.append(choice.in_eager_calls)
-        for step in self._dispatcher.look_up(op_of(problem), problem).lookup_trace:
+        for step in self._dispatcher.answer(op_of(problem), problem).lookup_trace:
             lines.append(f"{'+' if step.found else '-'} {step.looked_for}: {step.why}")
         return "\n".join(lines)
 

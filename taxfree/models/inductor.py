@@ -178,7 +178,7 @@ def _matmul_of(a: Node, node: Node) -> tuple[_Matmul | None, str]:
         return None, f"{_name(node)} follows"
     if left is not a or weight is a or (bias is not None and _value(bias).dim() != 1):
         return None, "the gathered rows are not on the left of the matmul"
-    reason = rows.unserved(_value(a), _value(weight))
+    reason = rows.unsupported_reason(_value(a), _value(weight))
     return (_Matmul(node, weight, bias), "") if reason is None else (None, reason)
 
 
@@ -213,7 +213,7 @@ def _producer(summed: Any, op: Any) -> tuple[Node | None, str]:
         return None, f"library: {len(node.users)} users of the matmul"
     if _value(node).shape[-1:] != columns:
         return None, "library: the rows of the matmul are cut"
-    reason = rows.unserved(*(_value(each) for each in node.args))
+    reason = rows.unsupported_reason(*(_value(each) for each in node.args))
     return (node, "") if reason is None else (None, f"library: {reason}")
 
 
@@ -303,7 +303,7 @@ def _library_runs(operation: Any, arguments: Sequence[Any]) -> bool:
         return False
     try:
         with tensors[0].fake_mode:  # type: ignore[attr-defined]
-            return runtime_of(values[-1]).runs_library(_named(operation), *values[:-1])
+            return runtime_of(values[-1])._runs_library(_named(operation), *values[:-1])
     except UsageError:  # no runtime is open any more, or the operation does not take such tensors
         return True
     except NoRecord:  # the call raises it

@@ -120,7 +120,7 @@ def _replace_forward(
     elif next(reversed(before)) != prepare[0] or next(iter(behind)) != finish[0]:
         reason = "it has hooks between those of its style"
     else:
-        reason = rows.unlike_linear(module)
+        reason = rows.linear_unsupported_reason(module)
         if reason is None:
             del before[prepare[0]], behind[finish[0]]
             layer = style(name, module, mesh, runtime, module.forward, prepare[1], finish[1])
@@ -179,7 +179,7 @@ class _Layer:
 
     def forward(self, x: Any) -> Any:
         """The layer's output, laid out as its style says."""
-        reason = self._unserved(x)
+        reason = self._unsupported_reason(x)
         if reason is not None:
             report.count(self.name, f"library: {reason}")
             y = self.library(self.prepare(self.module, (x,), self.mesh))
@@ -202,7 +202,7 @@ class _Layer:
         """The local result, its layout, and the operation that made it."""
         raise NotImplementedError
 
-    def _unserved(self, x: Any) -> str | None:
+    def _unsupported_reason(self, x: Any) -> str | None:
         """The reason why the library must run, or None."""
         if self.runtime.is_closed:
             return "the runtime is closed"
@@ -212,10 +212,10 @@ class _Layer:
         if isinstance(x, DTensor) and x.device_mesh != self.mesh:
             return "the input is on another mesh"
         local = x._local_tensor if isinstance(x, DTensor) else x
-        reason = rows.unserved_layer(local, weight._local_tensor, self.module.bias)
-        return self._unserved_layout(x, self._layout(x)) if reason is None else reason
+        reason = rows.layer_unsupported_reason(local, weight._local_tensor, self.module.bias)
+        return self._layout_unsupported_reason(x, self._layout(x)) if reason is None else reason
 
-    def _unserved_layout(self, x: Any, layout: Any) -> str | None:
+    def _layout_unsupported_reason(self, x: Any, layout: Any) -> str | None:
         raise NotImplementedError
 
     def _layout(self, x: Any) -> Any:
@@ -233,7 +233,7 @@ class _Layer:
 class _Colwise(_Layer):
     """Output features are sharded: rows are gathered, if they are sharded."""
 
-    def _unserved_layout(self, x: Any, layout: Any) -> str | None:
+    def _layout_unsupported_reason(self, x: Any, layout: Any) -> str | None:
         if isinstance(layout, Replicate):
             return None
         if not isinstance(layout, Shard):
@@ -261,7 +261,7 @@ class _Rowwise(_Layer):
 
     weight_dim = 1
 
-    def _unserved_layout(self, x: Any, layout: Any) -> str | None:
+    def _layout_unsupported_reason(self, x: Any, layout: Any) -> str | None:
         if layout != Shard(x.dim() - 1):
             return f"the input is {layout}"
         wanted = _normal(self.finish.args[0][0], x.dim())

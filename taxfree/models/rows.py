@@ -106,7 +106,7 @@ def matmul_all_reduce(
     return y.view(*x.shape[:-1], y.shape[1])
 
 
-def unserved(x: torch.Tensor, weight: torch.Tensor) -> str | None:
+def unsupported_reason(x: torch.Tensor, weight: torch.Tensor) -> str | None:
     """The reason why the operations do not take two local tensors; None if they do."""
     if type(weight) not in _PLAIN:
         return f"the weight is a {type(weight).__name__}"
@@ -117,9 +117,11 @@ def unserved(x: torch.Tensor, weight: torch.Tensor) -> str | None:
     return None
 
 
-def unserved_layer(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> str | None:
+def layer_unsupported_reason(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
+) -> str | None:
     """The same, for a layer that is called now."""
-    reason = unserved(x, weight)
+    reason = unsupported_reason(x, weight)
     if reason is not None:
         return reason
     if bias is not None and bias.dtype != weight.dtype:
@@ -130,7 +132,7 @@ def unserved_layer(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | N
     return None
 
 
-def unlike_linear(module: torch.nn.Module) -> str | None:
+def linear_unsupported_reason(module: torch.nn.Module) -> str | None:
     """The reason why a module, without its style, does not compute what torch.nn.Linear does."""
     if type(module).forward is torch.nn.Linear.forward and "forward" not in vars(module):
         return None

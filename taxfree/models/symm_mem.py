@@ -78,7 +78,7 @@ def _gathered(
 ) -> tuple[tuple[torch.Tensor | None, list[torch.Tensor]] | None, str]:
     """The gathered rows if wanted, and the products; None if the library must run. And what ran."""
     for weight in weights:
-        reason = rows.unserved(x, weight)
+        reason = rows.unsupported_reason(x, weight)
         if reason is not None:
             return None, f"library: {reason}"
     if len(weights) == 1 and not returns_a:
@@ -107,7 +107,7 @@ def _fused_matmul_reduce_scatter(
     runtime = _open_runtime(group_name)
     if runtime is not None:
         reason = None if reduce_op == "sum" else f"reduces by {reduce_op}"
-        reason = reason or rows.unserved(x, weight)
+        reason = reason or rows.unsupported_reason(x, weight)
         ran = "matmul_reduce_scatter" if reason is None else f"library: {reason}"
         report.count("symm_mem::fused_matmul_reduce_scatter", ran)
         if reason is None:

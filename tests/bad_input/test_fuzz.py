@@ -73,7 +73,7 @@ TO_ADOPT = EARLIER | {
 
 
 @dataclass
-class Place:
+class TunedFolder:
     """A folder with a database, and what was in the database before it was spoiled."""
 
     folder: Path
@@ -85,7 +85,7 @@ class Place:
 
 
 @pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TunedFolder:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("TAXFREE_DB", "tuning.sqlite")
     monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
@@ -94,18 +94,18 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
             database.put(record)
             database.add_trial(record.key, TRIAL)
             database.add_trial(record.key, HUNG)
-    return Place(tmp_path, (tmp_path / "tuning.sqlite").read_bytes())
+    return TunedFolder(tmp_path, (tmp_path / "tuning.sqlite").read_bytes())
 
 
 # -- what is spoiled, and the commands that meet it --
 
 
-def a_shape(random: Random, place: Place) -> Iterator[list[str]]:
+def a_shape(random: Random, place: TunedFolder) -> Iterator[list[str]]:
     text = spoiled_text(random, random.choice(SHAPES)).replace("\x00", "")  # no argument holds NUL
     yield ["shapes", f"--shapes={text}", *_options(random)]
 
 
-def a_shape_file(random: Random, place: Place) -> Iterator[list[str]]:
+def a_shape_file(random: Random, place: TunedFolder) -> Iterator[list[str]]:
     text = yaml.safe_dump(spoiled_document(random, YAML))
     if random.random() < 0.5:
         text = spoiled_text(random, text)
@@ -113,25 +113,25 @@ def a_shape_file(random: Random, place: Place) -> Iterator[list[str]]:
     yield ["shapes", "--shapes", "shapes.yaml", *_options(random)]
 
 
-def a_model(random: Random, place: Place) -> Iterator[list[str]]:
+def a_model(random: Random, place: TunedFolder) -> Iterator[list[str]]:
     config = CONFIG | {"torch_dtype": "bfloat16", "text_config": None, "head_dim": 128}
     _write(place.folder / "config.json", spoiled_json(random, config))
     yield ["shapes", "--model", "config.json", "--tp", random.choice("1238")]
 
 
-def earlier_results(random: Random, place: Place) -> Iterator[list[str]]:
+def earlier_results(random: Random, place: TunedFolder) -> Iterator[list[str]]:
     """Refused when they are read, or else because there is no such fabric here."""
     _write(place.folder / "old.json", spoiled_json(random, EARLIER))
     yield ["bench", "--compare", "old.json", "--fabric", "cuda"]
 
 
-def results_to_adopt(random: Random, place: Place) -> Iterator[list[str]]:
+def results_to_adopt(random: Random, place: TunedFolder) -> Iterator[list[str]]:
     _write(place.folder / "old.json", spoiled_json(random, TO_ADOPT))
     yield ["db", "adopt", "old.json"]
     yield from _readings(random)
 
 
-def an_import(random: Random, place: Place) -> Iterator[list[str]]:
+def an_import(random: Random, place: TunedFolder) -> Iterator[list[str]]:
     text = io.StringIO()
     export([record_of(128), *RECORDS], text)
     _write(place.folder / "records.json", spoiled_json(random, json.loads(text.getvalue())))
@@ -141,7 +141,7 @@ def an_import(random: Random, place: Place) -> Iterator[list[str]]:
     yield from _readings(random)
 
 
-def stored_values(random: Random, place: Place) -> Iterator[list[str]]:
+def stored_values(random: Random, place: TunedFolder) -> Iterator[list[str]]:
     """Rows that look like ours."""
     table = random.choice(("records", "records", "trials", "meta"))
     with contextlib.closing(sqlite3.connect(place.database)) as sqlite, sqlite:
@@ -152,13 +152,13 @@ def stored_values(random: Random, place: Place) -> Iterator[list[str]]:
     yield from _readings(random)
 
 
-def stored_bytes(random: Random, place: Place) -> Iterator[list[str]]:
+def stored_bytes(random: Random, place: TunedFolder) -> Iterator[list[str]]:
     """A damaged file."""
     place.database.write_bytes(spoiled_bytes(random, place.pristine))
     yield from _readings(random)
 
 
-KINDS: tuple[Callable[[Random, Place], Iterator[list[str]]], ...] = (
+KINDS: tuple[Callable[[Random, TunedFolder], Iterator[list[str]]], ...] = (
     a_shape, a_shape_file, a_model, earlier_results, results_to_adopt, an_import, stored_values,
     stored_bytes,
 )  # fmt: skip
@@ -184,14 +184,14 @@ def _write(path: Path, text: str) -> None:
 
 @pytest.mark.parametrize("count", [560, pytest.param(10_000, marks=pytest.mark.soak)])
 def test_whatever_is_spoiled_is_accepted_or_refused_cleanly(
-    place: Place, count: int, sample: Sample
+    place: TunedFolder, count: int, sample: Sample
 ) -> None:
     seeds = sample.of(range(count))
     accepted = sum(run_case(place, seed) for seed in seeds)
     assert 0.1 * len(seeds) < accepted < 0.9 * len(seeds)  # neither harmless nor past recognition
 
 
-def run_case(place: Place, seed: int) -> bool:
+def run_case(place: TunedFolder, seed: int) -> bool:
     """Spoil something, and see that every command takes it well; whether all were accepted."""
     place.database.write_bytes(place.pristine)
     random, accepted = Random(seed), True
@@ -223,7 +223,7 @@ def run_case(place: Place, seed: int) -> bool:
     return accepted
 
 
-def use_as_a_library_does(place: Place, seed: int) -> None:
+def use_as_a_library_does(place: TunedFolder, seed: int) -> None:
     """What commands that measure, and a runtime, read of the records before they measure."""
     try:
         asked = what_is_asked(ShapeOptions(OP, None, None, None), "host", place.database, None)

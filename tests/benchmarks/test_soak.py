@@ -7,7 +7,7 @@ import json
 import pytest
 
 from benchmarks import soak as script
-from benchmarks.soak import Row, soak
+from benchmarks.soak import SoakRow, soak
 from taxfree.errors import WrongResult
 from taxfree_cli.exits import ExitCode
 from taxfree_kernels.fabric.gpu import SHARING
@@ -60,7 +60,7 @@ class TestSoak:
 
 def test_what_was_finished_is_kept_with_what_stopped_it(tmp_path, monkeypatch, capsys):
     def soak(*_):
-        yield Row("all", "mixed", "eager", "between", 4, 0, 1.0, {"all_gather_matmul push": 4})
+        yield SoakRow("all", "mixed", "eager", "between", 4, 0, 1.0, {"all_gather_matmul push": 4})
         raise WrongResult("3 mismatches on rank 1")
 
     file = tmp_path / "host.json"
@@ -90,7 +90,7 @@ def test_ranks_share_gpus_where_they_are_told_to_and_have_to(monkeypatch, gpus, 
             self.variables = arguments[4]
 
     kept = []
-    row = Row("all", "mixed", "eager", "between", 4, 0, 1.0, {})
+    row = SoakRow("all", "mixed", "eager", "between", 4, 0, 1.0, {})
     monkeypatch.setattr(script, "soak", lambda *_: iter([row]))
     monkeypatch.setattr(script, "WorkerGroup", Group)
     monkeypatch.setattr(script, "keep", lambda *arguments: kept.append(arguments))

@@ -12,7 +12,7 @@ from taxfree_cli.record_map import SIZES
 from taxfree_kernels.hardware import KNOWN
 from taxfree_kernels.variant import operation_names, problem_class, variants
 from taxfree_tune.measuring.results import Results, Row, save
-from taxfree_tune.tuning.verification import Verdict
+from taxfree_tune.tuning.verification import Verification
 from taxfree_tuning_db import (
     Database,
     HardwareFingerprint,
@@ -394,7 +394,7 @@ class TestVerify:
             monkeypatch.setattr(
                 "taxfree_tune.tuning.verification.verify",
                 lambda records, fabric: (
-                    Verdict(each, state, "graph", 31.0, "push", "why" * (state != "holds"))
+                    Verification(each, state, "graph", 31.0, "push", "why" * (state != "holds"))
                     for each in records
                 ),
             )

@@ -10,15 +10,15 @@ import taxfree_tune.doctor
 from taxfree_tune.doctor.report import (
     BarrierTime,
     Coherence,
+    ExaminedMachine,
     Iris,
-    Machine,
+    MachineReport,
     MemoryBandwidth,
     Package,
     PeerBandwidth,
     PeerCopy,
     ProbeResults,
     Rates,
-    Report,
     SignalTime,
     Software,
     StartOrder,
@@ -54,7 +54,7 @@ def report(asked="auto", measured=MEASURED, **changes):
             ),
             Iris("namesake", "another package called iris, not ROCm's"),
         ),
-        "machine": Machine(
+        "machine": ExaminedMachine(
             {"system": "Linux", "nvidia driver": "580.65"},
             ("nvidia",),
             (H200, Gpu(1, "NVIDIA H200")),
@@ -66,7 +66,7 @@ def report(asked="auto", measured=MEASURED, **changes):
         "problems": {"nvidia links": "RuntimeError: no topology"},
         "advice": ("taxfree tune --shapes paper --gpus 3", "a step that is " + "long " * 20),
     }
-    return Report(asked=asked, measured=measured, **facts | changes)
+    return MachineReport(asked=asked, measured=measured, **facts | changes)
 
 
 @pytest.fixture

@@ -182,9 +182,11 @@ def _served(op: str, variant: str, fields: Fields) -> Fields:
     return fields
 
 
-def refusals(ranks: Ranks, world_size: int, op: str, fields: Fields) -> dict[str, str | None]:
+def unsupported_reasons(
+    ranks: Ranks, world_size: int, op: str, fields: Fields
+) -> dict[str, str | None]:
     """Why each variant cannot serve a problem, or None."""
-    return ranks.run(world_size, f"{TASKS}:refusals", fields=fields, op=op)[0]
+    return ranks.run(world_size, f"{TASKS}:unsupported_reasons", fields=fields, op=op)[0]
 
 
 def complaints(ranks: Ranks, world_size: int, cases: Sequence[Case], **options: Any) -> list[str]:

@@ -229,7 +229,9 @@ def _padded(weight: torch.Tensor) -> torch.Tensor:
     return wide[..., :columns]
 
 
-def refusals(fabric: Fabric, fields: Mapping[str, Any], op: str = OP) -> dict[str, str | None]:
+def unsupported_reasons(
+    fabric: Fabric, fields: Mapping[str, Any], op: str = OP
+) -> dict[str, str | None]:
     """Why each variant cannot serve a problem here, or None."""
     problem = problem_class(op)(**fields, world_size=fabric.world_size)
     return {
@@ -253,7 +255,7 @@ def extreme_configs(fabric: Fabric, case: Case) -> list[dict[str, Any]]:
         *(first | {parameter: last[parameter]} for parameter in space),
         *drawn,
     ]
-    kept = [c for c in configs if variant.prune_reason(problem, fabric.hardware, c) is None]
+    kept = [c for c in configs if variant.illegal_reason(problem, fabric.hardware, c) is None]
     return [config for at, config in enumerate(kept) if config not in kept[:at]]
 
 

@@ -15,7 +15,7 @@ from taxfree_kernels.errors import PlanError
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.hardware import KNOWN
 from taxfree_kernels.variant import Ready, operation, variants
-from tests.kernels.contract import complaints, refusals
+from tests.kernels.contract import complaints, unsupported_reasons
 from tests.kernels.tasks import Case
 from tests.ranks import Ranks, on_every_fabric
 from tests.taxfree.runtime_tasks import record_of, runtime_of
@@ -133,7 +133,7 @@ def test_log_sum_exps_are_those_of_float64(ranks, variant, fields):
 def test_warps_with_roles_are_right(ranks, head_dim, fields):
     usual = dataclasses.asdict(SMALL) | {"head_dim": head_dim} | fields
     del usual["world_size"]
-    if refusals(ranks, 1, "attention", usual)["warp_specialized"] is not None:
+    if unsupported_reasons(ranks, 1, "attention", usual)["warp_specialized"] is not None:
         pytest.skip("written for Hopper")
     cases = [
         Case("warp_specialized", usual | {"length": length}, padded=padded, op="attention")

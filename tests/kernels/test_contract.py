@@ -26,8 +26,8 @@ from tests.kernels.contract import (
     back_to_back,
     case,
     complaints,
-    refusals,
     tiny,
+    unsupported_reasons,
     ways,
 )
 from tests.ranks import LOCAL, on_every_fabric, served_names, variant_names
@@ -71,14 +71,14 @@ class TestServing:
             name
             for name in variant_names(op)
             for way in ways(op, name)
-            if refusals(ranks, 2, op, case(op, name, **way).fields)[name] is None
+            if unsupported_reasons(ranks, 2, op, case(op, name, **way).fields)[name] is None
         }
         assert served == set(served_names(op))
         assert len(served) >= (2 if op in LOCAL else 5)
 
     def test_a_single_rank_has_only_the_library(self, ranks, op):
         alone = PROBLEMS[op].alone
-        found = refusals(ranks, 1, op, PROBLEMS[op].small)
+        found = unsupported_reasons(ranks, 1, op, PROBLEMS[op].small)
         assert [name for name, why in found.items() if why is None] == [*alone]
         cases = [
             case(op, name, **PROBLEMS[op].kinds[-1] | way)
@@ -90,7 +90,7 @@ class TestServing:
 
 @pytest.mark.parametrize(("op", "world_size", "fields", "refused"), REFUSED)
 def test_who_cannot_serve_a_problem_says_so(ranks, op, world_size, fields, refused):
-    found = refusals(ranks, world_size, op, PROBLEMS[op].small | fields)
+    found = unsupported_reasons(ranks, world_size, op, PROBLEMS[op].small | fields)
     assert {name for name in served_names(op) if found[name] is not None} == refused.keys()
     for name, why in refused.items():
         assert why in found[name]

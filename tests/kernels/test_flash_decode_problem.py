@@ -114,7 +114,7 @@ class TestSpaces:
         for config in first:
             assert config.keys() == space.keys()
             assert all(config[parameter] in values for parameter, values in space.items()), config
-            assert variant.prune_reason(tried, hardware, config) is None, config
+            assert variant.illegal_reason(tried, hardware, config) is None, config
 
 
 @pytest.mark.parametrize("tried", PROBLEMS, ids=str)

@@ -262,7 +262,7 @@ class TestProbe:
     )
     def test_why_it_cannot_serve(self, node, monkeypatch, owner, name, value, reason):
         monkeypatch.setattr(owner, name, value)
-        assert reason in rocm.unavailable()
+        assert reason in rocm.unsupported_reason()
 
 
 class TestChiplets:

@@ -100,7 +100,7 @@ class TestSpaces:
                 assert all(config[parameter] in values for parameter, values in space.items()), (
                     config
                 )
-                assert variant.prune_reason(tried, hardware, config) is None, config
+                assert variant.illegal_reason(tried, hardware, config) is None, config
 
     def test_parameters_have_no_value_twice(self, op, name, hardware):
         for fields in SPACED[op]:
@@ -153,7 +153,7 @@ def test_who_adds_beside_tiles_adds_what_few_registers_hold(residual, pieces):
     tried = reduced(m=16, n=8192, k=1024, dtype="float16", residual=residual)
     first = variant.seed_configs(tried, hardware)[0]
     assert (first["BLOCK_M"] * first["BLOCK_N"], first["PIECES"]) == (2048, pieces)
-    reason = variant.prune_reason(tried, hardware, {**first, "PIECES": 1})
+    reason = variant.illegal_reason(tried, hardware, {**first, "PIECES": 1})
     assert ("registers" in (reason or "")) == residual
 
 
@@ -277,7 +277,7 @@ class TestOverlap:
         problem = problem_class("all_gather_matmul")(9, 16, 16, 0, world_size=2)  # 5 and 4 rows
         assert self.OVERLAP.unsupported_reason(problem, KNOWN["h200"]) is None
         for chunks, is_refused in ((1, False), (2, False), (4, True)):
-            refused = self.OVERLAP.prune_reason(problem, KNOWN["h200"], {"CHUNKS": chunks})
+            refused = self.OVERLAP.illegal_reason(problem, KNOWN["h200"], {"CHUNKS": chunks})
             assert bool(refused) == is_refused
 
 

@@ -34,7 +34,7 @@ def ours_run() -> Any:
     """A table by which our variants run everything that can be rewritten."""
     from taxfree._runtime.runtime import Runtime
 
-    return mock.patch.object(Runtime, "runs_library", return_value=False)
+    return mock.patch.object(Runtime, "_runs_library", return_value=False)
 
 
 def compile_mlp(

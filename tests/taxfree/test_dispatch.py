@@ -142,7 +142,7 @@ class TestChoice:
         choice = dispatcher(record()).choose(OP, far)
         assert (choice.kind, choice.variant) == ("baseline", "baseline")
         assert "m is 64, not 200" in choice.why
-        steps = dispatcher(record()).look_up(OP, far).lookup_trace
+        steps = dispatcher(record()).answer(OP, far).lookup_trace
         assert "nearest is m=64" in steps[1].why
         assert "a factor of 3.13 away" in steps[1].why
 
@@ -160,7 +160,7 @@ class TestChoice:
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         push = type(variants(OP)["push"])
-        monkeypatch.setattr(push, "prune_reason", lambda *_: "it hangs")
+        monkeypatch.setattr(push, "illegal_reason", lambda *_: "it hangs")
         choice = dispatcher(record()).choose(OP, PROBLEM)
         assert (choice.variant, choice.why) == ("baseline", "push: it hangs")
 
@@ -248,7 +248,7 @@ class TestLentRecords:
         assert (choice.kind, choice.source) == ("lent", "lent: NVIDIA H200")
         assert (choice.variant, choice.config) == ("push", push_config(PROBLEM))
         assert choice.why == "NVIDIA H200's record of m=64"
-        steps = [step.why for step in self.lent(record()).look_up(OP, problem).lookup_trace]
+        steps = [step.why for step in self.lent(record()).answer(OP, problem).lookup_trace]
         assert "lent: NVIDIA H200" in steps
 
     def test_outside_of_graphs_runs_what_was_faster_there(self) -> None:

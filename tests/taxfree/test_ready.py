@@ -27,12 +27,12 @@ FABRIC: Any = SimpleNamespace(group=None, device=torch.device("cpu"))
 class LibraryPlan(Plan):
     """As PyTorch's fused ops: nothing of ours to compile, and no run before peers are known."""
 
-    def __init__(self, why_not: str = "") -> None:
-        self.is_connected, self._why_not = False, why_not
+    def __init__(self, reason: str = "") -> None:
+        self.is_connected, self._reason = False, reason
 
     def connect(self) -> None:
-        if self._why_not:
-            raise PlanError(self._why_not)
+        if self._reason:
+            raise PlanError(self._reason)
         self.is_connected = True
 
     def run(self, *tensors: Any) -> torch.Tensor:

@@ -65,7 +65,9 @@ def variant(
 
 
 WORKS = variant("works", "Is the baseline")
-REFUSED = variant("prune_reason", "Cannot be planned", plan="raise PlanError('the moon is wrong')")
+REFUSED = variant(
+    "illegal_reason", "Cannot be planned", plan="raise PlanError('the moon is wrong')"
+)
 RAISES = variant(
     "raises",
     "Raises on one rank",

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from taxfree_tune.taxes import Alignment, ClockReadings, Measurement, ProgramTrace, StepInfo
+from taxfree_tune.taxes import Alignment, ClockReadings, PipelineMeasurement, ProgramTrace, StepInfo
 
 CALLS, REPETITIONS = 20, 5
 EPOCH_NS = 1_700_000_000_000_000_000  # a GPU's clock counts since 1970
@@ -79,7 +79,7 @@ class Truth:
         clocks = [self._own_clock(rank, own) for rank, own in enumerate(np.array(readings).T)]
         return (now - start) / CALLS, np.array(clocks)
 
-    def measurement(self) -> Measurement:
+    def measurement(self) -> PipelineMeasurement:
         """What would be measured of it."""
         names = {"plain": (False, self.transfer, self.missed)}
         names["in place"] = (True, self.transfer, self.missed)
@@ -102,7 +102,7 @@ class Truth:
             if n != "plain"
         }
         graph = np.array(times["plain"]).T
-        return Measurement(
+        return PipelineMeasurement(
             steps=(
                 StepInfo("all-gather", "collective", 1, 0),
                 StepInfo("re-layout", "copy", self.copy_kernels, 2048),

@@ -369,7 +369,7 @@ def test_bad_candidates_cost_their_trials_and_not_the_process(db: str, tmp_path:
     expected = {
         ("works", None): ("measured", ""),
         ("is_wrong", None): ("wrong", "values wrong on rank 1"),
-        ("prune_reason", None): ("failed", "the moon is wrong"),
+        ("illegal_reason", None): ("failed", "the moon is wrong"),
         ("raises_alone", "check"): ("failed", "OSError: no"),
         ("raises_alone", "time"): ("failed", "OSError: no"),
         ("hangs", None): ("hung", "waited 1.5 s for rank"),

@@ -16,11 +16,11 @@ from taxfree_tune.doctor import fabrics, machine, measuring, software
 from taxfree_tune.doctor.advice import advice
 from taxfree_tune.doctor.guard import Guard
 from taxfree_tune.doctor.report import (
+    ExaminedMachine,
     Iris,
-    Machine,
+    MachineReport,
     Package,
     ProbeResults,
-    Report,
     Software,
     StartOrder,
 )
@@ -489,7 +489,7 @@ class TestAdvice:
         loaded = {"torch": "2.13.0", "triton": "3.9.0", "numpy": "2.4.1"} | packages
         found = tuple(Package(name, each, (f"{name} {each}",)) for name, each in loaded.items())
         software = Software(dict(versions), found, Iris(iris, ""))
-        return Report("auto", software, Machine(vendors=vendors), {}, measured, {})
+        return MachineReport("auto", software, ExaminedMachine(vendors=vendors), {}, measured, {})
 
     def said(self, **facts):
         return "\n".join(advice(self.report(**facts)))
@@ -537,7 +537,7 @@ class TestAdvice:
         )
 
     def test_busy_and_slow_gpus_are_warned_of(self):
-        busy = Machine(
+        busy = ExaminedMachine(
             gpus=(Gpu(0, "H200", slowed_by=("power cap",)),), processes=(GpuProcess(0, 7, "x", 1),)
         )
         said = "\n".join(advice(dataclasses.replace(self.report(), machine=busy)))

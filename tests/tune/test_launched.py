@@ -22,7 +22,7 @@ from taxfree_kernels.all_gather_matmul.problem import AllGatherMatmul
 from taxfree_tune import devices
 from taxfree_tune.tuning import nodes as tuning_nodes
 from taxfree_tune.tuning.nodes import NodeFailed, Nodes
-from taxfree_tune.workers.launch import Launch
+from taxfree_tune.workers.launch import LaunchedProcess
 from taxfree_tune.workers.supervisor import Supervisors
 from taxfree_tuning_db import Database, TrialRecord
 from tests.ranks import PYTHON, environment, wait_until_gone, workers_of
@@ -37,19 +37,22 @@ class TestVariables:
     @pytest.mark.parametrize(
         ("variables", "launch"),
         [
-            ({}, Launch()),
-            (TORCHRUN, Launch(1, 2, 1, 8)),
-            (TORCHRUN | {"GROUP_RANK": "2", "GROUP_WORLD_SIZE": "3"}, Launch(2, 3, 1, 8)),
-            (SLURM | {"SLURM_NODEID": "1", "SLURM_LOCALID": "3"}, Launch(1, 3, 3, 4)),
-            (SLURM | {"SLURM_NODEID": "2", "SLURM_LOCALID": "0"}, Launch(2, 3, 0, 2)),
-            (SLURM | TORCHRUN, Launch(1, 2, 1, 8)),  # torchrun as a task of Slurm
-            ({"SLURM_STEP_NUM_TASKS": "1", "SLURM_NODEID": "3"}, Launch()),  # srun --pty bash
-            (POD, Launch(1, 2)),
-            ({"RANK": "1"}, Launch()),
+            ({}, LaunchedProcess()),
+            (TORCHRUN, LaunchedProcess(1, 2, 1, 8)),
+            (TORCHRUN | {"GROUP_RANK": "2", "GROUP_WORLD_SIZE": "3"}, LaunchedProcess(2, 3, 1, 8)),
+            (SLURM | {"SLURM_NODEID": "1", "SLURM_LOCALID": "3"}, LaunchedProcess(1, 3, 3, 4)),
+            (SLURM | {"SLURM_NODEID": "2", "SLURM_LOCALID": "0"}, LaunchedProcess(2, 3, 0, 2)),
+            (SLURM | TORCHRUN, LaunchedProcess(1, 2, 1, 8)),  # torchrun as a task of Slurm
+            # srun --pty bash
+            ({"SLURM_STEP_NUM_TASKS": "1", "SLURM_NODEID": "3"}, LaunchedProcess()),
+            (POD, LaunchedProcess(1, 2)),
+            ({"RANK": "1"}, LaunchedProcess()),
         ],
     )
-    def test_each_launcher_is_understood(self, variables: dict[str, str], launch: Launch) -> None:
-        assert Launch.from_environment(variables) == launch
+    def test_each_launcher_is_understood(
+        self, variables: dict[str, str], launch: LaunchedProcess
+    ) -> None:
+        assert LaunchedProcess.from_environment(variables) == launch
 
     @pytest.mark.parametrize(
         ("variables", "message"),
@@ -64,7 +67,7 @@ class TestVariables:
     )
     def test_what_makes_no_sense_is_named(self, variables: dict[str, str], message: str) -> None:
         with pytest.raises(UsageError, match=message) as error:
-            Launch.from_environment(variables)
+            LaunchedProcess.from_environment(variables)
         assert error.value.hint
 
 
@@ -123,7 +126,7 @@ class TestNodes:
         def run(function: Callable[[Nodes], Any]) -> list[Any]:
             def node(number: int) -> Any:
                 try:
-                    with Nodes(Launch(number, 2), received.append) as nodes:
+                    with Nodes(LaunchedProcess(number, 2), received.append) as nodes:
                         return function(nodes)
                 except Exception as error:
                     return error
@@ -191,7 +194,7 @@ class TestNodes:
         monkeypatch.delenv("MASTER_ADDR", raising=False)
         monkeypatch.setenv("MASTER_PORT", "29500")
         with pytest.raises(UsageError, match="2 nodes were launched without MASTER_ADDR"):
-            Nodes(Launch(0, 2), print)
+            Nodes(LaunchedProcess(0, 2), print)
 
 
 def free_port() -> str:
@@ -286,9 +289,9 @@ def test_a_task_ends_with_the_first_of_its_node(monkeypatch: pytest.MonkeyPatch)
     step = {"LOCAL_WORLD_SIZE": "2", "RANK": "1", "WORLD_SIZE": "2", "MASTER_PORT": free_port()}
     for name, value in step.items():
         monkeypatch.setenv(name, value)
-    controller = Supervisors(Launch(0, 1, 0, 2))
+    controller = Supervisors(LaunchedProcess(0, 1, 0, 2))
     with pytest.raises(UsageError, match="another process is rank 0 of this node"):
-        Supervisors(Launch(0, 1, 0, 2))
+        Supervisors(LaunchedProcess(0, 1, 0, 2))
     with running((["taxfree", "shapes"], step | {"LOCAL_RANK": "1"})) as (task,):
         process = controller.of(1)
         controller._listener.close()

@@ -24,7 +24,7 @@ class Knobs:
     def unsupported_reason(self, problem, hardware):
         return None
 
-    def prune_reason(self, problem, hardware, config):
+    def illegal_reason(self, problem, hardware, config):
         if config["BLOCK"] == 128 and config["SWAP"]:
             return "128 rows cannot be swapped"
         return None
@@ -90,9 +90,9 @@ class TestProposals:
         found = search()
         found.enqueue([candidate("fast", 128, True)])
         assert candidate("fast", 128, True) not in found.ask(5)
-        assert (candidate("fast", 128, True), "128 rows cannot be swapped") in found.take_refused()
+        assert (candidate("fast", 128, True), "128 rows cannot be swapped") in found.take_illegal()
         assert (candidate("fast", 128, True), "128 rows cannot be swapped") not in (
-            found.take_refused()
+            found.take_illegal()
         )
 
     def test_a_pruned_candidate_is_not_proposed_again_nor_among_the_best(self):
@@ -152,7 +152,7 @@ class TestResuming:
     def test_what_a_variant_has_come_to_refuse_is_no_longer_known(self, journal):
         run(search(journal), trials=USABLE)
         strict = Knobs(1)
-        strict.prune_reason = lambda problem, hardware, config: "no"
+        strict.illegal_reason = lambda problem, hardware, config: "no"
         again = search(journal, variants={"fast": strict, "slow": SLOW})
         again.learn(candidate("fast", 64), 1.0)
         again.learn(

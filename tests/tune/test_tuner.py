@@ -9,7 +9,7 @@ import subprocess
 
 import pytest
 
-from taxfree_check.cross_compile.screen import Verdict
+from taxfree_check.cross_compile.screen import ScreenVerdict
 from taxfree_kernels.hardware import KNOWN
 from taxfree_kernels.variant import problem_class, variants
 from taxfree_tuning_db import Database, record_key
@@ -53,7 +53,7 @@ class ScriptedGroup:
 
 class PassingScreen:
     def verdicts(self, op, problem, asked):
-        return [Verdict(name, config, {}) for name, config in asked]
+        return [ScreenVerdict(name, config, {}) for name, config in asked]
 
 
 class BeginningScreen(PassingScreen):
@@ -75,7 +75,9 @@ class RefusingScreen:
 
     def verdicts(self, op, problem, asked):
         return [
-            Verdict(name, config, {}, "spills" if (name, config) == ("push", DEFAULT) else None)
+            ScreenVerdict(
+                name, config, {}, "spills" if (name, config) == ("push", DEFAULT) else None
+            )
             for name, config in asked
         ]
 
@@ -609,7 +611,7 @@ class TestSearching:
         assert any(known)
         monkeypatch.setattr(
             variants(OP)["push"],
-            "prune_reason",
+            "illegal_reason",
             lambda problem, hardware, config: "no" if dict(config) in known else None,
         )
         record, _, tried = tune(db, time_of, trials=3, only=[again])
@@ -703,7 +705,7 @@ ENDS_RANKS = {
 class TestOnRealRanks:
     def test_bad_candidates_are_recorded_with_their_reasons_and_skipped(self, db, tmp_path, sample):
         expected = {
-            "prune_reason": ("failed", "the moon is wrong"),
+            "illegal_reason": ("failed", "the moon is wrong"),
             "is_wrong": ("wrong", "values wrong on rank 1"),
             "works": ("measured", ""),
         } | {name: ENDS_RANKS[name] for name in sample.one_of(list(ENDS_RANKS))}

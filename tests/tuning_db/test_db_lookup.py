@@ -168,12 +168,12 @@ class TestAnotherVersion:
         own = record_of(16, winner=EARLIER)
         query = replace(
             Query(OP, problem_of(16), H200, SOFTWARE, VERSIONS, ("m",)),
-            refused=lambda record: "has no such tile" if record == own else None,
+            illegal_reason=lambda record: "has no such tile" if record == own else None,
         )
         answer = look_up(table_of(own, record_of(64)), query)
         assert (answer.kind, answer.record) == ("neighbour", record_of(64))
         alone = look_up(table_of(own), query)
-        assert (alone.kind, alone.why_not) == ("refused", "has no such tile")
+        assert (alone.kind, alone.miss_reason) == ("refused", "has no such tile")
 
 
 class TestUnknownVariant:

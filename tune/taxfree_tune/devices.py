@@ -10,7 +10,7 @@ from taxfree.shapes import DEFAULT_SET, INTERPRETED_SET
 from taxfree_kernels.fabric.layout import arena_bytes
 from taxfree_kernels.hardware import KNOWN
 from taxfree_tune.drivers import amd, nvidia
-from taxfree_tune.workers.launch import Launch, too_many
+from taxfree_tune.workers.launch import LaunchedProcess, too_many
 
 _HOST_RANKS = 2
 _MOST_HOST_RANKS = 64  # processes that interpret, each with a torch of its own
@@ -67,7 +67,7 @@ def world_sizes(fabric: str) -> tuple[int, ...]:
 
     The ranks that a launcher started on this node, else all GPUs, or two ranks on the host.
     """
-    launched = Launch.from_environment().local_ranks
+    launched = LaunchedProcess.from_environment().local_ranks
     if launched > 1:
         return (launched,)
     return (_HOST_RANKS,) if fabric == "host" else (available_gpus(),)
@@ -79,7 +79,7 @@ def most_ranks(fabric: str) -> int:
     No more than a launcher has started on this node, if it has started several.
     """
     count = _MOST_HOST_RANKS if fabric == "host" else available_gpus()
-    launched = Launch.from_environment().local_ranks
+    launched = LaunchedProcess.from_environment().local_ranks
     return count if launched == 1 else min(count, launched)
 
 
@@ -95,7 +95,7 @@ def require(fabric: str, ranks: int) -> None:
         HardwareError: there are fewer GPUs than ranks.
         UsageError: a launcher has started fewer ranks.
     """
-    launch, count = Launch.from_environment(), most_ranks(fabric)
+    launch, count = LaunchedProcess.from_environment(), most_ranks(fabric)
     if ranks <= count:
         return
     if fabric != "host" and count < min(ranks, launch.local_ranks):
@@ -103,7 +103,7 @@ def require(fabric: str, ranks: int) -> None:
             f"{ranks} GPUs are asked for, and a rank sees {count}",
             "each rank must see all GPUs of its node: srun --gpus-per-node, not --gpus-per-task",
         )
-    if launch != Launch():
+    if launch != LaunchedProcess():
         raise UsageError(*too_many(ranks, count, launch.nodes))
     if fabric == "host":
         raise HardwareError(

@@ -156,7 +156,7 @@ class LookUp:
         return self.kind in ("exact", "another version", "neighbour")
 
     @property
-    def why_not(self) -> str:
+    def miss_reason(self) -> str:
         """Why nothing serves: what is wrong with a record, else how the nearest one differs."""
         steps = [step for step in self.lookup_trace if step.looked_for in (_KNOWN, _RUNS)]
         wrong = [step.why for step in steps if not step.found]
@@ -182,7 +182,7 @@ class Query:
             one that agrees in more of them is taken.
         max_log2_distance: largest distance of a neighbour, the sum of |log2| ratios over all
             interpolated fields: 1 is a factor of two.
-        refused: says why a record's config cannot run this problem, or None if it can.
+        illegal_reason: says why a record's config cannot run this problem, or None if it can.
 
     Raises:
         ValueError: a neighbour may not differ in the world size.
@@ -196,7 +196,7 @@ class Query:
     interpolated_fields: Sequence[str]
     ignored_fields: Sequence[str] = ()
     max_log2_distance: float = math.inf
-    refused: Callable[[Record], str | None] = lambda _: None
+    illegal_reason: Callable[[Record], str | None] = lambda _: None
 
     def __post_init__(self) -> None:
         if _FIXED in self.fields:
@@ -260,7 +260,7 @@ class _Trace:
 
     def runs(self, record: Record) -> bool:
         """Whether a record's config can run the problem; a step if not."""
-        reason = self.query.refused(record)
+        reason = self.query.illegal_reason(record)
         return reason is None or self.step(_RUNS, False, reason)
 
     def answer(self, kind: Kind, record: Record) -> LookUp:

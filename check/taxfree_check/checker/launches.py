@@ -26,8 +26,8 @@ _DEFAULT_WARPS = 4
 
 
 @dataclass(eq=False)
-class Launch:
-    """One launch.
+class RunningLaunch:
+    """One launch, as the simulation runs it.
 
     Args:
         request: the launch as it was asked for.
@@ -39,7 +39,7 @@ class Launch:
     request: Request
     host: Actor
     weight: int
-    before: Launch | None = None
+    before: RunningLaunch | None = None
     begun: np.ndarray = field(init=False)  # clocks before it
     ended: np.ndarray = field(init=False)  # clocks after the programs that have ended
     next_program: int = 0

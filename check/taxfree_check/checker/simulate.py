@@ -15,7 +15,7 @@ import torch
 from taxfree_check.checker import hooks, waits
 from taxfree_check.checker.clocks import Actor, Repair, end
 from taxfree_check.checker.coverage import Coverage
-from taxfree_check.checker.launches import Launch, Request, launched_through
+from taxfree_check.checker.launches import Request, RunningLaunch, launched_through
 from taxfree_check.checker.memory import Region
 from taxfree_check.checker.report import Violation
 from taxfree_check.checker.schedule import Scheduler
@@ -125,8 +125,8 @@ class Schedule:
         self._shadow = Shadow()
         self._scheduler: Scheduler[Thread] = Scheduler(rng)
         self._watch = Watch(self._scheduler, self._shadow)
-        self._launches: list[Launch] = []
-        self._open: dict[Actor, Launch] = {}  # by host: a launch that may still be running
+        self._launches: list[RunningLaunch] = []
+        self._open: dict[Actor, RunningLaunch] = {}  # by host: a launch that may still be running
         self._at_barrier: dict[int, list[Actor]] = {}  # by channel
         self._kept: list[torch.Tensor] = []
         self.on_argument: Callable[[torch.Tensor], object] = lambda tensor: None  # a new one
@@ -357,7 +357,7 @@ class Schedule:
         for name, tensor in _tensors(request.given.items()):
             self.declare_argument(host.rank, name, tensor)
         weight = self._scheduler.draw_weight()
-        launch = Launch(request, host, weight, before)
+        launch = RunningLaunch(request, host, weight, before)
         self._watch.coverage.expect(request.function, request.constants, launch.programs)
         if launch.end_slot > self._programs:
             self._sizes.programs = launch.end_slot + 1
@@ -390,7 +390,7 @@ class Schedule:
         host.join(launch.ended)
         host.step()
 
-    def _start_program(self, launch: Launch) -> None:
+    def _start_program(self, launch: RunningLaunch) -> None:
         host, program = launch.host, launch.next_program
         launch.next_program += 1
         launch.running += 1
@@ -403,7 +403,7 @@ class Schedule:
         thread = Thread(actor, launch)
         self._scheduler.start(thread, partial(self._run_program, actor, launch), weight)
 
-    def _run_program(self, actor: Actor, launch: Launch) -> None:
+    def _run_program(self, actor: Actor, launch: RunningLaunch) -> None:
         enter_program(self.thread)
         try:
             with np.errstate(all="ignore"):  # of its own: errstate belongs to a coroutine

@@ -103,6 +103,6 @@ def _draw_config(variant: Variant, problem: Problem, rng: Random) -> dict[str, A
     space = variant.space(problem, _HARDWARE)
     for _ in range(100):
         config = {name: rng.choice(values) for name, values in space.items()}
-        if variant.prune_reason(problem, _HARDWARE, config) is None:
+        if variant.illegal_reason(problem, _HARDWARE, config) is None:
             return config
     return variant.seed_configs(problem, _HARDWARE)[0]

@@ -18,7 +18,7 @@ from triton.runtime.interpreter import interpreter_builder
 from taxfree_check.checker import report
 from taxfree_check.checker.clocks import Actor, Scope, fence
 from taxfree_check.checker.coverage import Coverage
-from taxfree_check.checker.launches import Launch
+from taxfree_check.checker.launches import RunningLaunch
 from taxfree_check.checker.memory import Access, Conflict, Region, Stale
 from taxfree_check.checker.report import Reason, Violation
 from taxfree_check.checker.schedule import Scheduler
@@ -65,7 +65,7 @@ class Thread:
     """
 
     actor: Actor
-    launch: Launch | None = None
+    launch: RunningLaunch | None = None
     stream: object | None = None
     reads: list[Read] = field(default_factory=list)  # since its last write
     #: Reads that were given an old value: those that are repeated are polls.
@@ -211,7 +211,7 @@ class Watch:
         enter_program(thread)
 
     @property
-    def launch(self) -> Launch:
+    def launch(self) -> RunningLaunch:
         """The launch of the running program."""
         launch = self._scheduler.current.owner.launch
         assert launch is not None

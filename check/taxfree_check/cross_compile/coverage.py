@@ -71,8 +71,8 @@ def _cases_of(problem: Problem, aligned: bool, device: str, corners: bool) -> It
 def other_configs(variant: Variant, problem: Problem, hardware: Hardware) -> list[Config]:
     """Further seed configs, and the default with two meta-parameters at an end of their ranges."""
 
-    def is_refused(config: Config) -> bool:
-        return variant.prune_reason(problem, hardware, config) is not None
+    def is_illegal(config: Config) -> bool:
+        return variant.illegal_reason(problem, hardware, config) is not None
 
     default, *others = variant.seed_configs(problem, hardware)
     found: list[Config] = list(others)
@@ -82,6 +82,6 @@ def other_configs(variant: Variant, problem: Problem, hardware: Hardware) -> lis
         for pair in (moved[start : start + 2] for start in range(0, len(moved), 2)):
             together = {**default, **dict(pair)}
             alone = [{**default, name: value} for name, value in pair]
-            found += alone if is_refused(together) else [together]
+            found += alone if is_illegal(together) else [together]
     distinct = [one for at, one in enumerate(found) if one not in (default, *found[:at])]
-    return [one for one in distinct if not is_refused(one)]
+    return [one for one in distinct if not is_illegal(one)]

@@ -18,7 +18,7 @@ import taxfree_kernels
 from taxfree_check.cross_compile.asm_checks import Violation
 from taxfree_check.cross_compile.coverage import Case
 from taxfree_check.cross_compile.pool import CompilePool
-from taxfree_check.cross_compile.resources import Resources, prune_reason
+from taxfree_check.cross_compile.resources import Resources, illegal_reason
 from taxfree_check.cross_compile.screen import request
 
 #: checks that only default configs have to pass; the screen and the clock judge other configs
@@ -26,7 +26,7 @@ _DEFAULT_ONLY = {"no_spills", "overlapping_matrices"}
 
 
 @dataclass(frozen=True)
-class Report:
+class KernelReport:
     """The result of one kernel of one case.
 
     Args:
@@ -64,7 +64,7 @@ def check(
     triton_path: Path | None = None,
     workers: int | None = None,
     cache_dir: Path | None = None,
-) -> Iterator[Report]:
+) -> Iterator[KernelReport]:
     """Compile cases and run the assembly checks on their kernels, one report per kernel.
 
     Args:
@@ -98,7 +98,7 @@ def triton_version(path: Path | None) -> str:
     return "unknown"
 
 
-def _reports(case: Case, version: str, answer: dict[str, Any]) -> Iterator[Report]:
+def _reports(case: Case, version: str, answer: dict[str, Any]) -> Iterator[KernelReport]:
     common: dict[str, Any] = {
         "op": case.op,
         "problem": asdict(case.problem),
@@ -109,15 +109,17 @@ def _reports(case: Case, version: str, answer: dict[str, Any]) -> Iterator[Repor
         "triton": version,
     }
     if "error" in answer:
-        yield Report(kernel="", error=answer["error"], **common)
+        yield KernelReport(kernel="", error=answer["error"], **common)
     for kernel in answer.get("kernels", ()):
         resources = Resources(**kernel["resources"])
         broken = [Violation(**one) for one in kernel["violations"]]
         if not case.is_default:
             broken = [one for one in broken if one.check not in _DEFAULT_ONLY]
-        elif refused := prune_reason(resources, case.hardware, spill_limit=1 << 30):
-            broken.append(Violation("default_fits", refused))
-        yield Report(kernel=kernel["kernel"], resources=resources, violations=broken, **common)
+        elif reason := illegal_reason(resources, case.hardware, spill_limit=1 << 30):
+            broken.append(Violation("default_fits", reason))
+        yield KernelReport(
+            kernel=kernel["kernel"], resources=resources, violations=broken, **common
+        )
 
 
 # -- cache --------------------------------------------------------------------------------------
@@ -148,7 +150,7 @@ def _save(file: Path, answer: dict[str, Any]) -> None:
 # -- text ---------------------------------------------------------------------------------------
 
 
-def format_report(report: Report) -> str:
+def format_report(report: KernelReport) -> str:
     """A heading, the kernel's resources, and what is wrong with it."""
     problem = " ".join(f"{name}={value}" for name, value in report.problem.items())
     config = " ".join(f"{name}={value}" for name, value in report.config.items())
@@ -173,7 +175,7 @@ def format_report(report: Report) -> str:
     return "\n".join(lines)
 
 
-def summary(reports: Iterable[Report]) -> str:
+def summary(reports: Iterable[KernelReport]) -> str:
     """One line: kernels, compilers, targets, violations."""
     every = list(reports)
     bad = [report for report in every if not report.is_good]

@@ -43,7 +43,7 @@ def programs_per_unit(hardware: Hardware, registers: int, shared: int, warps: in
     return min(by_shared, waves * _CU_SIMDS // warps, _CU_PROGRAMS)
 
 
-def prune_reason(resources: Resources, hardware: Hardware, spill_limit: int) -> str | None:
+def illegal_reason(resources: Resources, hardware: Hardware, spill_limit: int) -> str | None:
     """Why a kernel is not worth launching, or None."""
     if resources.shared_memory > hardware.shared_memory:
         return (

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from taxfree_check.cross_compile.pool import CompilePool
-from taxfree_check.cross_compile.resources import Resources, prune_reason
+from taxfree_check.cross_compile.resources import Resources, illegal_reason
 from taxfree_kernels import variant as registry
 from taxfree_kernels.errors import PlanError
 from taxfree_kernels.hardware import Hardware
@@ -22,20 +22,20 @@ SPILL_LIMIT = 64  # bytes a thread; a few spills outside of loops cost nothing
 
 
 @dataclass(frozen=True)
-class Verdict:
+class ScreenVerdict:
     """Whether a candidate is worth a GPU's time.
 
     Args:
         variant, config: the candidate.
         kernels: name -> resources of each kernel that one call launches; empty for library paths,
             for the interpreter, and when it is refused without compiling.
-        refused: why it is not, or None.
+        illegal_reason: why it is not, or None.
     """
 
     variant: str
     config: Config
     kernels: dict[str, Resources]
-    refused: str | None = None
+    illegal_reason: str | None = None
 
 
 class Screen:
@@ -56,14 +56,14 @@ class Screen:
 
     def verdicts(
         self, op: str, problem: Problem, candidates: Iterable[tuple[str, Config]]
-    ) -> list[Verdict]:
+    ) -> list[ScreenVerdict]:
         """A verdict for each (variant, config), in their order.
 
         Raises:
             PlanError: there is no such variant.
         """
         found = [
-            Verdict(name, config, {}, self._refuses(op, problem, name, config))
+            ScreenVerdict(name, config, {}, self._illegal_reason(op, problem, name, config))
             for name, config in candidates
         ]
         if self._hardware.backend == "interpreter":
@@ -71,9 +71,11 @@ class Screen:
         answers = self._pool.answers(
             request(op, problem, each.variant, each.config, self._hardware, self._heap_bytes)
             for each in found
-            if each.refused is None
+            if each.illegal_reason is None
         )
-        return [each if each.refused else self._verdict(each, next(answers)) for each in found]
+        return [
+            each if each.illegal_reason else self._verdict(each, next(answers)) for each in found
+        ]
 
     def begin(self, op: str, problem: Problem, candidates: Iterable[tuple[str, Config]]) -> None:
         """Begin to compile candidates, which no variant refuses, for verdicts that come later."""
@@ -83,26 +85,26 @@ class Screen:
                 for name, config in candidates
             )
 
-    def _refuses(self, op: str, problem: Problem, name: str, config: Config) -> str | None:
+    def _illegal_reason(self, op: str, problem: Problem, name: str, config: Config) -> str | None:
         variant = registry.variants(op).get(name)
         if variant is None:
             raise PlanError(f"{op} has no variant {name!r}")
-        refused = variant.unsupported_reason(problem, self._hardware)
-        return refused or variant.prune_reason(problem, self._hardware, config)
+        reason = variant.unsupported_reason(problem, self._hardware)
+        return reason or variant.illegal_reason(problem, self._hardware, config)
 
-    def _verdict(self, candidate: Verdict, answer: dict[str, Any]) -> Verdict:
+    def _verdict(self, candidate: ScreenVerdict, answer: dict[str, Any]) -> ScreenVerdict:
         if "error" in answer:
-            return replace(candidate, refused=f"does not compile: {answer['error']}")
+            return replace(candidate, illegal_reason=f"does not compile: {answer['error']}")
         kernels = {one["kernel"]: Resources(**one["resources"]) for one in answer["kernels"]}
-        refusals = [
-            prune_reason(resources, self._hardware, SPILL_LIMIT) for resources in kernels.values()
+        reasons = [
+            illegal_reason(resources, self._hardware, SPILL_LIMIT) for resources in kernels.values()
         ]
-        refusals += [
+        reasons += [
             f"compiled wrongly: {broken['check']}: {broken['message']}"
             for one in answer["kernels"]
             for broken in one["violations"]
         ]
-        return replace(candidate, kernels=kernels, refused=next(filter(None, refusals), None))
+        return replace(candidate, kernels=kernels, illegal_reason=next(filter(None, reasons), None))
 
     def __enter__(self) -> Screen:
         return self

@@ -126,7 +126,7 @@ class Level:
         self.is_dirty = False
 
 
-class Memory:
+class DeviceMemory:
     """The memory of all GPUs, and the tensors in it.
 
     Args:
@@ -207,7 +207,7 @@ class Gpu:
         chiplets, units: XCDs, and compute units of each, that workgroups are dealt to.
     """
 
-    def __init__(self, memory: Memory, chiplets: int = 2, units: int = 2) -> None:
+    def __init__(self, memory: DeviceMemory, chiplets: int = 2, units: int = 2) -> None:
         self.memory, self._number = memory, len(memory.gpus)
         memory.gpus.append(self)
         current, self.uncached = (np.zeros(_CAPACITY // _GAP, bool) for _ in range(2))

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from itertools import product
 from typing import Any
 
-from taxfree_check.executed.coverage import Coverage, Hits, coverage
+from taxfree_check.executed.coverage import Hits, InstructionCoverage, coverage
 from taxfree_check.executed.errors import UnknownInstruction
 from taxfree_check.executed.program import Program
 from taxfree_check.executed.run import DEVICES, Executed, run
@@ -136,11 +136,11 @@ def reduced(op: str, variant: str, problem: Problem, config: Config, architectur
     every = [replace(tiny, **kept) for tiny in operation_shapes(op).tiny(2)]
     for by, each in product(_ROOM, every):  # splits need steps
         small = _grown(each, _inner(each), by)
-        refused = candidate.unsupported_reason(small, hardware)
-        refused = refused or candidate.prune_reason(small, hardware, config)
-        if not refused:
+        reason = candidate.unsupported_reason(small, hardware)
+        reason = reason or candidate.illegal_reason(small, hardware, config)
+        if not reason:
             return small
-    raise PlanError(f"the config fits no small problem: {refused}")
+    raise PlanError(f"the config fits no small problem: {reason}")
 
 
 def check_config(
@@ -222,7 +222,7 @@ def rows(found: Sequence[Checked]) -> list[tuple[Any, ...]]:
     return result
 
 
-def kernels(found: Sequence[Checked]) -> list[tuple[str, str, Coverage]]:
+def kernels(found: Sequence[Checked]) -> list[tuple[str, str, InstructionCoverage]]:
     """The coverage of each kernel of each variant."""
     by_kernel: dict[tuple[str, str, str], list[Hits]] = {}
     for checked in found:

@@ -36,7 +36,7 @@ class Hits:
 
 
 @dataclass(frozen=True)
-class Coverage:
+class InstructionCoverage:
     """Counts of a kernel's instructions.
 
     Args:
@@ -63,7 +63,7 @@ class Coverage:
         return len(self.never) / max(1, self.instructions - self.giving_up - self.merging)
 
 
-def coverage(every: Iterable[Hits]) -> Coverage:
+def coverage(every: Iterable[Hits]) -> InstructionCoverage:
     """The coverage of one kernel, all that was compiled of it together."""
     by_key: dict[str, Hits] = {}
     for each in every:
@@ -72,7 +72,7 @@ def coverage(every: Iterable[Hits]) -> Coverage:
             each, by_all=known.by_all | each.by_all, by_some=known.by_some | each.by_some
         )
     parts = [_coverage(each) for each in by_key.values()]
-    return Coverage(
+    return InstructionCoverage(
         parts[0].kernel,
         len(parts),
         sum(each.instructions for each in parts),
@@ -83,7 +83,7 @@ def coverage(every: Iterable[Hits]) -> Coverage:
     )
 
 
-def _coverage(hits: Hits) -> Coverage:
+def _coverage(hits: Hits) -> InstructionCoverage:
     listing, instructions = hits.listing, hits.listing.instructions
     gates = hits.by_some - hits.by_all
     missing = [at for at in range(len(instructions)) if at not in hits.by_all]
@@ -91,7 +91,7 @@ def _coverage(hits: Hits) -> Coverage:
     others = [at for at in missing if not gates or at in reached]
     atomics = {instructions[at].source for at in hits.by_all if "atomic" in instructions[at].opcode}
     never = [at for at in others if not _merges(instructions[at], atomics)]
-    return Coverage(
+    return InstructionCoverage(
         listing.name,
         1,
         len(instructions),

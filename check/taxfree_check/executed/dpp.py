@@ -9,7 +9,7 @@ from taxfree_check.executed.encoding import compiled
 from taxfree_check.executed.errors import UnknownInstruction
 
 
-class Control(IntEnum):
+class DppControl(IntEnum):
     """Which lane each one reads; 0 for its own. Rows have 16 lanes."""
 
     quad_perm = 1
@@ -31,32 +31,32 @@ def lane_read(lanes: int, by: int, lane: int) -> int:
     """The lane that one reads, or -1.
 
     Args:
-        lanes: see :class:`Control`.
+        lanes: see :class:`DppControl`.
         by: the control's number; of ``quad_perm``, 4 numbers of 2 bits.
         lane: which reads.
     """
     row, place = lane & ~15, lane & 15
-    if lanes == Control.quad_perm:
+    if lanes == DppControl.quad_perm:
         return lane & ~3 | by >> 2 * (lane & 3) & 3
-    if lanes == Control.row_shl:
+    if lanes == DppControl.row_shl:
         return lane + by if place + by < 16 else -1
-    if lanes == Control.row_shr:
+    if lanes == DppControl.row_shr:
         return lane - by if by <= place else -1
-    if lanes == Control.row_ror:
+    if lanes == DppControl.row_ror:
         return row | place - by & 15
-    if lanes == Control.wave_shl:
+    if lanes == DppControl.wave_shl:
         return lane + 1 if lane < 63 else -1
-    if lanes == Control.wave_shr:
+    if lanes == DppControl.wave_shr:
         return lane - 1
-    if lanes == Control.wave_rol:
+    if lanes == DppControl.wave_rol:
         return lane + 1 & 63
-    if lanes == Control.wave_ror:
+    if lanes == DppControl.wave_ror:
         return lane - 1 & 63
-    if lanes == Control.row_mirror:
+    if lanes == DppControl.row_mirror:
         return row | 15 - place
-    if lanes == Control.row_half_mirror:
+    if lanes == DppControl.row_half_mirror:
         return lane & ~7 | 7 - (lane & 7)
-    if lanes == Control.row_newbcast:
+    if lanes == DppControl.row_newbcast:
         return row | by
     if by == 15:  # the last lane of the row before
         return row - 1
@@ -72,7 +72,7 @@ def fields(given: Instruction) -> dict[str, int]:
     Raises:
         UnknownInstruction: the control is unknown.
     """
-    name = next((name for name in Control.__members__ if name in given.modifiers), None)
+    name = next((name for name in DppControl.__members__ if name in given.modifiers), None)
     if name is None:
         raise UnknownInstruction(f"unknown lanes of {given.text}")
     if name == "quad_perm":
@@ -82,7 +82,7 @@ def fields(given: Instruction) -> dict[str, int]:
     rows, banks = given.number("row_mask", 15), given.number("bank_mask", 15)
     on = sum((rows >> (lane >> 4) & banks >> (lane >> 2 & 3) & 1) << lane for lane in range(64))
     return {
-        "lanes": Control[name],
+        "lanes": DppControl[name],
         "by": by,
         "on": on - (on >> 63 << 64),
         "gives_zero": int(given.number("bound_ctrl") == 1),

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from taxfree_check.executed.caches import Memory
+from taxfree_check.executed.caches import DeviceMemory
 from taxfree_kernels.fabric.base import GrouplessFabric
 from taxfree_kernels.fabric.heap import Pool, SymmetricHeap
 from taxfree_kernels.fabric.layout import aligned
@@ -35,7 +35,7 @@ class ExecutedFabric(GrouplessFabric):
         self,
         rank: int,
         arenas: Sequence[torch.Tensor],
-        memory: Memory,
+        memory: DeviceMemory,
         hardware: Hardware,
         slot_bytes: int,
         patience: int,

@@ -59,7 +59,7 @@ def _meet(a: tuple[int, int], b: tuple[int, int]) -> bool:
     return a[0] < b[1] and b[0] < a[1]
 
 
-class Timing:
+class OperationTiming:
     """How soon operations take effect in one run.
 
     Args:

@@ -23,7 +23,7 @@ OPCODES = frozenset(
 )
 
 
-class Layout(NamedTuple):
+class MatrixLayout(NamedTuple):
     """Where the elements of a product of square tiles are.
 
     Args:
@@ -40,12 +40,12 @@ class Layout(NamedTuple):
     rows: Lanes
 
 
-def layout(size: int, depth: int) -> Layout:
+def layout(size: int, depth: int) -> MatrixLayout:
     """Blocks of 4 rows go round the groups of `size` lanes."""
     groups = 64 // size
     registers = np.arange(size * size // 64)[:, None]
     rows = 4 * groups * (registers // 4) + 4 * (LANES // size) + registers % 4
-    return Layout(size, depth, depth // groups, rows)
+    return MatrixLayout(size, depth, depth // groups, rows)
 
 
 def build(given: Instruction) -> Step:
@@ -79,7 +79,7 @@ def build(given: Instruction) -> Step:
     return step
 
 
-def _tile(wave: Wave, row: int, shape: Layout, is_bfloat16: bool) -> Lanes:
+def _tile(wave: Wave, row: int, shape: MatrixLayout, is_bfloat16: bool) -> Lanes:
     """An input: float32 [size, depth]."""
     words = wave.registers[row : row + shape.per_lane // 2]
     halves = np.ascontiguousarray(words.T).view(np.uint16)  # lane, neighbour

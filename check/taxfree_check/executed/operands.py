@@ -166,7 +166,7 @@ def scalar_source(text: str, words: int = 1) -> Source:
     return Source(Kind.SCALAR if words == 1 else Kind.SCALAR_PAIR, SCALARS + scalar_of(text))
 
 
-class Part(NamedTuple):
+class OperandPart(NamedTuple):
     """A result and its sources, as :data:`taxfree_check.executed.encoding.PART` has them."""
 
     sources: Sequence[Source] = ()
@@ -177,7 +177,7 @@ class Part(NamedTuple):
     bits: int = -1
 
 
-def row(form: Form, operation: int = 0, *parts: Part, **fields: int) -> Row:
+def row(form: Form, operation: int = 0, *parts: OperandPart, **fields: int) -> Row:
     """An instruction as a record."""
     made: Any = np.zeros((), INSTRUCTION)
     made["form"], made["operation"], made["count"], made["on"] = form, operation, len(parts), -1

@@ -22,7 +22,7 @@ from taxfree_check.executed.caches import Gpu, View
 from taxfree_check.executed.decode import Instruction, Listing
 from taxfree_check.executed.encoding import INSTRUCTION, Form, Row
 from taxfree_check.executed.errors import BadAccess, Hang
-from taxfree_check.executed.flight import Timing
+from taxfree_check.executed.flight import OperationTiming
 from taxfree_check.executed.lanes import WORD
 from taxfree_check.executed.lds import Shared
 from taxfree_check.executed.operands import row
@@ -123,7 +123,7 @@ def argument_bytes(listing: Listing, values: Sequence[int], grid: int) -> bytes:
 class Workgroup:
     """The waves of one program, and what they share."""
 
-    def __init__(self, launch: Launch, number: int, view: View) -> None:
+    def __init__(self, launch: KernelRun, number: int, view: View) -> None:
         listing = launch.program.listing
         self.shared = Shared(launch.shared_bytes, launch.timing.poison)
         self.waves = [
@@ -147,8 +147,8 @@ class Workgroup:
                     wave.state = 0
 
 
-class Launch:
-    """A kernel on one GPU: workgroups start in the order of their ids as others end.
+class KernelRun:
+    """A run of a kernel on one GPU: workgroups start in the order of their ids as others end.
 
     Args:
         program: what runs.
@@ -167,7 +167,7 @@ class Launch:
         values: Sequence[int],
         shared_bytes: int,
         gpu: Gpu,
-        timing: Timing,
+        timing: OperationTiming,
         tactics: Tactics,
     ) -> None:
         self.program, self.shared_bytes, self.timing = program, shared_bytes, timing

@@ -19,15 +19,14 @@ import numpy as np
 import torch
 
 from taxfree_check.cross_compile.compile import compile_launch
-from taxfree_check.cross_compile.record import Launch as Recorded
-from taxfree_check.cross_compile.record import flat
-from taxfree_check.executed.caches import Gpu, Memory
+from taxfree_check.cross_compile.record import Launch, flat
+from taxfree_check.executed.caches import DeviceMemory, Gpu
 from taxfree_check.executed.decode import Listing, decode
 from taxfree_check.executed.errors import ExecutionError, Hang, UnknownInstruction
 from taxfree_check.executed.fabric import ExecutedFabric, arena_bytes
-from taxfree_check.executed.flight import Timing
+from taxfree_check.executed.flight import OperationTiming
 from taxfree_check.executed.operands import bits_of_float
-from taxfree_check.executed.program import Launch, Program
+from taxfree_check.executed.program import KernelRun, Program
 from taxfree_check.executed.tactics import Tactics
 from taxfree_kernels import variant as registry
 from taxfree_kernels.errors import HeapExhausted, PeerTimeout
@@ -205,9 +204,9 @@ class _Session:
         self.compiling = 0.0
         rng = self._rng = Random(shown.seed)
         self._tactics = tactics or Tactics.drawn(rng)
-        self._timing = Timing(rng, self._tactics)
+        self._timing = OperationTiming(rng, self._tactics)
         self._mirrors: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
-        self._launches: dict[int, Launch] = {}
+        self._launches: dict[int, KernelRun] = {}
 
     def run(self) -> None:
         """Run all calls of all ranks, and compare.
@@ -254,7 +253,7 @@ class _Session:
         """
         variant = registry.variants(self._shown.op)[self._shown.variant]
         for slot_bytes in (problem.slot_bytes * factor for factor in _ROOM):
-            self._memory = Memory(self._tactics.grain)
+            self._memory = DeviceMemory(self._tactics.grain)
             fabrics = self._fabrics(problem.world_size, slot_bytes)
             try:
                 config = self._shown.config
@@ -318,14 +317,14 @@ class _Session:
             return
         kernel, args = host.asked
         begin = time.perf_counter()
-        compiled = compile_launch(Recorded(kernel, args), self._hardware)
+        compiled = compile_launch(Launch(kernel, args), self._hardware)
         program = self._programs.get(compiled.cache_key)
         if program is None:
             program = self._programs[compiled.cache_key] = Program(decode(compiled.text))
         self.compiling += time.perf_counter() - begin
         address = partial(self._address, home=host.rank)
         values = list(_values(kernel, args, program.listing, address))
-        self._launches[host.rank] = Launch(
+        self._launches[host.rank] = KernelRun(
             program, kernel.grid, values, compiled.resources.shared_memory,
             self._gpus[host.rank], self._timing, self._tactics,
         )  # fmt: skip

@@ -23,7 +23,7 @@ from taxfree_check.executed.arithmetic import (
 from taxfree_check.executed.decode import Instruction
 from taxfree_check.executed.encoding import EXEC, SCALARS, SCC, VCC, Form, Row, compiled, numbered
 from taxfree_check.executed.errors import UnknownInstruction
-from taxfree_check.executed.operands import Part, literal, row, scalar_of, scalar_source
+from taxfree_check.executed.operands import OperandPart, literal, row, scalar_of, scalar_source
 from taxfree_check.executed.wave import AGAIN, AT_BARRIER, END, Step, Wave
 
 _COUNTER = re.compile(r"(vmcnt|lgkmcnt|expcnt)\((\d+)\)")
@@ -248,11 +248,11 @@ def build(given: Instruction, labels: Mapping[str, int]) -> Row | Step:
         sources = [
             scalar_source(text, kind) for text, kind in zip(given.operands[1:], kinds, strict=True)
         ]
-        part = Part(sources, _out(given), is_wide=words == 2)
+        part = OperandPart(sources, _out(given), is_wide=words == 2)
         return row(Form.SCALAR, _number(name), part)
     if name in _SAVE_EXEC:
         sources = [scalar_source(given.operands[1], 2), scalar_source("exec", 2)]
-        part = Part(sources, _out(given), is_wide=True)
+        part = OperandPart(sources, _out(given), is_wide=True)
         return row(Form.SAVE_EXEC, _number(_SAVE_EXEC[name]), part)
     if name in _NOTHING:
         return row(Form.NOTHING)
@@ -278,12 +278,12 @@ def _compare(given: Instruction) -> Row:
     first, second = (scalar_source(each, int(kind[1:]) // 32) for each in given.operands)
     if given.opcode.startswith("s_cmpk") and kind == "i32":
         second = literal(_immediate(given))
-    part = Part([first, second, literal(relations)])
+    part = OperandPart([first, second, literal(relations)])
     return row(Form.SCALAR, _number(f"s_cmp_{kind}"), part)
 
 
 def _bit_test(given: Instruction) -> Row:
-    part = Part([scalar_source(each) for each in given.operands])
+    part = OperandPart([scalar_source(each) for each in given.operands])
     return row(Form.SCALAR, _number(given.opcode), part)
 
 
@@ -297,8 +297,8 @@ def _with_immediate(given: Instruction) -> Row:
     immediate, target = literal(_immediate(given)), scalar_source(given.operands[0])
     name = given.opcode.replace("k_i32", "_i32")
     if name == "s_mov_i32":
-        return row(Form.SCALAR, _number("s_mov_b32"), Part([immediate], _out(given)))
-    return row(Form.SCALAR, _number(name), Part([target, immediate], _out(given)))
+        return row(Form.SCALAR, _number("s_mov_b32"), OperandPart([immediate], _out(given)))
+    return row(Form.SCALAR, _number(name), OperandPart([target, immediate], _out(given)))
 
 
 def left_in_flight(given: Instruction) -> tuple[int, int]:

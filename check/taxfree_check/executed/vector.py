@@ -43,7 +43,7 @@ from taxfree_check.executed.errors import UnknownInstruction
 from taxfree_check.executed.lanes import LANES
 from taxfree_check.executed.operands import (
     WIDE,
-    Part,
+    OperandPart,
     Source,
     literal,
     register,
@@ -377,14 +377,14 @@ def build(given: Instruction) -> Row | Step:
         return _simple(given)
     if name in _COMPARED:
         kind, relations = _COMPARED[name]
-        part = Part([*_sources(given, [kind] * 2), literal(relations)], bits=_pair(given, 0))
+        part = OperandPart([*_sources(given, [kind] * 2), literal(relations)], bits=_pair(given, 0))
         return _row(given, f"v_cmp_{kind}", part)
     if name in _OTHERS:
         return _OTHERS[name](given)
     raise UnknownInstruction(f"unknown instruction {given.text}")
 
 
-def _row(given: Instruction, name: str, *parts: Part) -> Row:
+def _row(given: Instruction, name: str, *parts: OperandPart) -> Row:
     fields = dpp.fields(given) if given.form == "dpp" else {}
     return row(Form.VECTOR, _number(name), *parts, **fields)
 
@@ -436,47 +436,47 @@ def _simple(given: Instruction) -> Row:
         if given.modifiers.get("dst_unused") != "UNUSED_PAD" or out != "u32":
             raise UnknownInstruction(f"unknown form of {given.text}")
         shift, mask = _PARTS[selected]
-    return _row(given, name, Part(sources, _out(given), out in WIDE, mask, shift))
+    return _row(given, name, OperandPart(sources, _out(given), out in WIDE, mask, shift))
 
 
 def _carry(given: Instruction) -> Row:
     sources = [*_sources(given, ["u32"] * 2, 2), literal(0)]
     if len(given.operands) > 4:
         sources.append(scalar_source(given.operands[4], 2))
-    return _row(given, given.opcode, Part(sources, _out(given), bits=_pair(given, 1)))
+    return _row(given, given.opcode, OperandPart(sources, _out(given), bits=_pair(given, 1)))
 
 
 def _select(given: Instruction) -> Row:
     has_signs = any(signs(text)[1] or signs(text)[2] for text in given.operands[1:3])
     no, yes = _sources(given, ["f32" if has_signs else "u32"] * 2)
     condition = scalar_source(given.operands[3], 2)
-    return _row(given, given.opcode, Part([no, yes, literal(0), condition], _out(given)))
+    return _row(given, given.opcode, OperandPart([no, yes, literal(0), condition], _out(given)))
 
 
 def _wide_product(given: Instruction) -> Row:
     sources = _sources(given, ["u32", "u32", "u64"], 2)
-    part = Part(sources, _out(given), is_wide=True, bits=_pair(given, 1))
+    part = OperandPart(sources, _out(given), is_wide=True, bits=_pair(given, 1))
     return _row(given, given.opcode, part)
 
 
 def _division_scale(given: Instruction) -> Row:
-    part = Part(_sources(given, ["f32"] * 3, 2), _out(given), bits=_pair(given, 1))
+    part = OperandPart(_sources(given, ["f32"] * 3, 2), _out(given), bits=_pair(given, 1))
     return _row(given, given.opcode, part)
 
 
 def _division_fma(given: Instruction) -> Row:
     sources = [*_sources(given, ["f32"] * 3), scalar_source("vcc", 2)]
-    return _row(given, given.opcode, Part(sources, _out(given)))
+    return _row(given, given.opcode, OperandPart(sources, _out(given)))
 
 
 def _accumulate(given: Instruction) -> Row:
     sources = [*_sources(given, ["f32"] * 2), source(given.operands[0], "f32")]
-    return _row(given, given.opcode, Part(sources, _out(given)))
+    return _row(given, given.opcode, OperandPart(sources, _out(given)))
 
 
 def _bitwise(given: Instruction) -> Row:
     sources = [*_sources(given, ["u32"] * 3), literal(given.number("bitop3"))]
-    return _row(given, given.opcode, Part(sources, _out(given)))
+    return _row(given, given.opcode, OperandPart(sources, _out(given)))
 
 
 def _packed(given: Instruction) -> Row:
@@ -487,7 +487,7 @@ def _packed(given: Instruction) -> Row:
     out = _out(given)
     if given.opcode == "v_pk_mov_b32":  # of the first source, then of the second
         words = [source(given.operands[1 + at], "u32", which=selected[0][at]) for at in range(2)]
-        parts = [Part([word], out + 64 * at) for at, word in enumerate(words)]
+        parts = [OperandPart([word], out + 64 * at) for at, word in enumerate(words)]
         return _row(given, given.opcode, *parts)
     parts = []
     for at in range(2):
@@ -495,7 +495,7 @@ def _packed(given: Instruction) -> Row:
             source(f"neg({text})" if sign else text, "f32", which=which)
             for text, which, sign in zip(given.operands[1:], selected[at], negated[at], strict=True)
         ]
-        parts.append(Part(halves, out + 64 * at))
+        parts.append(OperandPart(halves, out + 64 * at))
     return _row(given, given.opcode, *parts)
 
 
@@ -512,7 +512,7 @@ def _mixed(given: Instruction) -> Row:
             sources.append(source(text, "f32"))
     if given.opcode != "v_fma_mix_f32":
         sources.append(source(given.operands[0], "u32"))
-    return _row(given, given.opcode, Part(sources, _out(given)))
+    return _row(given, given.opcode, OperandPart(sources, _out(given)))
 
 
 def _lane(given: Instruction) -> Row:
@@ -521,7 +521,7 @@ def _lane(given: Instruction) -> Row:
     out = _out(given) if is_write else _pair(given, 0)
     taken = scalar_source(given.operands[1]) if is_write else source(given.operands[1], "u32")
     lane = scalar_source(given.operands[2]) if len(given.operands) > 2 else literal(0)
-    return row(Form.LANE, _number(given.opcode), Part([taken, lane], out))
+    return row(Form.LANE, _number(given.opcode), OperandPart([taken, lane], out))
 
 
 def _swap_lanes(given: Instruction) -> Step:

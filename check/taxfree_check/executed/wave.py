@@ -9,7 +9,7 @@ import numpy as np
 
 from taxfree_check.executed.caches import View
 from taxfree_check.executed.encoding import EXEC, SCALARS, SCC, STATE_WORDS, VECTORS, Kind
-from taxfree_check.executed.flight import InFlight, Timing
+from taxfree_check.executed.flight import InFlight, OperationTiming
 from taxfree_check.executed.lanes import ALL, LANES, WORD, Lanes, lanes_of
 from taxfree_check.executed.lds import Shared
 from taxfree_check.executed.operands import Source
@@ -28,7 +28,7 @@ class Code(Protocol):
     hits: bytearray
 
 
-class Group(Protocol):
+class WaveGroup(Protocol):
     """What the waves of a workgroup share."""
 
     shared: Shared
@@ -50,7 +50,7 @@ class Wave:
     """
 
     def __init__(
-        self, program: Code, group: Group, view: View, timing: Timing, number: int
+        self, program: Code, group: WaveGroup, view: View, timing: OperationTiming, number: int
     ) -> None:
         self.program, self.group, self.view, self.timing = program, group, view, timing
         self.words = np.full(STATE_WORDS, timing.poison, np.uint32)

@@ -48,19 +48,19 @@ class TaxfreeRowParallelLinear(RowParallelLinear):  # type: ignore[misc]
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._taxfree_name = _name(self.output_size_per_partition, self.input_size_per_partition)
-        self._taxfree_unserved = _unserved(self)
+        self._taxfree_unsupported_reason = _unsupported_reason(self)
         if self.tp_size > 1:
-            why = self._taxfree_unserved
+            why = self._taxfree_unsupported_reason
             report.count(self._taxfree_name, f"library: {why}" if why else "matmul_all_reduce", 0)
-        if self._taxfree_unserved is None:
+        if self._taxfree_unsupported_reason is None:
             self._taxfree_group = get_tp_group().unique_name
             self._cpu_skip_gemm_dispatch = True  # vLLM on a CPU would replace the weight
 
     def forward(self, input_: torch.Tensor) -> Any:
         """The sum over the ranks, and the bias if vLLM adds it later."""
-        if self._taxfree_unserved is not None:
+        if self._taxfree_unsupported_reason is not None:
             if self.tp_size > 1:
-                report.count(self._taxfree_name, f"library: {self._taxfree_unserved}")
+                report.count(self._taxfree_name, f"library: {self._taxfree_unsupported_reason}")
             return super().forward(input_)
         bias = None if self.skip_bias_add else self.bias
         x = input_ if input_.dim() == 2 else input_.flatten(0, -2)
@@ -75,7 +75,7 @@ def _name(n: int, k: int) -> str:
     return f"RowParallelLinear({k}, {n})"
 
 
-def _unserved(layer: Any) -> str | None:
+def _unsupported_reason(layer: Any) -> str | None:
     """The reason why a layer runs vLLM's own forward, or None; collective."""
     if layer.tp_size == 1:
         return "one rank"
@@ -96,7 +96,7 @@ def _unserved(layer: Any) -> str | None:
         return "two batches overlap"
     if config.parallel_config.prefill_context_parallel_size > 1:
         return "prefill context parallelism"
-    return _group().served(layer, config)
+    return _group().layer_unsupported_reason(layer, config)
 
 
 class _Group:
@@ -109,22 +109,22 @@ class _Group:
     def __init__(self, coordinator: GroupCoordinator) -> None:
         self.coordinator = coordinator
         self.runtime: Runtime | None = None
-        self.why_not = ""
+        self.unsupported_reason = ""
         self.sizes: dict[Any, _Size] = {}
         try:
             self.runtime = taxfree.init(coordinator.device_group)
         except FabricUnavailable as error:
-            self.why_not = str(error)
+            self.unsupported_reason = str(error)
             _logger.warning("taxfree serves nothing: %s", error)
             return
         report.include(self.runtime)
         # Workers may end without `atexit`. Peers end at their own time: nobody is waited for.
         Finalize(None, self.runtime.__exit__, (SystemExit, None, None), exitpriority=100)
 
-    def served(self, layer: Any, config: VllmConfig) -> str | None:
+    def layer_unsupported_reason(self, layer: Any, config: VllmConfig) -> str | None:
         """Prepare a layer's sizes; the reason if no number of rows is served; collective."""
         if self.runtime is None:
-            return self.why_not
+            return self.unsupported_reason
         max_rows = config.scheduler_config.max_num_batched_tokens
         bias = layer.bias if not layer.skip_bias_add else None
         if self._prepare(_key(layer.weight, bias, has_norm=False), max_rows).max_rows == 0:

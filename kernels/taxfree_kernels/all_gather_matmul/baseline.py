@@ -19,7 +19,7 @@ from taxfree_kernels.vendor import all_gather, matmul_into
 
 
 @dataclass(frozen=True)
-class Buffers:
+class GatherBuffers:
     """The buffers for A in a call of one size.
 
     Args:
@@ -60,7 +60,7 @@ class BaselinePlan(GatheringPlan):
     def _copies_shard(self, problem: AllGatherMatmul) -> bool:
         return problem.gather_dim == 0 and problem.m % problem.world_size > 0
 
-    def _of_size(self, m: int) -> Buffers:
+    def _of_size(self, m: int) -> GatherBuffers:
         problem = resized(self._problem, m=m)
         shard, gathered, matrix = self._scratch()
         gathered = gathered[: problem.world_size * problem.shard_rows]
@@ -69,7 +69,7 @@ class BaselinePlan(GatheringPlan):
         if not needs_layout:
             matrix = gathered.view(-1, problem.k)
         copied = shard[: problem.shard_rows] if self._copies_shard(problem) else None
-        return Buffers(copied, gathered, matrix[:m], needs_layout)
+        return GatherBuffers(copied, gathered, matrix[:m], needs_layout)
 
     def gathered(self, a: torch.Tensor, m: int) -> torch.Tensor:
         buffers = self._sized[m]
@@ -121,11 +121,11 @@ class BaselinePlan(GatheringPlan):
         )
         return steps
 
-    def _gather_one_element(self, buffers: Buffers, shard: torch.Tensor) -> None:
+    def _gather_one_element(self, buffers: GatherBuffers, shard: torch.Tensor) -> None:
         one_each = buffers.gathered.view(-1)[: self._problem.world_size]
         all_gather(one_each, shard.view(-1)[:1], self._group)
 
-    def _lay_out(self, buffers: Buffers) -> None:
+    def _lay_out(self, buffers: GatherBuffers) -> None:
         """Transpose [source, m, columns] to [m, source, columns]."""
         m, world, width = len(buffers.matrix), self._problem.world_size, self._problem.shard_columns
         by_source = buffers.gathered.view(world, m, width)

@@ -9,7 +9,7 @@ import torch
 from taxfree_kernels.all_gather_matmul import spaces
 from taxfree_kernels.all_gather_matmul.constants import Gather
 from taxfree_kernels.all_gather_matmul.problem import AllGatherMatmul
-from taxfree_kernels.all_gather_matmul.tile import Memory
+from taxfree_kernels.all_gather_matmul.tile import GatherMemory
 from taxfree_kernels.device.peers import Group
 from taxfree_kernels.device.tiles import Tile
 from taxfree_kernels.fabric.base import Fabric
@@ -18,7 +18,7 @@ from taxfree_kernels.launch import Kernel, compile_options, pdl_options
 from taxfree_kernels.variant import Config, Plan, Space, Variant, resized
 
 
-class FusedVariant(Variant):
+class FusedGatherVariant(Variant):
     """A variant that computes tiles with ``gathered_tile``."""
 
     def unsupported_reason(self, problem: AllGatherMatmul, hardware: Hardware) -> str | None:
@@ -30,13 +30,13 @@ class FusedVariant(Variant):
     def seed_configs(self, problem: AllGatherMatmul, hardware: Hardware) -> list[dict[str, Any]]:
         return spaces.seed_configs(problem, hardware, self.space(problem, hardware))
 
-    def prune_reason(
+    def illegal_reason(
         self, problem: AllGatherMatmul, hardware: Hardware, config: Config
     ) -> str | None:
-        return spaces.prune_reason(problem, hardware, config)
+        return spaces.illegal_reason(problem, hardware, config)
 
 
-class FusedPlan(Plan):
+class FusedGatherPlan(Plan):
     """One launch whose last programs compute tiles.
 
     Args:
@@ -59,7 +59,7 @@ class FusedPlan(Plan):
         counters = self._tiles(problem) + config.get("XCD_SIGNALS", 0)
         self._counters = fabric.workspace.counters(counters)
         slots = fabric.pool.slots(problem.gathered_elements, getattr(torch, problem.dtype))
-        self._memory = Memory(*slots, fabric.pool.control, None, None, fabric.heap_bases)
+        self._memory = GatherMemory(*slots, fabric.pool.control, None, None, fabric.heap_bases)
         self._kernel = Kernel(
             function,
             grid=0,

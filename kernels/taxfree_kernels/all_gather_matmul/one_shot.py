@@ -20,7 +20,12 @@ from taxfree_kernels.all_gather_matmul import spaces
 from taxfree_kernels.all_gather_matmul.constants import Gather
 from taxfree_kernels.all_gather_matmul.problem import AllGatherMatmul
 from taxfree_kernels.all_gather_matmul.several import GatheringPlan, SeveralWeights
-from taxfree_kernels.all_gather_matmul.tile import Memory, Shard, push_chunk, running_slot
+from taxfree_kernels.all_gather_matmul.tile import (
+    GatherMemory,
+    InputShard,
+    push_chunk,
+    running_slot,
+)
 from taxfree_kernels.device import sync
 from taxfree_kernels.device.peers import Group, Peers
 from taxfree_kernels.device.tiles import select
@@ -43,7 +48,7 @@ def _gather(
     slot_ptr = running_slot(memory, generation)
     senders = GATHER.CHUNKS * (GROUP.WORLD - 1)
     if program < senders:
-        shard = Shard(a_ptr, own_rows, shard_rows, shard_columns)
+        shard = InputShard(a_ptr, own_rows, shard_rows, shard_columns)
         push_chunk(program, shard, slot_ptr, peers, GROUP, GATHER)
     else:
         chunk = (program - senders) // GROUP.WORLD
@@ -78,7 +83,7 @@ class OneShotPlan(GatheringPlan):
         world, chunks = problem.world_size, config["CHUNKS"]
         self._problem, self._rank = problem, fabric.rank
         slots = fabric.pool.slots(problem.gathered_elements, dtype)
-        self._memory = Memory(*slots, fabric.pool.control, None, None, fabric.heap_bases)
+        self._memory = GatherMemory(*slots, fabric.pool.control, None, None, fabric.heap_bases)
         self._a = fabric.workspace.scratch(((problem.m, problem.k), dtype))
         self._gather = Kernel(
             _gather,

@@ -163,9 +163,9 @@ class Overlap(Variant):
         if problem.gather_dim == 1:
             return "parts of K would be rounded before they are added"
         reason = spaces.unsupported_reason(problem)
-        return reason or self.prune_reason(problem, hardware, {"CHUNKS": 1})
+        return reason or self.illegal_reason(problem, hardware, {"CHUNKS": 1})
 
-    def prune_reason(
+    def illegal_reason(
         self, problem: AllGatherMatmul, hardware: Hardware, config: Config
     ) -> str | None:
         # A wait for the last rows also waits for empty chunks, and so for ranks that signal
@@ -180,7 +180,7 @@ class Overlap(Variant):
 
     def seed_configs(self, problem: AllGatherMatmul, hardware: Hardware) -> list[dict[str, Any]]:
         configs = first_copies(problem, self.space(problem, hardware), rows_at_once=1024)
-        return [each for each in configs if not self.prune_reason(problem, hardware, each)]
+        return [each for each in configs if not self.illegal_reason(problem, hardware, each)]
 
     def plan(self, problem: AllGatherMatmul, fabric: Fabric, config: Config) -> Plan:
         return OverlapPlan(problem, fabric, config)

@@ -15,11 +15,11 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from taxfree_kernels.all_gather_matmul.fused import FusedPlan, FusedVariant
+from taxfree_kernels.all_gather_matmul.fused import FusedGatherPlan, FusedGatherVariant
 from taxfree_kernels.all_gather_matmul.problem import AllGatherMatmul
 from taxfree_kernels.all_gather_matmul.tile import (
+    InputShard,
     Output,
-    Shard,
     Weight,
     gathered_tile,
     running_slot,
@@ -52,7 +52,7 @@ def _pull(
         others = (peer < GROUP.WORLD) & (peer != rank)
         sync.signal(peers, program, tl.where(others, peer, rank), GROUP, mask=others)
     else:
-        shard = Shard(a_ptr, own_rows, shard_rows, shard_columns)
+        shard = InputShard(a_ptr, own_rows, shard_rows, shard_columns)
         weight, output = Weight(w_ptr, stride_w[0], stride_w[1]), Output(bias_ptr, out_ptr)
         gathered_tile(
             program - GATHER.SENDERS, shard, weight, output, memory, slot_ptr, peers, m, n, k,
@@ -61,7 +61,7 @@ def _pull(
     sync.leave(memory.control_ptr)
 
 
-class Pull(FusedVariant):
+class Pull(FusedGatherVariant):
     """Tiles load peers' rows from their outboxes."""
 
     name = "pull"
@@ -76,7 +76,7 @@ class Pull(FusedVariant):
         return {**space, "SOURCES_PER_WAIT": (1,)}  # each source has its own base address
 
     def plan(self, problem: AllGatherMatmul, fabric: Fabric, config: Config) -> Plan:
-        return FusedPlan(problem, fabric, config, _pull, config["CHUNKS"])
+        return FusedGatherPlan(problem, fabric, config, _pull, config["CHUNKS"])
 
 
 VARIANT = Pull()

@@ -20,11 +20,11 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from taxfree_kernels.all_gather_matmul.fused import FusedPlan, FusedVariant
+from taxfree_kernels.all_gather_matmul.fused import FusedGatherPlan, FusedGatherVariant
 from taxfree_kernels.all_gather_matmul.problem import AllGatherMatmul
 from taxfree_kernels.all_gather_matmul.tile import (
+    InputShard,
     Output,
-    Shard,
     Weight,
     gathered_tile,
     push_chunk,
@@ -35,7 +35,7 @@ from taxfree_kernels.device.pdl import gdc_wait
 from taxfree_kernels.device.peers import Peers
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.hardware import Hardware
-from taxfree_kernels.spaces import xcd_signals_prune_reason, xcd_signals_space
+from taxfree_kernels.spaces import xcd_signals_illegal_reason, xcd_signals_space
 from taxfree_kernels.variant import Config, Plan, Signals, Space
 
 
@@ -48,7 +48,7 @@ def _push(
     program = tl.program_id(0)
     generation = sync.running_generation(memory.control_ptr)
     peers = Peers(memory.control_ptr, memory.heap_bases, rank, generation)
-    shard = Shard(a_ptr, own_rows, shard_rows, shard_columns)
+    shard = InputShard(a_ptr, own_rows, shard_rows, shard_columns)
     slot_ptr = running_slot(memory, generation)
     if program < GATHER.SENDERS:
         counters_ptr = memory.counters_ptr
@@ -64,7 +64,7 @@ def _push(
     sync.leave(memory.control_ptr)
 
 
-class Push(FusedVariant):
+class Push(FusedGatherVariant):
     """Senders and tiles in one kernel."""
 
     name = "push"
@@ -72,12 +72,12 @@ class Push(FusedVariant):
     def space(self, problem: AllGatherMatmul, hardware: Hardware) -> Space:
         return {**super().space(problem, hardware), **xcd_signals_space(hardware)}
 
-    def prune_reason(
+    def illegal_reason(
         self, problem: AllGatherMatmul, hardware: Hardware, config: Config
     ) -> str | None:
         senders = config["CHUNKS"] * (problem.world_size - 1)
-        reason = xcd_signals_prune_reason(hardware, config, senders)
-        return reason or super().prune_reason(problem, hardware, config)
+        reason = xcd_signals_illegal_reason(hardware, config, senders)
+        return reason or super().illegal_reason(problem, hardware, config)
 
     def signals(self, problem: AllGatherMatmul, config: Config) -> Signals:
         senders = config["CHUNKS"] * (problem.world_size - 1)
@@ -85,7 +85,7 @@ class Push(FusedVariant):
 
     def plan(self, problem: AllGatherMatmul, fabric: Fabric, config: Config) -> Plan:
         senders = config["CHUNKS"] * (problem.world_size - 1)
-        return FusedPlan(problem, fabric, config, _push, senders)
+        return FusedGatherPlan(problem, fabric, config, _push, senders)
 
 
 VARIANT = Push()

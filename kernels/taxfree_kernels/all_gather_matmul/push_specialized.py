@@ -39,7 +39,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from taxfree_kernels.all_gather_matmul import spaces
 from taxfree_kernels.all_gather_matmul.problem import AllGatherMatmul
 from taxfree_kernels.all_gather_matmul.push_tma import PushTma, PushTmaPlan
-from taxfree_kernels.all_gather_matmul.tile import Shard, place_of, running_slot
+from taxfree_kernels.all_gather_matmul.tile import InputShard, place_of, running_slot
 from taxfree_kernels.descriptors import (
     RowDescriptors,
     folded,
@@ -61,7 +61,7 @@ ROWS = 64
 _ROWS = gl.constexpr(ROWS)  # of a warpgroup's accumulators: those of a matrix instruction
 
 
-class Work(NamedTuple):
+class GatherWork(NamedTuple):
     """The constants of the kernel: ``WORK: tl.constexpr``.
 
     Args:
@@ -83,7 +83,7 @@ class Work(NamedTuple):
     LOADER_REGISTERS: int = 88
 
 
-class Place(NamedTuple):
+class GatherTile(NamedTuple):
     """The work of a program: see ``tile.place_of``."""
 
     tile: Any
@@ -365,14 +365,14 @@ def _push_specialized(
     WORK: gl.constexpr,
 ):  # fmt: skip
     program = gl.program_id(0)
-    shard = Shard(a_ptr, own_rows, shard_rows, shard_columns)
+    shard = InputShard(a_ptr, own_rows, shard_rows, shard_columns)
     if program < GATHER.SENDERS:
         _send(program, shard, memory, rank, GROUP, GATHER)
     else:
         tile, split, row, col, step_begin, step_end = place_of(
             program - GATHER.SENDERS, rank, m, n, shard, GATHER.GATHER_DIM, TILE
         )
-        place = Place(tile, split, row, col, step_begin, step_end)
+        place = GatherTile(tile, split, row, col, step_begin, step_end)
         failed = gl.allocate_shared_memory(gl.int32, [1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
         failed.store(gl.full([1], 0, gl.int32, gl.BlockedLayout([1], [32], [4], [0])))
         boxes = make_boxes(a_desc, w_desc, TILE.SWAP_AB, WORK.WARPGROUPS, WORK.STAGES, LOADERS=2)
@@ -422,7 +422,7 @@ class PushSpecializedPlan(PushTmaPlan):
             self._waiting = PushSpecializedPlan(
                 problem, fabric, {**config, "PREFETCH_WEIGHT": False}
             )
-        work = Work(warpgroups, config["num_stages"], config["LAUNCH_NEXT"], prefetch, fold)
+        work = GatherWork(warpgroups, config["num_stages"], config["LAUNCH_NEXT"], prefetch, fold)
         self._kernel = Kernel(
             _push_specialized,
             grid=0,
@@ -481,10 +481,10 @@ class PushSpecialized(PushTma):
     def seed_configs(self, problem: AllGatherMatmul, hardware: Hardware) -> list[dict[str, Any]]:
         return spaces.first_specialized_configs(problem, hardware, self.space(problem, hardware))
 
-    def prune_reason(
+    def illegal_reason(
         self, problem: AllGatherMatmul, hardware: Hardware, config: Config
     ) -> str | None:
-        return spaces.specialized_prune_reason(problem, hardware, config)
+        return spaces.specialized_illegal_reason(problem, hardware, config)
 
     def plan(self, problem: AllGatherMatmul, fabric: Fabric, config: Config) -> Plan:
         config = {**config, "K_PARTS": 1, "SEND_STAGES": 1}

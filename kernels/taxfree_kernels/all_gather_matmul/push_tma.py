@@ -28,11 +28,11 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from taxfree_kernels.all_gather_matmul import spaces
 from taxfree_kernels.all_gather_matmul.constants import Gather, sends_to_self, steps_of_part
-from taxfree_kernels.all_gather_matmul.fused import FusedPlan, FusedVariant
+from taxfree_kernels.all_gather_matmul.fused import FusedGatherPlan, FusedGatherVariant
 from taxfree_kernels.all_gather_matmul.problem import AllGatherMatmul
 from taxfree_kernels.all_gather_matmul.tile import (
+    InputShard,
     Output,
-    Shard,
     finish_tile,
     nothing_yet,
     place_of,
@@ -64,7 +64,7 @@ def _push_tma(
     program = tl.program_id(0)
     generation = sync.running_generation(memory.control_ptr)
     peers = Peers(memory.control_ptr, memory.heap_bases, rank, generation)
-    shard = Shard(a_ptr, own_rows, shard_rows, shard_columns)
+    shard = InputShard(a_ptr, own_rows, shard_rows, shard_columns)
     if program < GATHER.SENDERS:
         slot_ptr = running_slot(memory, generation)
         messages: tl.constexpr = GATHER.K_PARTS * GATHER.CHUNKS * (GROUP.WORLD - 1 + GATHER.TO_SELF)
@@ -134,7 +134,7 @@ def _share_of_part(begin, end, split, SPLIT_K: tl.constexpr):
     return begin + steps * split // SPLIT_K, begin + steps * (split + 1) // SPLIT_K
 
 
-class PushTmaPlan(FusedPlan):
+class PushTmaPlan(FusedGatherPlan):
     """One launch: senders, then tiles."""
 
     def __init__(self, problem: AllGatherMatmul, fabric: Fabric, config: Config) -> None:
@@ -186,7 +186,7 @@ class PushTmaPlan(FusedPlan):
         return a_desc, self._w_descriptors(weight), inbox, Output(*output)
 
 
-class PushTma(FusedVariant):
+class PushTma(FusedGatherVariant):
     """Senders and TMA tiles in one kernel."""
 
     name = "push_tma"
@@ -205,10 +205,10 @@ class PushTma(FusedVariant):
     def seed_configs(self, problem: AllGatherMatmul, hardware: Hardware) -> list[dict[str, Any]]:
         return spaces.first_tma_configs(problem, hardware, self.space(problem, hardware))
 
-    def prune_reason(
+    def illegal_reason(
         self, problem: AllGatherMatmul, hardware: Hardware, config: Config
     ) -> str | None:
-        return spaces.tma_prune_reason(problem, hardware, config)
+        return spaces.tma_illegal_reason(problem, hardware, config)
 
     def plan(self, problem: AllGatherMatmul, fabric: Fabric, config: Config) -> Plan:
         return PushTmaPlan(problem, fabric, config)

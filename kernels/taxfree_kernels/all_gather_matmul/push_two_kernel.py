@@ -12,10 +12,10 @@ import triton
 import triton.language as tl
 
 from taxfree_kernels.all_gather_matmul.constants import Gather
-from taxfree_kernels.all_gather_matmul.fused import FusedPlan, FusedVariant
+from taxfree_kernels.all_gather_matmul.fused import FusedGatherPlan, FusedGatherVariant
 from taxfree_kernels.all_gather_matmul.problem import AllGatherMatmul
 from taxfree_kernels.all_gather_matmul.push import _push
-from taxfree_kernels.all_gather_matmul.tile import Shard, push_chunk, running_slot
+from taxfree_kernels.all_gather_matmul.tile import InputShard, push_chunk, running_slot
 from taxfree_kernels.device import sync
 from taxfree_kernels.device.peers import Group, Peers
 from taxfree_kernels.fabric.base import Fabric
@@ -30,12 +30,12 @@ def _send(
 ):  # fmt: skip
     generation = sync.running_generation(memory.control_ptr)
     peers = Peers(memory.control_ptr, memory.heap_bases, rank, generation)
-    shard = Shard(a_ptr, own_rows, shard_rows, shard_columns)
+    shard = InputShard(a_ptr, own_rows, shard_rows, shard_columns)
     slot_ptr = running_slot(memory, generation)
     push_chunk(tl.program_id(0), shard, slot_ptr, peers, GROUP, GATHER)
 
 
-class PushTwoKernelPlan(FusedPlan):
+class PushTwoKernelPlan(FusedGatherPlan):
     """The send kernel, then the tiles of ``push`` without senders."""
 
     launches = 2
@@ -68,7 +68,7 @@ class PushTwoKernelPlan(FusedPlan):
         return super().run(a, weight, bias, out)
 
 
-class PushTwoKernel(FusedVariant):
+class PushTwoKernel(FusedGatherVariant):
     """Two kernels on one stream."""
 
     name = "push_two_kernel"

@@ -15,7 +15,7 @@ from taxfree_kernels.registered import RegisteredVariant, registered_memory
 from taxfree_kernels.variant import Config, Plan
 
 
-class RegisteredPlan(BaselinePlan):
+class RegisteredGatherPlan(BaselinePlan):
     """The baseline's pipeline between registered buffers."""
 
     def _memory(self, fabric: Fabric) -> Workspace:
@@ -33,7 +33,7 @@ class Registered(RegisteredVariant, SeveralWeights):
     """All-gather between registered buffers, vendor matmul."""
 
     def plan(self, problem: AllGatherMatmul, fabric: Fabric, config: Config) -> Plan:
-        return RegisteredPlan(problem, fabric)
+        return RegisteredGatherPlan(problem, fabric)
 
 
 VARIANT = Registered()

@@ -9,7 +9,7 @@ from taxfree_kernels.all_gather_matmul.problem import AllGatherMatmul
 from taxfree_kernels.fabric.heap import Pool
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.problem import ITEM_BYTES
-from taxfree_kernels.spaces import allowed, matmul_space, power_of_2, tile_prune_reason, up_to
+from taxfree_kernels.spaces import allowed, matmul_space, power_of_2, tile_illegal_reason, up_to
 from taxfree_kernels.variant import Config, Space
 
 
@@ -73,7 +73,7 @@ def seed_configs(
         guesses = _first_on_cdna(rows)
     else:
         guesses = _first_on_hopper(rows, sending_chunks(problem))
-    return allowed(problem, hardware, space, guesses, prune_reason)
+    return allowed(problem, hardware, space, guesses, illegal_reason)
 
 
 def _first_interpreted(rows: int) -> dict[str, Any]:
@@ -147,7 +147,9 @@ def first_tma_configs(
             for count in (24, 20, 12)
         ]
     waits = {"SOURCES_PER_WAIT": problem.world_size, "K_PARTS": 1, "SEND_STAGES": 1}
-    return allowed(problem, hardware, space, [waits | guess for guess in guesses], tma_prune_reason)
+    return allowed(
+        problem, hardware, space, [waits | guess for guess in guesses], tma_illegal_reason
+    )
 
 
 #: meta-parameters of ``push_tma`` that have no meaning where warps have roles
@@ -210,7 +212,7 @@ def first_specialized_configs(
     else:
         guess = (_SQUARE if rows == 512 else _WIDE) | {"SPLIT_K": 1, "GROUP_M": 4}
     configs = [sent | guess, sent | guess | {"PREFETCH_WEIGHT": True}]
-    return allowed(problem, hardware, space, configs, specialized_prune_reason)
+    return allowed(problem, hardware, space, configs, specialized_illegal_reason)
 
 
 _SQUARE = {"BLOCK_M": 128, "BLOCK_N": 128, "BLOCK_K": 64, "GROUP_M": 8, "num_warps": 4,
@@ -262,16 +264,16 @@ def _first_on_cdna(rows: int) -> list[dict[str, Any]]:
     ]
 
 
-def prune_reason(problem: AllGatherMatmul, hardware: Hardware, config: Config) -> str | None:
+def illegal_reason(problem: AllGatherMatmul, hardware: Hardware, config: Config) -> str | None:
     """The reason not to compile a config, or None."""
     is_wide = hardware.backend == "cuda" and config["BLOCK_M"] * config["BLOCK_N"] > 128 * 128
     if is_wide and 1 < config["SOURCES_PER_WAIT"] < problem.world_size:
         # The loop after a wait may have no steps, for all ptxas knows: it serialises wgmma.
         return "matrix instructions would run one by one"
-    return tile_prune_reason(hardware, config, problem.shard_columns, problem.m * problem.n, 128)
+    return tile_illegal_reason(hardware, config, problem.shard_columns, problem.m * problem.n, 128)
 
 
-def specialized_prune_reason(
+def specialized_illegal_reason(
     problem: AllGatherMatmul, hardware: Hardware, config: Config
 ) -> str | None:
     """The reason not to compile a config of tiles whose warps have roles, or None."""
@@ -286,11 +288,11 @@ def specialized_prune_reason(
     whole = {"SOURCES_PER_WAIT": 1, "K_PARTS": 1, **config}
     if longer == 128:
         whole["num_warps"] = 2 * config.get("num_warps", 4)
-    return tma_prune_reason(problem, hardware, whole)
+    return tma_illegal_reason(problem, hardware, whole)
 
 
-def tma_prune_reason(problem: AllGatherMatmul, hardware: Hardware, config: Config) -> str | None:
-    """Like :func:`prune_reason`, but wide tiles may wait for a few sources at a time.
+def tma_illegal_reason(problem: AllGatherMatmul, hardware: Hardware, config: Config) -> str | None:
+    """Like :func:`illegal_reason`, but wide tiles may wait for a few sources at a time.
 
     This kernel asserts that the loop after a wait has steps.
     """
@@ -300,4 +302,4 @@ def tma_prune_reason(problem: AllGatherMatmul, hardware: Hardware, config: Confi
         return f"K_PARTS {parts} leaves a split of a part without a step of k"
     if parts * config["CHUNKS"] > Pool.CHANNELS:
         return f"{parts * config['CHUNKS']} channels, of which there are {Pool.CHANNELS}"
-    return tile_prune_reason(hardware, config, problem.shard_columns, problem.m * problem.n, 128)
+    return tile_illegal_reason(hardware, config, problem.shard_columns, problem.m * problem.n, 128)

@@ -29,7 +29,7 @@ class Output(NamedTuple):
     ptr: Any
 
 
-class Memory(NamedTuple):
+class GatherMemory(NamedTuple):
     """The memory of a plan.
 
     Args:
@@ -49,7 +49,7 @@ class Memory(NamedTuple):
     heap_bases: Any
 
 
-class Shard(NamedTuple):
+class InputShard(NamedTuple):
     """This rank's part of A; a kernel makes it from its arguments.
 
     Args:

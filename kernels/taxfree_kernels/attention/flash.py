@@ -75,8 +75,8 @@ class Flash(Variant):
     def seed_configs(self, problem: Attention, hardware: Hardware) -> list[dict[str, Any]]:
         return spaces.seed_configs(problem, hardware)
 
-    def prune_reason(self, problem: Attention, hardware: Hardware, config: Config) -> str | None:
-        return spaces.prune_reason(problem, hardware, config)
+    def illegal_reason(self, problem: Attention, hardware: Hardware, config: Config) -> str | None:
+        return spaces.illegal_reason(problem, hardware, config)
 
     def plan(self, problem: Attention, fabric: Fabric, config: Config) -> Plan:
         return FlashPlan(problem, fabric, config)

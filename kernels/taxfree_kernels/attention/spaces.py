@@ -52,7 +52,7 @@ def seed_configs(problem: Attention, hardware: Hardware) -> list[dict[str, Any]]
     common = {"MAPPING": mapping, "XCDS": hardware.num_xcds, "waves_per_eu": 0}
     guesses = [within(values, each | common) for each in _tiles(problem, hardware, wide)]
     found = distinct(guesses)
-    return [each for each in found if prune_reason(problem, hardware, each) is None]
+    return [each for each in found if illegal_reason(problem, hardware, each) is None]
 
 
 def _tiles(problem: Attention, hardware: Hardware, head_dim: int) -> list[dict[str, Any]]:
@@ -75,7 +75,7 @@ def _tiles(problem: Attention, hardware: Hardware, head_dim: int) -> list[dict[s
     return [tile(128, 64, 4, 3, TMA=True), small, large]
 
 
-def prune_reason(problem: Attention, hardware: Hardware, config: Config) -> str | None:
+def illegal_reason(problem: Attention, hardware: Hardware, config: Config) -> str | None:
     """Why a config cannot run, or is not worth compiling, or None."""
     if hardware.backend == "interpreter":
         return None
@@ -123,7 +123,9 @@ def specialized_seed_configs(problem: Attention, hardware: Hardware) -> list[dic
     return [{"MAPPING": "naive_head_first"} | dict(zip(names, each, strict=True)) for each in tiles]
 
 
-def specialized_prune_reason(problem: Attention, hardware: Hardware, config: Config) -> str | None:
+def specialized_illegal_reason(
+    problem: Attention, hardware: Hardware, config: Config
+) -> str | None:
     """Why a config cannot run, or is not worth compiling, or None."""
     head_dim, block_n = power_of_2(problem.head_dim, 16), config["BLOCK_N"]
     rows = config["CONSUMERS"] * ROWS + 2 * config["num_stages"] * block_n

@@ -47,7 +47,7 @@ _ROWS = gl.constexpr(64)  # queries of a warpgroup: those of a matrix instructio
 _PRODUCER_REGISTERS = gl.constexpr(24)
 
 
-class Work(NamedTuple):
+class AttentionWork(NamedTuple):
     """The constants of the kernel: ``WORK: tl.constexpr``.
 
     Args:
@@ -83,7 +83,7 @@ class Shared(NamedTuple):
     v_empty: Any
 
 
-class Place(NamedTuple):
+class AttentionTile(NamedTuple):
     """The tile of a program: `steps` blocks of keys, the first `full` of which need no mask."""
 
     sequence: Any
@@ -209,7 +209,7 @@ def _consume(
     OUT: gl.constexpr = _accumulators(BLOCK_D)
     sequence, head, row, length, full, steps = place
     row += consumer * _ROWS
-    place = Place(sequence, head, row, length, full, steps)
+    place = AttentionTile(sequence, head, row, length, full, steps)
     q = shared.q.index(consumer).reshape([_ROWS, BLOCK_D])
     top = gl.full([_ROWS], float("-inf"), gl.float32, gl.SliceLayout(1, LOGITS))
     total = gl.full([_ROWS], 0.0, gl.float32, gl.SliceLayout(1, LOGITS))
@@ -261,7 +261,7 @@ def _attend(
         block = blocks - 1 - block  # those with most keys begin first
         end = gl.minimum((block + 1) * BLOCK_M, length)
         seen_by_all = gl.minimum(block * BLOCK_M + 1, length)
-    place = Place(
+    place = AttentionTile(
         sequence, head, block * BLOCK_M, length, seen_by_all // BLOCK_N, gl.cdiv(end, BLOCK_N)
     )
     dtype: gl.constexpr = q_desc.dtype
@@ -311,7 +311,7 @@ class WarpSpecializedPlan(AttentionPlan):
 
     def __init__(self, problem: Attention, fabric: Fabric, config: Config) -> None:
         block_n, consumers = config["BLOCK_N"], config["CONSUMERS"]
-        work = Work(
+        work = AttentionWork(
             problem.q_heads,
             problem.kv_heads,
             problem.head_dim,
@@ -363,8 +363,8 @@ class WarpSpecialized(Variant):
     def seed_configs(self, problem: Attention, hardware: Hardware) -> list[dict[str, Any]]:
         return spaces.specialized_seed_configs(problem, hardware)
 
-    def prune_reason(self, problem: Attention, hardware: Hardware, config: Config) -> str | None:
-        return spaces.specialized_prune_reason(problem, hardware, config)
+    def illegal_reason(self, problem: Attention, hardware: Hardware, config: Config) -> str | None:
+        return spaces.specialized_illegal_reason(problem, hardware, config)
 
     def plan(self, problem: Attention, fabric: Fabric, config: Config) -> Plan:
         return WarpSpecializedPlan(problem, fabric, config)

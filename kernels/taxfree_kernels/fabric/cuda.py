@@ -10,7 +10,7 @@ from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.interpreter import is_interpreting
 
 
-def unavailable() -> str | None:
+def unsupported_reason() -> str | None:
     """Why this fabric cannot serve in this process, or None."""
     if torch.version.cuda is None:
         return f"this torch ({torch.__version__}) is built without CUDA"

@@ -20,7 +20,7 @@ from taxfree_kernels.hardware import KNOWN
 from taxfree_kernels.interpreter import correct_bfloat16, hasten, is_interpreting
 
 
-def unavailable() -> str | None:
+def unsupported_reason() -> str | None:
     """Why this fabric cannot serve in this process, or None."""
     if not hasattr(os, "memfd_create"):
         return "anonymous shared memory (memfd) needs Linux"

@@ -19,15 +19,15 @@ if TYPE_CHECKING:
     from taxfree_kernels.fabric.base import Fabric
 
 _PROVIDERS = {
-    "cuda": (cuda.CudaFabric, cuda.unavailable),
-    "rocm": (rocm.RocmFabric, rocm.unavailable),
-    "host": (host.HostFabric, host.unavailable),
+    "cuda": (cuda.CudaFabric, cuda.unsupported_reason),
+    "rocm": (rocm.RocmFabric, rocm.unsupported_reason),
+    "host": (host.HostFabric, host.unsupported_reason),
 }
 
 
 def probe() -> dict[str, str | None]:
     """Fabric name -> why it cannot serve in this process, or None."""
-    return {name: unavailable() for name, (_, unavailable) in _PROVIDERS.items()}
+    return {name: unsupported_reason() for name, (_, unsupported_reason) in _PROVIDERS.items()}
 
 
 def choose(name: str = "auto") -> str:

@@ -33,7 +33,7 @@ _OLDEST_TRITON = (3, 8)
 _IRIS_SLACK = 2 << 20  # bytes, for the alignment of Iris' allocators
 
 
-def unavailable() -> str | None:
+def unsupported_reason() -> str | None:
     """Why this fabric cannot serve in this process, or None."""
     if torch.version.hip is None:
         return f"this torch ({torch.__version__}) is built without ROCm"
@@ -108,13 +108,13 @@ class RocmFabric(GpuFabric):
     def _agree_on_iris(self) -> tuple[ModuleType | None, str]:
         """Iris if it can serve every rank, else a rank's reason; its calls are collective."""
         iris, reason = find_iris()
-        reason = reason or self._misfit()
+        reason = reason or self._rank_unsupported_reason()
         reasons: list[str] = [""] * self.world_size
         dist.all_gather_object(reasons, reason, self.group)
         first = next(filter(None, reasons), "")
         return (None, first) if first else (iris, "")
 
-    def _misfit(self) -> str:
+    def _rank_unsupported_reason(self) -> str:
         """Why Iris cannot serve this rank, or ""."""
         if self.world_size < dist.get_world_size():
             return "it serves the default process group only, and this group is a part of it"

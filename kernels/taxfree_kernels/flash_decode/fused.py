@@ -40,7 +40,7 @@ from taxfree_kernels.flash_decode.plans import (
 from taxfree_kernels.flash_decode.problem import FlashDecode
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.launch import Kernel
-from taxfree_kernels.spaces import xcd_signals_prune_reason, xcd_signals_space
+from taxfree_kernels.spaces import xcd_signals_illegal_reason, xcd_signals_space
 from taxfree_kernels.variant import Config, Plan, Signals, Space
 
 
@@ -76,7 +76,7 @@ def _push_and_combine(
     sync.leave(control_ptr)
 
 
-class FusedPlan(DecodePlan):
+class FusedDecodePlan(DecodePlan):
     """The splits, then merge, push and combine."""
 
     launches = 2
@@ -125,16 +125,18 @@ class Fused(ExchangingVariant):
             **xcd_signals_space(hardware),
         }
 
-    def prune_reason(self, problem: FlashDecode, hardware: Hardware, config: Config) -> str | None:
-        reason = xcd_signals_prune_reason(hardware, config, _pushers(problem, config))
-        return reason or super().prune_reason(problem, hardware, config)
+    def illegal_reason(
+        self, problem: FlashDecode, hardware: Hardware, config: Config
+    ) -> str | None:
+        reason = xcd_signals_illegal_reason(hardware, config, _pushers(problem, config))
+        return reason or super().illegal_reason(problem, hardware, config)
 
     def signals(self, problem: FlashDecode, config: Config) -> Signals | None:
         pushers = _pushers(problem, config)
         return Signals(pushers, min(pushers, config.get("XCD_SIGNALS") or pushers))
 
     def plan(self, problem: FlashDecode, fabric: Fabric, config: Config) -> Plan:
-        return FusedPlan(problem, fabric, config)
+        return FusedDecodePlan(problem, fabric, config)
 
 
 VARIANT = Fused()

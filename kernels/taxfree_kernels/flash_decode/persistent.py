@@ -26,8 +26,8 @@ from taxfree_kernels.flash_decode import spaces
 from taxfree_kernels.flash_decode.attend import Inputs, attend
 from taxfree_kernels.flash_decode.exchange import combine, merge_and_push, running_slot
 from taxfree_kernels.flash_decode.plans import (
-    Attention,
     ExchangingVariant,
+    LocalAttention,
     PartsExchange,
     Size,
     size_of,
@@ -107,7 +107,7 @@ class PersistentPlan(Plan):
 
     def __init__(self, problem: FlashDecode, fabric: Fabric, config: Config) -> None:
         self._problem = problem
-        self._attention = Attention(problem, fabric, config)
+        self._attention = LocalAttention(problem, fabric, config)
         head_blocks = -(-problem.group_size // config["BLOCK_H"])
         kv_heads = _kv_heads_per_chunk(problem, config)
         self._exchange = PartsExchange(problem, fabric, config, kv_heads * problem.group_size)

@@ -72,7 +72,7 @@ def _merge_ranks(
     store_output(out_ptr, out, row, row_mask, V_DIM)
 
 
-class Attention:
+class LocalAttention:
     """One rank's attention to its own keys, as a separate kernel or within another.
 
     Args:
@@ -201,7 +201,7 @@ class SplitsMerge:
         self,
         problem: FlashDecode,
         fabric: Fabric,
-        attention: Attention,
+        attention: LocalAttention,
         rows: int,
         finishes: Config | None = None,
     ) -> None:
@@ -280,7 +280,7 @@ class DecodePlan(Plan):
     """A plan whose calls begin with a kernel for the splits.
 
     Args:
-        others: see :class:`Attention`.
+        others: see :class:`LocalAttention`.
 
     Attributes:
         attention: the kernel of the splits.
@@ -290,7 +290,7 @@ class DecodePlan(Plan):
         self, problem: FlashDecode, fabric: Fabric, config: Config, others: tuple[int, ...] = ()
     ) -> None:
         self._problem = problem
-        self.attention = Attention(problem, fabric, config, others)
+        self.attention = LocalAttention(problem, fabric, config, others)
         self._sized = fabric.workspace.by_size(self._of_size)
 
     def _of_size(self, size: Size) -> tuple[Kernel, ...]:
@@ -404,8 +404,10 @@ class DecodeVariant(Variant):
     def seed_configs(self, problem: FlashDecode, hardware: Hardware) -> list[dict[str, Any]]:
         return spaces.seed_configs(problem, hardware, self.space(problem, hardware))
 
-    def prune_reason(self, problem: FlashDecode, hardware: Hardware, config: Config) -> str | None:
-        return spaces.prune_reason(problem, hardware, config)
+    def illegal_reason(
+        self, problem: FlashDecode, hardware: Hardware, config: Config
+    ) -> str | None:
+        return spaces.illegal_reason(problem, hardware, config)
 
 
 class ExchangingVariant(DecodeVariant):

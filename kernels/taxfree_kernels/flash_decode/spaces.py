@@ -109,11 +109,11 @@ def chained_space(problem: FlashDecode, hardware: Hardware) -> Space:
 
 def by_warp_space(problem: FlashDecode, hardware: Hardware) -> Space:
     """BY_WARP: each warp has keys of its own."""
-    can = hardware.backend == "cuda" and by_warp_unsupported(problem) is None
+    can = hardware.backend == "cuda" and by_warp_unsupported_reason(problem) is None
     return {"BY_WARP": (False, True) if can else (False,)}
 
 
-def by_warp_unsupported(problem: FlashDecode) -> str | None:
+def by_warp_unsupported_reason(problem: FlashDecode) -> str | None:
     """Why BY_WARP does not serve a problem, or None."""
     if problem.window:
         return "not written for windows"
@@ -179,8 +179,8 @@ def _is_packed_first(problem: FlashDecode, space: Space) -> bool:
 def runnable(
     problem: FlashDecode, hardware: Hardware, configs: Sequence[Config]
 ) -> list[dict[str, Any]]:
-    """The configs that pass :func:`prune_reason`, without duplicates."""
-    return [each for each in distinct(configs) if prune_reason(problem, hardware, each) is None]
+    """The configs that pass :func:`illegal_reason`, without duplicates."""
+    return [each for each in distinct(configs) if illegal_reason(problem, hardware, each) is None]
 
 
 def _first_on_hopper(
@@ -249,7 +249,7 @@ def _first_on_cdna(
     ]
 
 
-def prune_reason(problem: FlashDecode, hardware: Hardware, config: Config) -> str | None:
+def illegal_reason(problem: FlashDecode, hardware: Hardware, config: Config) -> str | None:
     """The reason not to compile a config, or None."""
     if config.get("PACKED") and not config["LL"]:
         return "values are packed into words only"

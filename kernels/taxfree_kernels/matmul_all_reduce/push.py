@@ -33,7 +33,7 @@ from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.matmul_all_reduce import spaces
 from taxfree_kernels.matmul_all_reduce.problem import ONE_SHOT_ELEMENTS, MatmulAllReduce
 from taxfree_kernels.reduction.epilogue import Epilogue, sum_and_normalise
-from taxfree_kernels.reduction.fused import FusedPlan, FusedVariant, Layout
+from taxfree_kernels.reduction.fused import FusedReductionPlan, FusedReductionVariant, Layout
 from taxfree_kernels.reduction.sizes import (
     padded_columns,
     padded_elements,
@@ -41,8 +41,8 @@ from taxfree_kernels.reduction.sizes import (
     tiles_per_signal,
 )
 from taxfree_kernels.reduction.tile import (
-    Schedule,
     Strides,
+    TileSchedule,
     announce_tile,
     numbered_tile,
     running_slot,
@@ -105,7 +105,7 @@ def _push(
     sync.leave(buffers.control_ptr)
 
 
-class Push(FusedVariant):
+class Push(FusedReductionVariant):
     """One kernel: tiles go to all ranks, which add them."""
 
     name = "push"
@@ -113,7 +113,9 @@ class Push(FusedVariant):
     def unsupported_reason(self, problem: MatmulAllReduce, hardware: Hardware) -> str | None:
         if problem.elements > ONE_SHOT_ELEMENTS:
             return "all of the partial sum would cross the link to every peer"
-        return spaces.rows_prune_reason(problem) or super().unsupported_reason(problem, hardware)
+        return spaces.rows_unsupported_reason(problem) or super().unsupported_reason(
+            problem, hardware
+        )
 
     def seed_configs(self, problem: MatmulAllReduce, hardware: Hardware) -> list[dict[str, Any]]:
         return [
@@ -122,11 +124,11 @@ class Push(FusedVariant):
             if spaces.fits_addends(problem, hardware, config)
         ]
 
-    def prune_reason(
+    def illegal_reason(
         self, problem: MatmulAllReduce, hardware: Hardware, config: Config
     ) -> str | None:
-        crowded = spaces.warps_prune_reason(problem, hardware, config)
-        return crowded or super().prune_reason(problem, hardware, config)
+        crowded = spaces.warps_illegal_reason(problem, hardware, config)
+        return crowded or super().illegal_reason(problem, hardware, config)
 
     def signals(self, problem: MatmulAllReduce, config: Config) -> Signals:
         tiles = tiles_of(problem.m, problem.n, config["BLOCK_M"], config["BLOCK_N"])
@@ -146,10 +148,10 @@ class Push(FusedVariant):
         lanes = power_of_2(problem.n, 1) if problem.rms_norm else 0
         constants = {
             "EPILOGUE": Epilogue(problem.bias, problem.residual, lanes),
-            "SCHEDULE": Schedule(per_signal),
+            "SCHEDULE": TileSchedule(per_signal),
             "GROUPS": power_of_2(groups, 1) if problem.rms_norm else 0,
         }
-        return FusedPlan(problem, fabric, config, _push, layout, constants)
+        return FusedReductionPlan(problem, fabric, config, _push, layout, constants)
 
 
 VARIANT = Push()

@@ -35,7 +35,7 @@ from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.matmul_all_reduce.problem import ONE_SHOT_ELEMENTS, MatmulAllReduce
 from taxfree_kernels.reduction import spaces
 from taxfree_kernels.reduction.epilogue import Epilogue
-from taxfree_kernels.reduction.fused import FusedPlan, FusedVariant, Layout
+from taxfree_kernels.reduction.fused import FusedReductionPlan, FusedReductionVariant, Layout
 from taxfree_kernels.reduction.packets import MOST_ELEMENTS, sum_by_words, words_of
 from taxfree_kernels.reduction.sizes import padded_columns, padded_elements, tiles_of
 from taxfree_kernels.reduction.tile import (
@@ -93,7 +93,7 @@ def _push_in_place(
     sync.leave(buffers.control_ptr)
 
 
-class PushInPlace(FusedVariant):
+class PushInPlace(FusedReductionVariant):
     """Tiles go to all ranks; the programs that computed them add them."""
 
     name = "push_in_place"
@@ -119,15 +119,15 @@ class PushInPlace(FusedVariant):
         for tile in super().seed_configs(problem, hardware):
             for in_data in space["LL"]:
                 config = within(space, {**_with_room(hardware, tile), "LL": in_data})
-                if config not in configs and not self.prune_reason(problem, hardware, config):
+                if config not in configs and not self.illegal_reason(problem, hardware, config):
                     configs.append(config)
         return configs
 
-    def prune_reason(
+    def illegal_reason(
         self, problem: MatmulAllReduce, hardware: Hardware, config: Config
     ) -> str | None:
-        crowded = _refuses_exchange(problem, hardware, config)
-        return crowded or super().prune_reason(problem, hardware, config)
+        crowded = _exchange_illegal_reason(problem, hardware, config)
+        return crowded or super().illegal_reason(problem, hardware, config)
 
     def plan(self, problem: MatmulAllReduce, fabric: Fabric, config: Config) -> Plan:
         def layout(problem: MatmulAllReduce) -> Layout:
@@ -141,7 +141,7 @@ class PushInPlace(FusedVariant):
 
         epilogue = Epilogue(problem.bias, problem.residual)
         constants = {"EPILOGUE": epilogue, "LL": config["LL"]}
-        return FusedPlan(problem, fabric, config, _push_in_place, layout, constants)
+        return FusedReductionPlan(problem, fabric, config, _push_in_place, layout, constants)
 
 
 def _with_room(hardware: Hardware, config: Config) -> dict[str, Any]:
@@ -154,7 +154,9 @@ def _with_room(hardware: Hardware, config: Config) -> dict[str, Any]:
     return {**config, "BLOCK_N": columns, "num_warps": warps}
 
 
-def _refuses_exchange(problem: MatmulAllReduce, hardware: Hardware, config: Config) -> str | None:
+def _exchange_illegal_reason(
+    problem: MatmulAllReduce, hardware: Hardware, config: Config
+) -> str | None:
     """The reason why a config's tiles cannot be exchanged or held in registers, or None."""
     block_m, block_n = config["BLOCK_M"], config["BLOCK_N"]
     tiles_m, tiles_n = -(-problem.m // block_m), -(-problem.n // block_n)
@@ -167,7 +169,7 @@ def _refuses_exchange(problem: MatmulAllReduce, hardware: Hardware, config: Conf
         return "words hold elements of the tensors' own type"
     if problem.m * tiles_n * block_n > MOST_ELEMENTS:
         return f"words of {tiles_n * block_n} columns do not fit the slot"
-    return spaces.words_prune_reason(hardware, config, block_m * block_n // 2, problem.world_size)
+    return spaces.words_illegal_reason(hardware, config, block_m * block_n // 2, problem.world_size)
 
 
 VARIANT = PushInPlace()

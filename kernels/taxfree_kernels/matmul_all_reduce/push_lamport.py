@@ -112,12 +112,12 @@ class PushLamport(LamportVariant):
             return "no program has whole rows of the sum"
         return super().unsupported_reason(problem, hardware)
 
-    def prune_reason(
+    def illegal_reason(
         self, problem: MatmulAllReduce, hardware: Hardware, config: Config
     ) -> str | None:
         lanes = _lanes(problem, hardware, config)
-        crowded = spaces.words_prune_reason(hardware, config, lanes, problem.world_size, 64)
-        return crowded or super().prune_reason(problem, hardware, config)
+        crowded = spaces.words_illegal_reason(hardware, config, lanes, problem.world_size, 64)
+        return crowded or super().illegal_reason(problem, hardware, config)
 
     def words(self, problem: MatmulAllReduce, config: Config) -> int:
         tiles = tiles_of(problem.m, problem.n, config["BLOCK_M"], config["BLOCK_N"])

@@ -48,10 +48,10 @@ from taxfree_kernels.matmul_all_reduce.spaces import fits_addends
 from taxfree_kernels.problem import ITEM_BYTES
 from taxfree_kernels.reduction import spaces
 from taxfree_kernels.reduction.epilogue import Addends, Epilogue
-from taxfree_kernels.reduction.fused import FusedPlan, FusedVariant, Layout
+from taxfree_kernels.reduction.fused import FusedReductionPlan, FusedReductionVariant, Layout
 from taxfree_kernels.reduction.sizes import staggered_tiles, tiles_of, tiles_per_signal
 from taxfree_kernels.reduction.tile import (
-    Schedule,
+    TileSchedule,
     announce_tile,
     numbered_tile,
     running_slot,
@@ -61,7 +61,7 @@ from taxfree_kernels.reduction.tile import (
 from taxfree_kernels.variant import Config, Plan, Space
 
 
-class Inbox(NamedTuple):
+class TwoShotInbox(NamedTuple):
     """The slot of the running call; pointers, and strides in elements.
 
     Args:
@@ -137,7 +137,7 @@ def inbox_of(slot_ptr, out_ptr, owned, stride_row, GROUP: tl.constexpr, TILE: tl
     sums_ptr = tl.cast(
         slot_ptr + GROUP.WORLD * stride_source, tl.pointer_type(out_ptr.dtype.element_ty)
     )
-    return Inbox(slot_ptr, sums_ptr, stride_source, stride_row)
+    return TwoShotInbox(slot_ptr, sums_ptr, stride_source, stride_row)
 
 
 @triton.jit
@@ -235,7 +235,7 @@ def offsets_in_tile(row, stride_row, BLOCK_N: tl.constexpr):
     return row.to(tl.int64)[:, None] * stride_row + tl.arange(0, BLOCK_N)[None, :]
 
 
-class PushTwoShotPlan(FusedPlan):
+class PushTwoShotPlan(FusedReductionPlan):
     """The plan's arguments for a sum without RMSNorm."""
 
     def _epilogue(
@@ -245,7 +245,7 @@ class PushTwoShotPlan(FusedPlan):
         return (Addends(bias, residual),)
 
 
-class PushTwoShot(FusedVariant):
+class PushTwoShot(FusedReductionVariant):
     """One kernel: tiles go to their owners, sums to all ranks."""
 
     name = "push_two_shot"
@@ -269,7 +269,7 @@ class PushTwoShot(FusedVariant):
         space, units = self.space(problem, hardware), hardware.compute_units
         configs = []
         for config in super().seed_configs(problem, hardware):
-            if self.prune_reason(problem, hardware, config):
+            if self.illegal_reason(problem, hardware, config):
                 continue
             tiles = tiles_in(problem, config)
             adders = -(-tiles // problem.world_size)
@@ -287,20 +287,20 @@ class PushTwoShot(FusedVariant):
         if tiles_in(problem, first) * first["SPLIT_K"] > units:  # more than one wave
             configs.append({**first, "STAGGERED": not first["STAGGERED"]})
             configs.append({**first, "AHEAD": space["AHEAD"][-1]})
-        return [each for each in configs if self.prune_reason(problem, hardware, each) is None]
+        return [each for each in configs if self.illegal_reason(problem, hardware, each) is None]
 
-    def prune_reason(
+    def illegal_reason(
         self, problem: MatmulAllReduce, hardware: Hardware, config: Config
     ) -> str | None:
         needed = ITEM_BYTES[config["WIRE"]] * slot_elements(problem, config)
         if needed > problem.slot_bytes:
             return f"{needed} bytes of whole tiles in a slot of {problem.slot_bytes}"
-        reason = spaces.staggered_prune_reason(
+        reason = spaces.staggered_illegal_reason(
             hardware, config, tiles_in(problem, config), problem.k
         )
         if reason is not None:
             return reason
-        return super().prune_reason(problem, hardware, config)
+        return super().illegal_reason(problem, hardware, config)
 
     def plan(self, problem: MatmulAllReduce, fabric: Fabric, config: Config) -> Plan:
         world = problem.world_size
@@ -324,11 +324,11 @@ class PushTwoShot(FusedVariant):
 _ALL_WAVES = 64  # more waves of tile programs than there are
 
 
-def schedule_of(problem: MatmulAllReduce, hardware: Hardware, config: Config) -> Schedule:
+def schedule_of(problem: MatmulAllReduce, hardware: Hardware, config: Config) -> TileSchedule:
     """The schedule of a config: all ranks own equally many of the tiles that share a signal."""
     world = problem.world_size
     per_signal = -(-tiles_per_signal(tiles_in(problem, config), config) // world) * world
-    return Schedule(per_signal, config["PIECES"], staggered_tiles(hardware, config))
+    return TileSchedule(per_signal, config["PIECES"], staggered_tiles(hardware, config))
 
 
 def tiles_in(problem: MatmulAllReduce, config: Config) -> int:

@@ -42,8 +42,8 @@ from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.matmul_all_reduce.problem import MatmulAllReduce
 from taxfree_kernels.matmul_all_reduce.spaces import (
-    rows_prune_reason,
-    warps_prune_reason,
+    rows_unsupported_reason,
+    warps_illegal_reason,
     with_room_for_rows,
 )
 from taxfree_kernels.reduction import spaces
@@ -184,7 +184,7 @@ class PushTwoShotLamport(LamportVariant):
     name = "push_two_shot_lamport"
 
     def unsupported_reason(self, problem: MatmulAllReduce, hardware: Hardware) -> str | None:
-        return rows_prune_reason(problem) or super().unsupported_reason(problem, hardware)
+        return rows_unsupported_reason(problem) or super().unsupported_reason(problem, hardware)
 
     def space(self, problem: MatmulAllReduce, hardware: Hardware) -> Space:
         space = super().space(problem, hardware)
@@ -196,14 +196,14 @@ class PushTwoShotLamport(LamportVariant):
     ) -> dict[str, Any]:
         return with_room_for_rows(problem, hardware, config)
 
-    def prune_reason(
+    def illegal_reason(
         self, problem: MatmulAllReduce, hardware: Hardware, config: Config
     ) -> str | None:
         words = config["BLOCK_M"] * config["BLOCK_N"] // 2
         most = 64 if problem.world_size > spaces.FEW_RANKS else 32
-        crowded = spaces.words_prune_reason(hardware, config, words, 1, most)
-        crowded = crowded or warps_prune_reason(problem, hardware, config)
-        return crowded or super().prune_reason(problem, hardware, config)
+        crowded = spaces.words_illegal_reason(hardware, config, words, 1, most)
+        crowded = crowded or warps_illegal_reason(problem, hardware, config)
+        return crowded or super().illegal_reason(problem, hardware, config)
 
     def words(self, problem: MatmulAllReduce, config: Config) -> int:
         """The number of Lamport words of both shots."""

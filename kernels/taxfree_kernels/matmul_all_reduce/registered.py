@@ -17,7 +17,7 @@ from taxfree_kernels.registered import RegisteredVariant, registered_memory
 from taxfree_kernels.variant import Config, Plan
 
 
-class RegisteredPlan(BaselinePlan):
+class RegisteredAllReducePlan(BaselinePlan):
     """Matmul into a registered buffer, all-reduce there, one kernel that reads the result."""
 
     _finish_name = "copy out"
@@ -42,7 +42,7 @@ class Registered(RegisteredVariant):
     """Vendor matmul, all-reduce in a registered buffer."""
 
     def plan(self, problem: MatmulAllReduce, fabric: Fabric, config: Config) -> Plan:
-        return RegisteredPlan(problem, fabric)
+        return RegisteredAllReducePlan(problem, fabric)
 
 
 VARIANT = Registered()

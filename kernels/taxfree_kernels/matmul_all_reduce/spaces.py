@@ -27,14 +27,16 @@ def fits_addends(
     return int(config["BLOCK_M"] * config["BLOCK_N"]) <= _MOST_A_THREAD * threads
 
 
-def rows_prune_reason(problem: MatmulAllReduce) -> str | None:
+def rows_unsupported_reason(problem: MatmulAllReduce) -> str | None:
     """The reason why no program can hold a row for RMSNorm, or None."""
     if problem.rms_norm and problem.n > _MOST_OF_A_ROW:
         return f"one program normalises a row, of {_MOST_OF_A_ROW} elements at most"
     return None
 
 
-def warps_prune_reason(problem: MatmulAllReduce, hardware: Hardware, config: Config) -> str | None:
+def warps_illegal_reason(
+    problem: MatmulAllReduce, hardware: Hardware, config: Config
+) -> str | None:
     """The reason why a config's programs cannot hold a row for RMSNorm, or None."""
     if not problem.rms_norm or hardware.backend == "interpreter":
         return None
@@ -48,7 +50,7 @@ def with_room_for_rows(
     problem: MatmulAllReduce, hardware: Hardware, config: Config
 ) -> dict[str, Any]:
     """`config` with enough warps to hold a row for RMSNorm."""
-    if warps_prune_reason(problem, hardware, config) is None:
+    if warps_illegal_reason(problem, hardware, config) is None:
         return dict(config)
     lanes = power_of_2(problem.n, 1)
     return {**config, "num_warps": lanes // (_MOST_A_THREAD * hardware.warp_size)}

@@ -18,7 +18,7 @@ from taxfree_kernels.vendor import matmul_into, reduce_scatter
 
 
 @dataclass(frozen=True)
-class Buffers:
+class ScatterBuffers:
     """The buffers for the partial sum in a call of one size.
 
     Args:
@@ -56,13 +56,13 @@ class BaselinePlan(Plan):
         """Elements of further buffers."""
         return ()
 
-    def _of_size(self, m: int) -> Buffers:
+    def _of_size(self, m: int) -> ScatterBuffers:
         problem, (by_owner, partial, *_) = resized(self._problem, m=m), self._scratch()
         rows = problem.world_size * problem.shard_rows
         by_owner = by_owner[: rows * problem.shard_columns].view(rows, problem.shard_columns)
         if self._is_by_columns:
-            return Buffers(partial[: problem.elements].view(m, -1), by_owner, by_owner[:0])
-        return Buffers(by_owner[:m], by_owner, by_owner[m:])
+            return ScatterBuffers(partial[: problem.elements].view(m, -1), by_owner, by_owner[:0])
+        return ScatterBuffers(by_owner[:m], by_owner, by_owner[m:])
 
     def run(self, x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
         buffers = self._sized[x.shape[0]]
@@ -90,18 +90,18 @@ class BaselinePlan(Plan):
         )
         return steps
 
-    def _multiply(self, buffers: Buffers, x: torch.Tensor, weight: torch.Tensor) -> None:
+    def _multiply(self, buffers: ScatterBuffers, x: torch.Tensor, weight: torch.Tensor) -> None:
         matmul_into(buffers.partial, x, weight, None)
         if len(buffers.beyond):
             buffers.beyond.zero_()
 
-    def _lay_out(self, buffers: Buffers) -> None:
+    def _lay_out(self, buffers: ScatterBuffers) -> None:
         """Transpose [m, owner, columns] to [owner, m, columns]."""
         m, world_size = len(buffers.partial), self._problem.world_size
         columns = buffers.partial.view(m, world_size, -1)
         buffers.by_owner.view(world_size, m, -1).copy_(columns.transpose(0, 1))
 
-    def _scatter_one_element(self, buffers: Buffers, out: torch.Tensor) -> None:
+    def _scatter_one_element(self, buffers: ScatterBuffers, out: torch.Tensor) -> None:
         one_each = buffers.by_owner.view(-1)[: self._problem.world_size]
         reduce_scatter(out.view(-1)[:1], one_each, self._group)
 

@@ -30,9 +30,9 @@ from taxfree_kernels.device.tiles import swizzle2d, xcd_swizzle
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.matmul_reduce_scatter.problem import MatmulReduceScatter
-from taxfree_kernels.matmul_reduce_scatter.shards import Shard, owner_of_tile, tiles_of_shards
+from taxfree_kernels.matmul_reduce_scatter.shards import OutputShard, owner_of_tile, tiles_of_shards
 from taxfree_kernels.reduction import spaces
-from taxfree_kernels.reduction.fused import FusedPlan, FusedVariant, Layout
+from taxfree_kernels.reduction.fused import FusedReductionPlan, FusedReductionVariant, Layout
 from taxfree_kernels.reduction.sizes import (
     padded_columns,
     padded_elements,
@@ -41,7 +41,7 @@ from taxfree_kernels.reduction.sizes import (
     tiles_per_signal,
 )
 from taxfree_kernels.reduction.tile import (
-    Schedule,
+    TileSchedule,
     announce_tile,
     partial_tile,
     running_slot,
@@ -147,7 +147,7 @@ def index_of_tile(tile_m, tile_n, tiles_m, tiles_n, GROUP_M: tl.constexpr):
     return first_m * tiles_n + tile_n * group_size + tile_m - first_m
 
 
-class Push(FusedVariant):
+class Push(FusedReductionVariant):
     """One kernel: tiles go to their owners, which add them."""
 
     name = "push"
@@ -167,26 +167,26 @@ class Push(FusedVariant):
             configs.append(spaces.staggered_if_worth_it(problem, hardware, config, tiles))
         return distinct([*configs, {**configs[0], "STAGGERED": False}])
 
-    def prune_reason(
+    def illegal_reason(
         self, problem: MatmulReduceScatter, hardware: Hardware, config: Config
     ) -> str | None:
         tiles, _ = _tiles_and_sums(problem, config)
-        reason = spaces.staggered_prune_reason(hardware, config, tiles, problem.k)
-        return reason or super().prune_reason(problem, hardware, config)
+        reason = spaces.staggered_illegal_reason(hardware, config, tiles, problem.k)
+        return reason or super().illegal_reason(problem, hardware, config)
 
     def plan(self, problem: MatmulReduceScatter, fabric: Fabric, config: Config) -> Plan:
         def layout(problem: MatmulReduceScatter) -> Layout:
             return layout_of(problem, config)
 
         constants = constants_of(problem, fabric.hardware, config)
-        return FusedPlan(problem, fabric, config, _push, layout, constants)
+        return FusedReductionPlan(problem, fabric, config, _push, layout, constants)
 
 
 def layout_of(problem: MatmulReduceScatter, config: Config) -> Layout:
     """The layout of a launch: shards of the inbox have padded rows."""
     tiles, sums = _tiles_and_sums(problem, config)
     rows, columns = problem.shard_rows, problem.shard_columns
-    shard = Shard(columns, padded_elements(rows, columns), padded_columns(columns))
+    shard = OutputShard(columns, padded_elements(rows, columns), padded_columns(columns))
     return Layout(tiles, sums * config["PIECES"], problem.inbox_elements, (rows, shard))
 
 
@@ -195,7 +195,7 @@ def constants_of(
 ) -> dict[str, Any]:
     """The constants of a config besides its tiles."""
     tiles, _ = _tiles_and_sums(problem, config)
-    schedule = Schedule(
+    schedule = TileSchedule(
         tiles_per_signal(tiles, config), config["PIECES"], staggered_tiles(hardware, config)
     )
     return {"SCATTER_DIM": problem.scatter_dim, "SCHEDULE": schedule}

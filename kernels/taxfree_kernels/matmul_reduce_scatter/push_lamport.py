@@ -29,7 +29,7 @@ from taxfree_kernels.device.tiles import swizzle2d, xcd_swizzle
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.matmul_reduce_scatter.problem import MatmulReduceScatter
-from taxfree_kernels.matmul_reduce_scatter.shards import Shard, owner_of_tile, tiles_of_shards
+from taxfree_kernels.matmul_reduce_scatter.shards import OutputShard, owner_of_tile, tiles_of_shards
 from taxfree_kernels.reduction import spaces
 from taxfree_kernels.reduction.fused import Layout
 from taxfree_kernels.reduction.packets import (
@@ -126,12 +126,12 @@ class PushLamport(LamportVariant):
             return "a rank without rows would hear from nobody"
         return super().unsupported_reason(problem, hardware)
 
-    def prune_reason(
+    def illegal_reason(
         self, problem: MatmulReduceScatter, hardware: Hardware, config: Config
     ) -> str | None:
         words = config["BLOCK_M"] * config["BLOCK_N"] // 2
-        crowded = spaces.words_prune_reason(hardware, config, words, 1, 64)
-        return crowded or super().prune_reason(problem, hardware, config)
+        crowded = spaces.words_illegal_reason(hardware, config, words, 1, 64)
+        return crowded or super().illegal_reason(problem, hardware, config)
 
     def words(self, problem: MatmulReduceScatter, config: Config) -> int:
         return int(problem.world_size * _stride_source(problem, config))
@@ -143,7 +143,7 @@ class PushLamport(LamportVariant):
         if problem.scatter_dim == 1:
             tiles *= problem.world_size
         words = self.words(problem, config)
-        shard = Shard(columns, _stride_source(problem, config))
+        shard = OutputShard(columns, _stride_source(problem, config))
         return Layout(tiles, 0, words, (rows, shard, words))
 
     def plan(self, problem: MatmulReduceScatter, fabric: Fabric, config: Config) -> Plan:

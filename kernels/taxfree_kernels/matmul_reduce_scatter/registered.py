@@ -16,7 +16,7 @@ from taxfree_kernels.registered import RegisteredVariant, registered_memory
 from taxfree_kernels.variant import Config, Plan, Step
 
 
-class RegisteredPlan(BaselinePlan):
+class RegisteredReduceScatterPlan(BaselinePlan):
     """The baseline's pipeline between registered buffers."""
 
     def __init__(self, problem: MatmulReduceScatter, fabric: Fabric) -> None:
@@ -49,7 +49,7 @@ class Registered(RegisteredVariant):
     """Vendor matmul, reduce-scatter between registered buffers."""
 
     def plan(self, problem: MatmulReduceScatter, fabric: Fabric, config: Config) -> Plan:
-        return RegisteredPlan(problem, fabric)
+        return RegisteredReduceScatterPlan(problem, fabric)
 
 
 VARIANT = Registered()

@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 
 
-class Shard(NamedTuple):
+class OutputShard(NamedTuple):
     """Sizes of a rank's shard and of its place in an inbox, in elements or words.
 
     Args:

@@ -18,7 +18,7 @@ from taxfree_kernels.launch import Kernel, compile_options, pdl_options
 from taxfree_kernels.problem import PartialSum
 from taxfree_kernels.reduction import spaces
 from taxfree_kernels.reduction.epilogue import EpilogueTensors
-from taxfree_kernels.reduction.tile import Buffers
+from taxfree_kernels.reduction.tile import ReductionMemory
 from taxfree_kernels.variant import Config, Plan, Space, Variant, resized
 
 
@@ -29,7 +29,7 @@ class Layout:
     Args:
         tiles: number of tiles of this rank's partial sum.
         others: number of programs that do not compute tiles.
-        slot_elements: elements that the kernel uses in a slot of :meth:`FusedPlan.inbox`.
+        slot_elements: elements that the kernel uses in a slot of :meth:`FusedReductionPlan.inbox`.
         sizes: the kernel's size arguments besides m, n and k, or tuples of them.
     """
 
@@ -39,7 +39,7 @@ class Layout:
     sizes: tuple[Any, ...]
 
 
-class FusedPlan(Plan):
+class FusedReductionPlan(Plan):
     """One launch: programs that compute and send tiles, then programs that add.
 
     Args:
@@ -110,8 +110,8 @@ class FusedPlan(Plan):
         grid = layout.tiles * self._split_k + self._staggered + layout.others
         return (self._kernel.resized(grid, (self._buffers(), self._rank, *sizes)),)
 
-    def _buffers(self) -> Buffers:
-        return Buffers(
+    def _buffers(self) -> ReductionMemory:
+        return ReductionMemory(
             *self._inbox, self._control, self._partials()[0], self._counters(), self._heap_bases
         )
 
@@ -138,7 +138,7 @@ class FusedPlan(Plan):
         return (EpilogueTensors(*tensors),) if tensors else ()
 
 
-class FusedVariant(Variant):
+class FusedReductionVariant(Variant):
     """A variant that sends each tile of a partial sum as soon as it is finished."""
 
     def unsupported_reason(self, problem: PartialSum, hardware: Hardware) -> str | None:
@@ -158,5 +158,5 @@ class FusedVariant(Variant):
     def seed_configs(self, problem: PartialSum, hardware: Hardware) -> list[dict[str, Any]]:
         return spaces.seed_configs(problem, hardware, self.space(problem, hardware))
 
-    def prune_reason(self, problem: PartialSum, hardware: Hardware, config: Config) -> str | None:
-        return spaces.prune_reason(problem, hardware, config)
+    def illegal_reason(self, problem: PartialSum, hardware: Hardware, config: Config) -> str | None:
+        return spaces.illegal_reason(problem, hardware, config)

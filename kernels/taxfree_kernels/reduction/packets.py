@@ -17,7 +17,7 @@ from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.problem import PartialSum
 from taxfree_kernels.reduction import spaces
 from taxfree_kernels.reduction.epilogue import add_bias_residual
-from taxfree_kernels.reduction.fused import FusedPlan, FusedVariant
+from taxfree_kernels.reduction.fused import FusedReductionPlan, FusedReductionVariant
 from taxfree_kernels.variant import Config, Space
 
 #: Most elements of an output, two in a packet, whose packets from 8 ranks fit a slot.
@@ -127,14 +127,14 @@ def _added(words, lane, ELEMENT: tl.constexpr, GROUP: tl.constexpr):
     return tl.reshape(tl.join(total_low, total_high), [2 * words.shape[1]])
 
 
-class LamportPlan(FusedPlan):
+class LamportPlan(FusedReductionPlan):
     """A plan whose inbox holds Lamport words."""
 
     def inbox(self, fabric: Fabric, config: Config, elements: int) -> tuple[torch.Tensor, int]:
         return fabric.pool.lamport_slots(elements)
 
 
-class LamportVariant(FusedVariant):
+class LamportVariant(FusedReductionVariant):
     """A variant whose programs send the tiles that they compute, and add their own share."""
 
     slots = 3
@@ -157,13 +157,13 @@ class LamportVariant(FusedVariant):
             self.with_room(problem, hardware, config)
             for config in super().seed_configs(problem, hardware)
         ]
-        return [each for each in configs if not self.prune_reason(problem, hardware, each)]
+        return [each for each in configs if not self.illegal_reason(problem, hardware, each)]
 
     def with_room(self, problem: PartialSum, hardware: Hardware, config: Config) -> dict[str, Any]:
         """A seed config of tiles, changed so that the variant can run it."""
         return dict(config)
 
-    def prune_reason(self, problem: PartialSum, hardware: Hardware, config: Config) -> str | None:
+    def illegal_reason(self, problem: PartialSum, hardware: Hardware, config: Config) -> str | None:
         if 4 * self.words(problem, config) > LAMPORT_SLOT_BYTES:
             return "more words than a slot holds"
-        return super().prune_reason(problem, hardware, config)
+        return super().illegal_reason(problem, hardware, config)

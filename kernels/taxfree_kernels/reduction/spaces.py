@@ -11,7 +11,7 @@ from taxfree_kernels.spaces import (
     matmul_space,
     nearest_first,
     power_of_2,
-    tile_prune_reason,
+    tile_illegal_reason,
     up_to,
     within,
 )
@@ -69,12 +69,12 @@ def staggered_if_worth_it(
     is_crowded = any(getattr(problem, each, 0) for each in ("bias", "residual", "scatter_dim"))
     is_worth_it = problem.k >= _LONG_K and problem.world_size > FEW_RANKS and not is_crowded
     staggered = {**config, "STAGGERED": is_worth_it}
-    if staggered_prune_reason(hardware, staggered, tiles, problem.k) is not None:
+    if staggered_illegal_reason(hardware, staggered, tiles, problem.k) is not None:
         return {**staggered, "STAGGERED": False}
     return staggered
 
 
-def staggered_prune_reason(hardware: Hardware, config: Config, tiles: int, k: int) -> str | None:
+def staggered_illegal_reason(hardware: Hardware, config: Config, tiles: int, k: int) -> str | None:
     """The reason why staggered tiles cannot run or are slow, or None."""
     if not config["STAGGERED"]:
         return None
@@ -98,7 +98,7 @@ def seed_configs(problem: PartialSum, hardware: Hardware, space: Space) -> list[
         guesses = _first_on_cdna(rows)
     else:
         guesses = _first_on_hopper(problem, rows)
-    return allowed(problem, hardware, space, guesses, prune_reason)
+    return allowed(problem, hardware, space, guesses, illegal_reason)
 
 
 def _first_on_hopper(problem: PartialSum, rows: int) -> list[dict[str, Any]]:
@@ -164,7 +164,7 @@ def most_added(problem: PartialSum) -> int:
     return 1024 if has_addends else 2048
 
 
-def piece_prune_reason(problem: PartialSum, hardware: Hardware, config: Config) -> str | None:
+def piece_illegal_reason(problem: PartialSum, hardware: Hardware, config: Config) -> str | None:
     """The reason why a program that only adds spills, or None."""
     elements = config["BLOCK_M"] * config["BLOCK_N"] // config["PIECES"]
     most = most_added(problem)
@@ -180,7 +180,7 @@ def two_kernel_seeds(problem: PartialSum, hardware: Hardware, space: Space) -> l
         square = {"BLOCK_M": 128, "BLOCK_N": 128, "BLOCK_K": 64, "GROUP_M": 8, "TMA": True}
         wide = {"BLOCK_N": 256, "num_warps": 8, "num_stages": 3}
         guesses = [square | {"num_warps": 4, "num_stages": 3}, square | wide]
-        configs = allowed(problem, hardware, space, guesses, prune_reason)
+        configs = allowed(problem, hardware, space, guesses, illegal_reason)
     most = most_added(problem)
     pieces = [max(1, config["BLOCK_M"] * config["BLOCK_N"] // most) for config in configs]
     return [
@@ -197,9 +197,9 @@ def tiles_at_once(hardware: Hardware, config: Config) -> int:
     return int(hardware.shared_memory // (config["num_stages"] * stage))
 
 
-def prune_reason(problem: PartialSum, hardware: Hardware, config: Config) -> str | None:
+def illegal_reason(problem: PartialSum, hardware: Hardware, config: Config) -> str | None:
     """The reason not to compile a config, or None."""
-    return tile_prune_reason(hardware, config, problem.k, problem.m * problem.n, 64)
+    return tile_illegal_reason(hardware, config, problem.k, problem.m * problem.n, 64)
 
 
 # -- our collectives after library kernels ------------------------------------------------------
@@ -241,7 +241,7 @@ def first_sends(space: Space, sent_bytes: int, row_elements: int) -> list[dict[s
     return [within(space, guess | {"CHUNKS": count}) for count in order]
 
 
-def words_prune_reason(
+def words_illegal_reason(
     hardware: Hardware, config: Config, words: int, world_size: int, most: int = 32
 ) -> str | None:
     """The reason why a program cannot poll `words` words from each rank, or None.

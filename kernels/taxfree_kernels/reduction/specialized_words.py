@@ -46,7 +46,7 @@ from taxfree_kernels.spaces import power_of_2, within
 from taxfree_kernels.variant import Config, Space
 
 
-class Work(NamedTuple):
+class ReductionWork(NamedTuple):
     """The constants of these kernels: ``WORK: tl.constexpr``.
 
     Args:
@@ -62,7 +62,7 @@ class Work(NamedTuple):
     OTHER_REGISTERS: int = 56
 
 
-class Place(NamedTuple):
+class ReductionTile(NamedTuple):
     """The work of a program: a tile, its first row and column, and a share of its steps of K."""
 
     tile: Any
@@ -98,7 +98,7 @@ def words_layout(columns, swap, warps):
 def place_of(tile, split, tiles, row, col, k, TILE: gl.constexpr):
     """The work of a program, by its tile and its share of K."""
     step_begin, step_end = stream_k(split, TILE.SPLIT_K, gl.cdiv(k, TILE.BLOCK_K))
-    return Place(tile, tiles, row, col, split, step_begin, step_end)
+    return ReductionTile(tile, tiles, row, col, split, step_begin, step_end)
 
 
 @gluon.jit
@@ -272,7 +272,7 @@ class SpecializedPlan(LamportPlan):
         if early:
             waits = {**config, "PREFETCH_WEIGHT": False}
             self._waiting = SpecializedPlan(problem, fabric, waits, function, layout, constants)
-        work = Work(config["num_stages"], early, config["LAUNCH_NEXT"])
+        work = ReductionWork(config["num_stages"], early, config["LAUNCH_NEXT"])
         super().__init__(problem, fabric, config, function, layout, {**constants, "WORK": work})
         registers = registers_of(fabric.hardware, config)
         options = {**self._kernel.options, "maxnreg": registers}
@@ -340,9 +340,9 @@ class Specialized(LamportVariant):
                            "num_warps": 8, "num_stages": 6}  # fmt: skip
         space, guesses = self.space(problem, hardware), [deep, two_at_once]
         configs = [within(space, guess) for guess in (guesses if rows <= 64 else [square])]
-        return [each for each in configs if not self.prune_reason(problem, hardware, each)]
+        return [each for each in configs if not self.illegal_reason(problem, hardware, each)]
 
-    def prune_reason(self, problem: PartialSum, hardware: Hardware, config: Config) -> str | None:
+    def illegal_reason(self, problem: PartialSum, hardware: Hardware, config: Config) -> str | None:
         if hardware.backend != "interpreter":
             block_m, block_n, warps = config["BLOCK_M"], config["BLOCK_N"], config["num_warps"]
             longer, other = (block_n, block_m) if config["SWAP_AB"] else (block_m, block_n)
@@ -352,4 +352,4 @@ class Specialized(LamportVariant):
                 return "eight threads have a cache line of a row"
             if block_m < power_of_2(problem.world_size, 1):
                 return "slices of a tile are whole rows"
-        return super().prune_reason(problem, hardware, config)
+        return super().illegal_reason(problem, hardware, config)

@@ -15,7 +15,7 @@ from taxfree_kernels.device.tiles import accumulate, accumulate_tma, swizzle2d
 from taxfree_kernels.reduction.epilogue import add_bias_residual
 
 
-class Buffers(NamedTuple):
+class ReductionMemory(NamedTuple):
     """The memory that a fused plan gives its kernel, as run-time arguments.
 
     Args:
@@ -41,7 +41,7 @@ class Strides(NamedTuple):
     row: Any
 
 
-class Schedule(NamedTuple):
+class TileSchedule(NamedTuple):
     """The constants of a kernel in which some programs send tiles, and others add them.
 
     Args:

@@ -18,7 +18,7 @@ from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.launch import Kernel
 from taxfree_kernels.problem import PartialSum
 from taxfree_kernels.reduction import spaces
-from taxfree_kernels.reduction.fused import FusedPlan, FusedVariant, Layout
+from taxfree_kernels.reduction.fused import FusedReductionPlan, FusedReductionVariant, Layout
 from taxfree_kernels.variant import Config, Space, resized
 
 _TILE_WARPS, _SUM_WARPS = 8, 4  # of a compute unit
@@ -26,7 +26,7 @@ _TILE_WARPS, _SUM_WARPS = 8, 4  # of a compute unit
 _TILE_REGISTERS, _SUM_REGISTERS = 216, 80
 
 
-class TwoKernelPlan(FusedPlan):
+class TwoKernelPlan(FusedReductionPlan):
     """A kernel whose programs compute tiles one after another, and one whose programs add.
 
     On NVIDIA the second is launched once all programs of the first have begun: they are as many as
@@ -34,7 +34,7 @@ class TwoKernelPlan(FusedPlan):
 
     Args:
         tiles: the first kernel. It takes x, the weight and its strides, then what a fused kernel
-            takes behind the output; see :class:`FusedPlan`.
+            takes behind the output; see :class:`FusedReductionPlan`.
         sums: the second kernel, which takes the addends and the output first.
         constants: of both; `sum_constants` of the second alone.
     """
@@ -79,7 +79,7 @@ class TwoKernelPlan(FusedPlan):
         return out
 
 
-class TwoKernelVariant(FusedVariant):
+class TwoKernelVariant(FusedReductionVariant):
     """A variant of two kernels, in place of one with a single kernel; to be mixed in."""
 
     searched = False  # until it is measured on several GPUs
@@ -94,11 +94,11 @@ class TwoKernelVariant(FusedVariant):
 
     def seed_configs(self, problem: PartialSum, hardware: Hardware) -> list[dict[str, Any]]:
         configs = spaces.two_kernel_seeds(problem, hardware, self.space(problem, hardware))
-        return [each for each in configs if self.prune_reason(problem, hardware, each) is None]
+        return [each for each in configs if self.illegal_reason(problem, hardware, each) is None]
 
-    def prune_reason(self, problem: PartialSum, hardware: Hardware, config: Config) -> str | None:
-        reason = spaces.piece_prune_reason(problem, hardware, config)
-        return reason or super().prune_reason(problem, hardware, config)
+    def illegal_reason(self, problem: PartialSum, hardware: Hardware, config: Config) -> str | None:
+        reason = spaces.piece_illegal_reason(problem, hardware, config)
+        return reason or super().illegal_reason(problem, hardware, config)
 
 
 def _programs_at_once(hardware: Hardware, config: Config) -> int:

@@ -13,7 +13,7 @@ from dataclasses import asdict
 
 from taxfree_check.cross_compile.compile import compile_launch
 from taxfree_check.cross_compile.record import GhostFabric, record
-from taxfree_kernels.all_gather_matmul.push_specialized import Work
+from taxfree_kernels.all_gather_matmul.push_specialized import GatherWork
 from taxfree_kernels.hardware import KNOWN
 from taxfree_kernels.variant import problem_class, variants
 
@@ -32,7 +32,7 @@ for m in (16, 64, 1024):
     waiting, early = variants(op)[name].seed_configs(problem, HARDWARE)
     for config in (waiting, early, waiting | {"LAUNCH_NEXT": False}):
         (launch,) = record(op, name, problem, config, HARDWARE)
-        work = Work(*launch.kernel.constants["WORK"])
+        work = GatherWork(*launch.kernel.constants["WORK"])
         told = {
             "folded": work.FOLD > 1, "early": work.PREFETCH, "next": work.LAUNCH_NEXT
         }  # fmt: skip

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from taxfree_check.cross_compile.coverage import DEVICES, Case, cases, smallest_cases
-from taxfree_check.cross_compile.report import Report, check, format_report
+from taxfree_check.cross_compile.report import KernelReport, check, format_report
 from taxfree_kernels.variant import operation_names, operation_shapes
 from tests.sample import Sample
 from tests.tritons import BEFORE_3_8, FOLDERS, OLDEST, TRITONS
@@ -30,7 +30,7 @@ def expect_good(wanted: Iterable[Case], triton: str) -> None:
     assert not bad, "\n\n".join(bad)
 
 
-def _passes(report: Report) -> bool:
+def _passes(report: KernelReport) -> bool:
     if report.triton in BEFORE_3_8 and report.architecture.startswith("gfx"):
         broken = {violation.check for violation in report.violations}
         return not report.error and broken <= {"written_back"}

@@ -11,12 +11,12 @@ from taxfree_check.cross_compile.asm_checks import Violation
 from taxfree_check.cross_compile.pool import CompilePool
 from taxfree_check.cross_compile.record import GhostFabric, record
 from taxfree_check.cross_compile.report import (
-    Report,
+    KernelReport,
     format_report,
     summary,
     triton_version,
 )
-from taxfree_check.cross_compile.resources import Resources, programs_per_unit, prune_reason
+from taxfree_check.cross_compile.resources import Resources, illegal_reason, programs_per_unit
 from taxfree_check.cross_compile.screen import Screen, request
 from taxfree_kernels.errors import PlanError
 from taxfree_kernels.hardware import KNOWN
@@ -42,7 +42,7 @@ def screen() -> Iterator[Screen]:
 class TestScreen:
     def test_reports_resources_of_kernels(self, screen: Screen) -> None:
         (verdict,) = screen.verdicts(OP, PROBLEM, [("push", default("push", "h200"))])
-        assert verdict.refused is None
+        assert verdict.illegal_reason is None
         resources = verdict.kernels["push"]
         assert 0 < resources.registers <= 255
         assert 0 < resources.shared_memory <= KNOWN["h200"].shared_memory
@@ -53,7 +53,7 @@ class TestScreen:
         monkeypatch.setattr("taxfree_check.cross_compile.screen.SPILL_LIMIT", -1)
         with Screen(KNOWN["mi300x"], workers=1) as screen:
             (verdict,) = screen.verdicts(OP, PROBLEM, [("push", config)])
-        assert verdict.refused == "spills 0 bytes a thread"
+        assert verdict.illegal_reason == "spills 0 bytes a thread"
 
     @pytest.mark.dealt("device")
     @pytest.mark.parametrize("device", ["h200", "mi300x"])
@@ -68,33 +68,33 @@ class TestScreen:
         with Screen(KNOWN[device], workers=1) as screen:
             (verdict,) = screen.verdicts(OP, PROBLEM, [("push", default("push", device))])
         assert verdict.kernels.keys() == {"push"}
-        assert verdict.refused is not None
-        assert verdict.refused.startswith("compiled wrongly: system_scope: ")
+        assert verdict.illegal_reason is not None
+        assert verdict.illegal_reason.startswith("compiled wrongly: system_scope: ")
 
     def test_leaves_speed_to_the_clock(self, screen: Screen) -> None:
         narrow = problem_class(OP)(m=33, n=255, k=1030, world_size=2)
         (verdict,) = screen.verdicts(OP, narrow, [("push", default("push", "h200"))])
         assert verdict.kernels["push"].spill_bytes > 0
-        assert verdict.refused is None
+        assert verdict.illegal_reason is None
 
     def test_does_not_compile_what_the_variant_refuses(self) -> None:
         config = {**default("push", "h200"), "BLOCK_M": 256}
-        refused = variants(OP)["push"].prune_reason(PROBLEM, KNOWN["h200"], config)
+        refused = variants(OP)["push"].illegal_reason(PROBLEM, KNOWN["h200"], config)
         with Screen(KNOWN["h200"]) as screen:
             (verdict,) = screen.verdicts(OP, PROBLEM, [("push", config)])
         assert refused is not None
-        assert verdict.refused == refused
+        assert verdict.illegal_reason == refused
         assert verdict.kernels == {}
 
     def test_passes_library_paths(self, screen: Screen) -> None:
         (verdict,) = screen.verdicts(OP, PROBLEM, [("baseline", {})])
-        assert verdict.refused is None
+        assert verdict.illegal_reason is None
         assert verdict.kernels == {}
 
     def test_compiles_nothing_for_the_interpreter(self) -> None:
         with Screen(KNOWN["cpu"]) as screen:
             (verdict,) = screen.verdicts(OP, PROBLEM, [("push", default("push", "cpu"))])
-        assert verdict.refused is None
+        assert verdict.illegal_reason is None
         assert verdict.kernels == {}
 
     def test_names_an_unknown_variant(self) -> None:
@@ -189,16 +189,18 @@ class TestResources:
 
     def test_refusals(self) -> None:
         hardware = KNOWN["mi300x"]
-        assert prune_reason(Resources(64, 0, 1024, 2), hardware, 64) is None
-        assert prune_reason(Resources(64, 65, 1024, 2), hardware, 64) == "spills 65 bytes a thread"
-        too_much = prune_reason(Resources(64, 0, 65537, 0), hardware, 64)
+        assert illegal_reason(Resources(64, 0, 1024, 2), hardware, 64) is None
+        assert (
+            illegal_reason(Resources(64, 65, 1024, 2), hardware, 64) == "spills 65 bytes a thread"
+        )
+        too_much = illegal_reason(Resources(64, 0, 65537, 0), hardware, 64)
         assert too_much == "65537 bytes of shared memory, 65536 are there"
-        assert prune_reason(Resources(512, 0, 0, 0), hardware, 64) is not None
+        assert illegal_reason(Resources(512, 0, 0, 0), hardware, 64) is not None
 
 
 class TestReport:
     def test_text(self) -> None:
-        report = Report(
+        report = KernelReport(
             OP, {"m": 1}, "push", {"BLOCK_M": 16}, "h200", "push", "sm_90", "3.6.0",
             Resources(90, 8, 1024, 2), [Violation("pipelined", "no copy", 3, "bar.sync")],
         )  # fmt: skip

@@ -7,9 +7,9 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from taxfree_check.executed.caches import Gpu, Memory
+from taxfree_check.executed.caches import DeviceMemory, Gpu
 from taxfree_check.executed.decode import instruction
-from taxfree_check.executed.flight import Timing
+from taxfree_check.executed.flight import OperationTiming
 from taxfree_check.executed.lds import Shared
 from taxfree_check.executed.program import build_step
 from taxfree_check.executed.tactics import Tactics
@@ -23,10 +23,10 @@ class Machine:
     """One wave on one of two GPUs, or one of several."""
 
     def __init__(self, promptness: float = PROMPT, view=None) -> None:
-        self.memory = view.memory if view else Memory()
+        self.memory = view.memory if view else DeviceMemory()
         self.view = view or Gpu(self.memory).views[0][0]
         group = SimpleNamespace(shared=Shared(1024))
-        self.timing = Timing(Random(0), Tactics(promptness))
+        self.timing = OperationTiming(Random(0), Tactics(promptness))
         self.wave = Wave(SimpleNamespace(), group, self.view, self.timing, 0)
 
     def set(self, row: int, values, dtype=np.uint32) -> None:

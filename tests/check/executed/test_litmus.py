@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 import torch
 
-from taxfree_check.executed.caches import Gpu, Memory
+from taxfree_check.executed.caches import DeviceMemory, Gpu
 from taxfree_check.executed.decode import Argument, Listing, instruction
-from taxfree_check.executed.flight import Timing
-from taxfree_check.executed.program import Launch, Program
+from taxfree_check.executed.flight import OperationTiming
+from taxfree_check.executed.program import KernelRun, Program
 from taxfree_check.executed.tactics import Tactics
 
 SEEDS = range(30)
@@ -103,12 +103,12 @@ def passes(writer, reader, seed, grain="any", gpus=2):
         promptness=rng.choice((0.0, 0.3, 1.0)), stalls=rng.choice((0.0, 0.5, 1.0)),
         by_priority=rng.random() < 0.5, grain=grain, resident=1,
     )  # fmt: skip
-    memory, timing = Memory(grain), Timing(rng, tactics)
+    memory, timing = DeviceMemory(grain), OperationTiming(rng, tactics)
     devices = [Gpu(memory) for _ in range(gpus)]
     data, flag, result = (memory.empty(128, torch.int32, gpus - 1).zero_() for _ in range(3))
     addresses = [each.data_ptr() for each in (data, flag, result)]
     launches = [
-        Launch(program(text), 1, addresses, 0, devices[place % gpus], timing, tactics)
+        KernelRun(program(text), 1, addresses, 0, devices[place % gpus], timing, tactics)
         for place, text in enumerate((writer, reader))
     ]
     if gpus == 1:  # the reader is on the other chiplet

@@ -23,7 +23,7 @@ from taxfree_tune.measuring.bounds import Bounds, Peaks
 from taxfree_tune.measuring.groups import deadline_s, on_groups
 from taxfree_tune.measuring.results import DISPATCH, Results, Row, Skipped
 from taxfree_tune.measuring.trial import Candidate
-from taxfree_tune.tuning.candidates import serves
+from taxfree_tune.tuning.candidates import is_legal
 from taxfree_tune.tuning.history import TuningHistory
 from taxfree_tune.workers.group import WorkerGroup
 from taxfree_tuning_db import LookupStep, Table
@@ -73,7 +73,7 @@ def _best_config(
         return reason
     for candidate in measured:
         config = candidate.config
-        if candidate.variant == variant.name and serves(variant, problem, hardware, config):
+        if candidate.variant == variant.name and is_legal(variant, problem, hardware, config):
             return config
     first = variant.seed_configs(problem, hardware)
     return first[0] if first else "none of its first configs serves"
@@ -166,7 +166,7 @@ def run_one(
         tuple(rows),
         (*skipped, *failed),
         measured.choice,
-        dispatcher.look_up(op, problem).lookup_trace,
+        dispatcher.answer(op, problem).lookup_trace,
         measured.bounds,
         measured.peaks,
         hardware,

@@ -9,14 +9,14 @@ from taxfree.errors import one_line
 from taxfree_tune import devices
 from taxfree_tune.doctor import advice, fabrics, machine, measuring, software
 from taxfree_tune.doctor.guard import Guard
-from taxfree_tune.doctor.report import ProbeResults, Report
+from taxfree_tune.doctor.report import MachineReport, ProbeResults
 
-__all__ = ["Report", "examine"]
+__all__ = ["MachineReport", "examine"]
 
 
 def examine(
     fabric: str = "auto", gpus: int | None = None, tell: Callable[[str], None] = lambda _: None
-) -> Report:
+) -> MachineReport:
     """Look at everything; what fails becomes a part of the report, and is never raised.
 
     Args:
@@ -34,7 +34,7 @@ def examine(
     for name in fabrics.ORDER if fabric == "auto" else (fabric,):
         if measured is None and reasons[name] is None:
             measured, reasons[name] = _measure(guard, name, gpus, tell)
-    report = Report(fabric, versions, found, reasons, measured, guard.problems)
+    report = MachineReport(fabric, versions, found, reasons, measured, guard.problems)
     return replace(report, advice=advice.advice(report))
 
 

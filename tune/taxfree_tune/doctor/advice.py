@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from taxfree_tune.doctor.report import Report
+from taxfree_tune.doctor.report import MachineReport
 
 # Pinned: Iris is installed from git, and its main branch moves.
 IRIS_COMMIT = "03bd9d5d9ac64e856c9322f59f7abf7c09d10752"
 _IRIS = f"pip install git+https://github.com/ROCm/iris.git@{IRIS_COMMIT}"
 
 
-def advice(report: Report) -> tuple[str, ...]:
+def advice(report: MachineReport) -> tuple[str, ...]:
     """Steps, the most pressing first."""
     return (*_repairs(report), *_warnings(report), *_next(report))
 
 
-def _repairs(report: Report) -> Iterator[str]:
+def _repairs(report: MachineReport) -> Iterator[str]:
     torch = report.software.loaded("torch")
     vendors = report.machine.vendors
     if "nvidia" in vendors and "CUDA" not in report.software.versions:
@@ -36,7 +36,7 @@ def _repairs(report: Report) -> Iterator[str]:
         yield "for the host fabric with this Triton: pip install 'numpy<2.4'"
 
 
-def _warnings(report: Report) -> Iterator[str]:
+def _warnings(report: MachineReport) -> Iterator[str]:
     if report.machine.processes:
         yield "other processes use the GPUs: what is measured beside them is not to be trusted"
     if any(gpu.slowed_by for gpu in report.machine.gpus):
@@ -52,7 +52,7 @@ def _warnings(report: Report) -> Iterator[str]:
         yield "programs start out of order here: fused kernels may time out; use the baseline"
 
 
-def _next(report: Report) -> Iterator[str]:
+def _next(report: MachineReport) -> Iterator[str]:
     measured = report.measured
     if measured is None:
         yield "to try all of it without a GPU: taxfree doctor --fabric host"
@@ -63,11 +63,11 @@ def _next(report: Report) -> Iterator[str]:
         yield f"taxfree tune --shapes paper --gpus {measured.world_size}"
 
 
-def _triton_distributions(report: Report) -> tuple[str, ...]:
+def _triton_distributions(report: MachineReport) -> tuple[str, ...]:
     return next((each.installed for each in report.software.packages if each.name == "triton"), ())
 
 
-def _numpy_is_too_new(report: Report) -> bool:
+def _numpy_is_too_new(report: MachineReport) -> bool:
     triton, numpy = (report.software.loaded(name) or "" for name in ("triton", "numpy"))
     return triton.startswith(("3.4.", "3.5.", "3.6.")) and _version(numpy) >= (2, 4)
 

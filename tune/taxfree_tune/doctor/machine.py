@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from taxfree_tune.doctor.guard import Guard
-from taxfree_tune.doctor.report import Machine
+from taxfree_tune.doctor.report import ExaminedMachine
 from taxfree_tune.drivers import amd, nvidia
 from taxfree_tune.drivers.gpu import GpuProcess
 from taxfree_tune.measuring.environment import cpu_name
@@ -24,10 +24,10 @@ _VARIABLES = re.compile(
 )
 
 
-def look(guard: Guard) -> Machine:
+def look(guard: Guard) -> ExaminedMachine:
     """Describe this machine, by what its drivers' own tools say."""
     system: dict[str, str] = guard("system", _system, {})
-    machine = Machine(system=system, vendors=vendors(), environment=environment())
+    machine = ExaminedMachine(system=system, vendors=vendors(), environment=environment())
     for vendor in machine.vendors:
         machine = _with_gpus(guard, machine, vendor)
     return machine
@@ -47,7 +47,7 @@ def environment(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
     return {name: environ[name] for name in sorted(environ) if _VARIABLES.fullmatch(name)}
 
 
-def _with_gpus(guard: Guard, machine: Machine, vendor: str) -> Machine:
+def _with_gpus(guard: Guard, machine: ExaminedMachine, vendor: str) -> ExaminedMachine:
     module = _TOOLS[vendor]
     driver = guard(f"{vendor} driver", module.driver_version, "unknown")
     processes: tuple[GpuProcess, ...] = guard(f"{vendor} processes", module.processes, ())

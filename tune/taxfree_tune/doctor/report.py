@@ -56,7 +56,7 @@ class Software:
 
 
 @dataclass(frozen=True)
-class Machine:
+class ExaminedMachine:
     """The machine below the software.
 
     Args:
@@ -214,7 +214,7 @@ class ProbeResults:
 
 
 @dataclass(frozen=True)
-class Report:
+class MachineReport:
     """All that was found out.
 
     Args:
@@ -227,7 +227,7 @@ class Report:
 
     asked: str
     software: Software
-    machine: Machine
+    machine: ExaminedMachine
     fabrics: Mapping[str, str | None]
     measured: ProbeResults | None
     problems: Mapping[str, str]

@@ -258,7 +258,7 @@ def machine_name(gpu: str) -> str:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class RowComparison:
     """A row beside the same row of an earlier run.
 
     Args:
@@ -284,14 +284,14 @@ class Verdict:
         }
 
 
-def compare(rows: Iterable[Row], before: Iterable[Row]) -> list[Verdict]:
+def compare(rows: Iterable[Row], before: Iterable[Row]) -> list[RowComparison]:
     """Compare each row that is also in an earlier run.
 
     A change counts if it exceeds 3 % of the earlier time and the sum of both interquartile ranges.
     """
     earlier = {row.key: row for row in before}
     return [
-        Verdict(row, earlier[row.key], _judge(row, earlier[row.key]))
+        RowComparison(row, earlier[row.key], _judge(row, earlier[row.key]))
         for row in rows
         if row.key in earlier
     ]

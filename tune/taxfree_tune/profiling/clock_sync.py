@@ -22,7 +22,7 @@ _CLOCK_READS = 2000
 
 
 @dataclass(frozen=True)
-class Comparison:
+class ClockComparison:
     """A rank's clock against that of rank 0.
 
     Args:
@@ -36,14 +36,14 @@ class Comparison:
     error_ns: float
 
 
-def compare_clocks(fabric: Fabric) -> Comparison:
+def compare_clocks(fabric: Fabric) -> ClockComparison:
     """Compare this rank's clock with that of rank 0; collective."""
     if not fabric.has_graphs:  # all ranks read the clock of one machine
-        return Comparison(time.perf_counter_ns(), 0, 0.0)
+        return ClockComparison(time.perf_counter_ns(), 0, 0.0)
     return exchange_clocks(fabric, _ROUNDS)
 
 
-def exchange_clocks(fabric: Fabric, rounds: int) -> Comparison:
+def exchange_clocks(fabric: Fabric, rounds: int) -> ClockComparison:
     """Compare all clocks with rank 0's, pair by pair, over `rounds` round trips; collective.
 
     It uses the pool's signals with generations of its own: the pool is reset before and after.
@@ -65,10 +65,10 @@ def exchange_clocks(fabric: Fabric, rounds: int) -> Comparison:
         found.append(compare(both[0], both[peer]))
     fabric.pool.reset()
     clock_kernel(fabric, step_clock.read_clock)(log, 0)
-    return [Comparison(int(log[0, 0]), 0, 0.0), *found][fabric.rank]
+    return [ClockComparison(int(log[0, 0]), 0, 0.0), *found][fabric.rank]
 
 
-def compare(lower: Sequence[Sequence[int]], higher: Sequence[Sequence[int]]) -> Comparison:
+def compare(lower: Sequence[Sequence[int]], higher: Sequence[Sequence[int]]) -> ClockComparison:
     """Compare two clocks by their readings in a ping-pong.
 
     Args:
@@ -80,10 +80,12 @@ def compare(lower: Sequence[Sequence[int]], higher: Sequence[Sequence[int]]) -> 
         ((sent, came, read) for (sent, came), (read, _) in zip(lower, higher, strict=True)),
         key=lambda round: round[1] - round[0],
     )
-    return Comparison(between, between - (before + after) // 2, (after - before) / 2)
+    return ClockComparison(between, between - (before + after) // 2, (after - before) / 2)
 
 
-def aligned(by_rank: Sequence[tuple[Comparison, Comparison]], clock_step_ns: float) -> Alignment:
+def aligned(
+    by_rank: Sequence[tuple[ClockComparison, ClockComparison]], clock_step_ns: float
+) -> Alignment:
     """How clocks relate, from a comparison before and one after, by rank."""
     comparisons = list(zip(*by_rank, strict=True))
     return Alignment(

@@ -25,14 +25,14 @@ from taxfree_kernels.variant import Step
 from taxfree_tune.measuring import timer
 from taxfree_tune.measuring.trial import Candidate, open_bench
 from taxfree_tune.profiling.clock_sync import (
-    Comparison,
+    ClockComparison,
     aligned,
     clock_kernel,
     clock_step,
     compare_clocks,
 )
 from taxfree_tune.profiling.graph_nodes import count_nodes
-from taxfree_tune.taxes import ClockReadings, Measurement, Nanoseconds, StepInfo, Times
+from taxfree_tune.taxes import ClockReadings, Nanoseconds, PipelineMeasurement, StepInfo, Times
 
 #: the steps of a call on the i-th set of inputs
 StepsOf = Callable[[int], Sequence[Step]]
@@ -80,7 +80,7 @@ class TimedPipeline:
         spans: the calls of one repetition of the sequence in place.
     """
 
-    measurement: Measurement
+    measurement: PipelineMeasurement
     eager_step_us: tuple[float, ...]
     alone: tuple[Alone, ...]
     mhz: dict[str, float]
@@ -272,8 +272,8 @@ class _ClockRate:
 class _Own:
     """One rank's readings."""
 
-    first: Comparison
-    second: Comparison
+    first: ClockComparison
+    second: ClockComparison
     clock_step_ns: float
     readings: Mapping[str, Sequence[Nanoseconds]]
     rates: Mapping[str, Sequence[float]]
@@ -303,7 +303,7 @@ def _timed(
     assert in_place is not None
     gaps = _gaps_us(timings) if f"{_MANY} empty" in timings else np.zeros(1)
     mhz = {name: _slowest_rate(everyone, name) for name in timings}
-    measurement = Measurement(
+    measurement = PipelineMeasurement(
         steps=infos,
         eager_us=times("eager"),
         graph_us=times("graph") if fabric.has_graphs else None,
@@ -347,7 +347,7 @@ def _slowest_rate(everyone: Sequence[_Own], name: str) -> float | None:
     return None if np.isnan(rate) else rate
 
 
-def _spans(measured: Measurement) -> tuple[Span, ...]:
+def _spans(measured: PipelineMeasurement) -> tuple[Span, ...]:
     """The last repetition, on the common clock."""
     names = [step.name for step in measured.steps]
     found = []

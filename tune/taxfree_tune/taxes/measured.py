@@ -120,7 +120,7 @@ class ProgramTrace:
 
 
 @dataclass(frozen=True)
-class Measurement:
+class PipelineMeasurement:
     """One pipeline, measured on all ranks, its sequences interleaved.
 
     Args:

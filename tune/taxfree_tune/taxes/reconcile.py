@@ -10,17 +10,17 @@ import numpy as np
 from taxfree_tune.measuring.bounds import Bounds
 from taxfree_tune.taxes.account import ALLOWED, INSIDE, NO_GRAPHS, Account, Part, Tax
 from taxfree_tune.taxes.critical_path import Inside, inside
-from taxfree_tune.taxes.measured import ClockReadings, Measurement, ProgramTrace, Times
+from taxfree_tune.taxes.measured import ClockReadings, PipelineMeasurement, ProgramTrace, Times
 
 MOST_SPREAD = 0.25  # of t_eager, between the repetitions of a residual
 
 
-def accounts(measured: Measurement, bounds: Bounds) -> tuple[Account, ...]:
+def accounts(measured: PipelineMeasurement, bounds: Bounds) -> tuple[Account, ...]:
     """Reconcile what was measured, rank by rank."""
     return tuple(_account(measured, bounds, rank) for rank in range(len(measured.eager_us)))
 
 
-def _account(measured: Measurement, bounds: Bounds, rank: int) -> Account:
+def _account(measured: PipelineMeasurement, bounds: Bounds, rank: int) -> Account:
     eager = measured.eager_us[rank]
     graph = None if measured.graph_us is None else measured.graph_us[rank]
     found = [] if graph is None else _launch(measured, eager - graph)
@@ -57,7 +57,7 @@ def _account(measured: Measurement, bounds: Bounds, rank: int) -> Account:
 
 
 def _no_account(
-    measured: Measurement, rank: int, parts: Sequence[Part], residual_iqr_us: float
+    measured: PipelineMeasurement, rank: int, parts: Sequence[Part], residual_iqr_us: float
 ) -> str:
     """Why the parts cannot be believed; empty if they can."""
     total = float(np.median(measured.eager_us[rank]))
@@ -80,7 +80,7 @@ def _no_account(
     return ""
 
 
-def _launch(measured: Measurement, host: Times) -> list[tuple[Part, Times]]:
+def _launch(measured: PipelineMeasurement, host: Times) -> list[tuple[Part, Times]]:
     gaps = max(0, measured.kernels - 1)
     method = f"{gaps} x {measured.gap_us:.2f} us, the period of empty kernels in a graph"
     between = Part("gaps", "launch", gaps * measured.gap_us, gaps * measured.gap_iqr_us, method)
@@ -91,7 +91,9 @@ def _launch(measured: Measurement, host: Times) -> list[tuple[Part, Times]]:
     return [first, (between, np.full_like(host, between.us))]
 
 
-def _bulk_synchronous(measured: Measurement, bounds: Bounds, rank: int) -> list[tuple[Part, Times]]:
+def _bulk_synchronous(
+    measured: PipelineMeasurement, bounds: Bounds, rank: int
+) -> list[tuple[Part, Times]]:
     tax: Tax = "bulk synchronous"
     step = measured.only("collective")
     assert step is not None
@@ -117,7 +119,7 @@ def _bulk_synchronous(measured: Measurement, bounds: Bounds, rank: int) -> list[
     return found
 
 
-def _locality(measured: Measurement, rank: int) -> list[tuple[Part, Times]]:
+def _locality(measured: PipelineMeasurement, rank: int) -> list[tuple[Part, Times]]:
     kernel = _kernel_us(measured, measured.in_place, rank)
     found = [
         _part(
@@ -144,7 +146,7 @@ def _locality(measured: Measurement, rank: int) -> list[tuple[Part, Times]]:
     return [*found, _part(step.name, "locality", in_place - hot, method, step.memory_bytes)]
 
 
-def _work(measured: Measurement, rank: int) -> Times:
+def _work(measured: PipelineMeasurement, rank: int) -> Times:
     """Time of producers in their place, and of consumers on an input that was just read."""
     of_kind = {
         kind: [index for index, step in enumerate(measured.steps) if step.kind == kind]
@@ -157,7 +159,7 @@ def _work(measured: Measurement, rank: int) -> Times:
 
 
 def _inside(
-    measured: Measurement, trace: ProgramTrace, bounds: Bounds, rank: int
+    measured: PipelineMeasurement, trace: ProgramTrace, bounds: Bounds, rank: int
 ) -> tuple[list[tuple[Part, Times]], Times]:
     """Parts of a fused kernel's account, and its work beyond the bound."""
     calls = [inside(trace, rank, each) for each in range(trace.call_us.shape[1])]
@@ -193,7 +195,7 @@ def _inside(
     return found, work - bounds.t_floor_us
 
 
-def _kernel_us(measured: Measurement, readings: ClockReadings, rank: int) -> Times:
+def _kernel_us(measured: PipelineMeasurement, readings: ClockReadings, rank: int) -> Times:
     """Steps without the clock readings between them and without gaps: [repetition, step]."""
     gaps = measured.gap_us * np.array([step.kernels for step in measured.steps])
     return np.asarray(

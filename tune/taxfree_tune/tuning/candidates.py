@@ -6,7 +6,7 @@ import itertools
 import random
 from collections.abc import Iterator, Mapping, Sequence
 
-from taxfree._runtime.legality import refusal
+from taxfree._runtime.legality import illegal_reason
 from taxfree.errors import UsageError
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.variant import Config, Problem, Variant, op_of, operation, variants
@@ -30,7 +30,7 @@ def variants_for(
     }
 
 
-def refusals(
+def unsupported_reasons(
     problem: Problem, hardware: Hardware, only: Sequence[str] | None = None
 ) -> dict[str, str]:
     """Why each of the other variants, beside the baseline, cannot; arguments as above."""
@@ -49,11 +49,13 @@ def _asked_for(problem: Problem, only: Sequence[str] | None) -> dict[str, Varian
     }
 
 
-def serves(variant: Variant, problem: Problem, hardware: Hardware, config: Config) -> bool:
-    """Whether a variant still has a config's meta-parameters and does not refuse it today."""
+def is_legal(variant: Variant, problem: Problem, hardware: Hardware, config: Config) -> bool:
+    """Whether a variant has a config's meta-parameters, and the config is legal today."""
     parameters = variant.space(problem, hardware).keys()
     # A record may be older than a meta-parameter, whose default is then what was measured.
-    return config.keys() <= parameters and refusal(variant, problem, hardware, config) is None
+    return (
+        config.keys() <= parameters and illegal_reason(variant, problem, hardware, config) is None
+    )
 
 
 def valid_candidates(
@@ -64,7 +66,7 @@ def valid_candidates(
         space = variant.space(problem, hardware)
         for values in itertools.product(*space.values()):
             config = dict(zip(space, values, strict=True))
-            if variant.prune_reason(problem, hardware, config) is None:
+            if variant.illegal_reason(problem, hardware, config) is None:
                 yield Candidate(name, config)
 
 

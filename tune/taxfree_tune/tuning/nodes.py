@@ -30,7 +30,7 @@ from torch.distributed.rendezvous import rendezvous
 
 from taxfree.errors import Interrupted, TaxfreeError, UsageError, WorkerLost, one_line
 from taxfree_kernels.variant import Problem, op_of
-from taxfree_tune.workers.launch import Launch
+from taxfree_tune.workers.launch import LaunchedProcess
 from taxfree_tuning_db import Database, DatabaseMissing, Record, TrialRecord
 
 LEASE_S = 60.0  # without a heartbeat, after which a node counts as dead
@@ -64,7 +64,7 @@ class Nodes(AbstractContextManager["Nodes"]):
         WorkerLost: not all nodes came.
     """
 
-    def __init__(self, launch: Launch, receive: Callable[[dict[str, Any]], None]) -> None:
+    def __init__(self, launch: LaunchedProcess, receive: Callable[[dict[str, Any]], None]) -> None:
         self._node, self._others = launch.node, [*range(launch.nodes)]
         self._others.remove(launch.node)
         self._receive = receive
@@ -319,7 +319,7 @@ def _answering() -> Iterator[None]:
         ) from error
 
 
-def _meet(launch: Launch) -> Store:
+def _meet(launch: LaunchedProcess) -> Store:
     """The store of torch.distributed that all nodes share, once they are there."""
     missing = [name for name in ("MASTER_ADDR", "MASTER_PORT") if not os.environ.get(name)]
     if missing:

@@ -28,7 +28,7 @@ from taxfree.errors import TaxfreeError
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.variant import Problem, Variant
 from taxfree_tune.measuring.trial import Candidate, key
-from taxfree_tune.tuning.candidates import serves
+from taxfree_tune.tuning.candidates import is_legal
 from taxfree_tune.tuning.surrogate import Surrogate
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ class Search:
         self._known: dict[str, float | None] = {}
         self._failed: list[Candidate] = []  # compiled or tried, but without a time
         self._asked: dict[str, Trial] = {}
-        self._refused: list[tuple[Candidate, str]] = []
+        self._illegal: list[tuple[Candidate, str]] = []
         self._waiting: list[dict[str, str]] = []
         self._elsewhere: set[str] = set()
         self._told_elsewhere: dict[int, tuple[Candidate, dict[str, float]]] = {}
@@ -157,7 +157,9 @@ class Search:
         What does not serve today is passed over.
         """
         variant = self._variants.get(candidate.variant)
-        if variant is not None and serves(variant, self._problem, self._hardware, candidate.config):
+        if variant is not None and is_legal(
+            variant, self._problem, self._hardware, candidate.config
+        ):
             self._known[key(candidate)] = median_us
             if median_us is None:
                 self._failed.append(candidate)
@@ -228,12 +230,12 @@ class Search:
                     self._tell(trial, self._known[key(candidate)])
                 else:
                     variant = self._variants[candidate.variant]
-                    reason = variant.prune_reason(self._problem, self._hardware, candidate.config)
+                    reason = variant.illegal_reason(self._problem, self._hardware, candidate.config)
                     if reason is None:
                         self._asked[key(candidate)] = trial
                         found.append(candidate)
                     else:
-                        self._refused.append((candidate, reason))
+                        self._illegal.append((candidate, reason))
                         self.tell_pruned(candidate, reason, trial)
         return found
 
@@ -266,7 +268,7 @@ class Search:
             if text in known or text in found:
                 return
             asked = (self._problem, self._hardware, config)
-            if self._variants[variant].prune_reason(*asked) is None:
+            if self._variants[variant].illegal_reason(*asked) is None:
                 found[text] = candidate
 
         for candidate in fastest:
@@ -284,9 +286,9 @@ class Search:
             add(variant, {n: self._random.choice(list(v.values())) for n, v in space.items()})
         return list(found.values())
 
-    def take_refused(self) -> list[tuple[Candidate, str]]:
+    def take_illegal(self) -> list[tuple[Candidate, str]]:
         """Candidates that variants refused since the last call, each with the reason."""
-        taken, self._refused = self._refused, []
+        taken, self._illegal = self._illegal, []
         return taken
 
     def _suggest(self, trial: Trial) -> Candidate:

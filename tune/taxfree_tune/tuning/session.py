@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 from taxfree.errors import TaxfreeError
 from taxfree.settings import Settings
-from taxfree_check.cross_compile.screen import Screen, Verdict
+from taxfree_check.cross_compile.screen import Screen, ScreenVerdict
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.variant import Problem, op_of
 from taxfree_tune import devices
 from taxfree_tune.measuring.trial import Candidate
-from taxfree_tune.tuning.candidates import first_candidates, refusals, variants_for
+from taxfree_tune.tuning.candidates import first_candidates, unsupported_reasons, variants_for
 from taxfree_tune.tuning.search import Search
 from taxfree_tune.tuning.tuner import Budget, Progress, Tuner
 from taxfree_tune.workers.group import WorkerGroup, Workers
@@ -132,7 +132,7 @@ def tune_one(
 ) -> Tuned | NotTuned | None:
     """The outcome of a problem; None while other nodes are measuring it."""
     if not variants_for(problem, tuner.hardware, only):
-        reasons = refusals(problem, tuner.hardware, only)
+        reasons = unsupported_reasons(problem, tuner.hardware, only)
         why = "; ".join(f"{name}: {reason}" for name, reason in reasons.items())
         return NotTuned(problem, "refused", why)
     record = tuner.tune(op_of(problem), problem, budget, following)
@@ -207,7 +207,7 @@ def dry_run(
     trials: int,
     seed: int = 0,
     only: Sequence[str] | None = None,
-) -> list[Verdict]:
+) -> list[ScreenVerdict]:
     """The candidates that a search would try first on `hardware`, and those it would refuse.
 
     It needs no device. Without times the search cannot learn: later proposals of a real one differ.
@@ -223,13 +223,15 @@ def proposals(
     trials: int,
     seed: int = 0,
     only: Sequence[str] | None = None,
-) -> tuple[list[Candidate], list[Verdict]]:
+) -> tuple[list[Candidate], list[ScreenVerdict]]:
     """Up to `trials` candidates that a search would propose first, and what it would refuse."""
     found = variants_for(problem, hardware, only)
     if not found:
-        reasons = refusals(problem, hardware, only)
-        return [], [Verdict(name, {}, {}, reason) for name, reason in reasons.items()]
+        reasons = unsupported_reasons(problem, hardware, only)
+        return [], [ScreenVerdict(name, {}, {}, reason) for name, reason in reasons.items()]
     search = Search(found, problem, hardware, seed, journal=None, name="dry run")
     search.enqueue(first_candidates(found, problem, hardware))
     asked = search.ask(trials)
-    return asked, [Verdict(c.variant, c.config, {}, reason) for c, reason in search.take_refused()]
+    return asked, [
+        ScreenVerdict(c.variant, c.config, {}, reason) for c, reason in search.take_illegal()
+    ]

@@ -26,7 +26,7 @@ from taxfree_check.cross_compile.screen import Screen
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.variant import Problem, Variant, op_of
 from taxfree_tune.measuring.trial import Candidate, Outcome, key
-from taxfree_tune.tuning.candidates import every_candidate, first_candidates, serves, variants_for
+from taxfree_tune.tuning.candidates import every_candidate, first_candidates, is_legal, variants_for
 from taxfree_tune.tuning.search import Search
 from taxfree_tune.tuning.together import ATTEMPTS, BASELINE, Together
 from taxfree_tune.tuning.winner import measurement_of, record_of
@@ -177,7 +177,7 @@ class Tuner:
             batch = search.ask(min(count, most - tried), budget.trials)
             asked += len(batch)
             self._store_told_elsewhere(op, problem, search)
-            for candidate, reason in search.take_refused():
+            for candidate, reason in search.take_illegal():
                 self._store_trial(op, problem, candidate, Outcome("refused", reason))
             if not batch and search.waits_for_others:
                 self.is_pending = True
@@ -257,12 +257,12 @@ class Tuner:
             self._fleet,
             every,
         )
-        self._refused: set[str] = set()
+        self._formerly_illegal: set[str] = set()
         self._stored: set[str] = set()
         for candidate, trial in self._trials(op, problem):
             self._stored.add(key(candidate))
             if trial.state == "refused":  # by rules and a compiler that may have changed
-                self._refused.add(key(candidate))
+                self._formerly_illegal.add(key(candidate))
             else:
                 search.learn(candidate, trial.median_us.get(self.mode))
         if every is None:
@@ -297,7 +297,7 @@ class Tuner:
             for each in first
             if each.variant in found
             and key(each) not in known
-            and serves(found[each.variant], problem, self.hardware, each.config)
+            and is_legal(found[each.variant], problem, self.hardware, each.config)
         ]
         self._screen.begin(op, problem, new[: self._batch])
 
@@ -355,11 +355,11 @@ class Tuner:
         verdicts = self._screen.verdicts(op, problem, [(c.variant, c.config) for c in batch])
         seconds = (time.monotonic() - begun) / len(batch)
         for candidate, verdict in zip(batch, verdicts, strict=True):
-            if verdict.refused is not None:
-                search.tell_pruned(candidate, verdict.refused)
-                outcome = Outcome("refused", verdict.refused, seconds=seconds)
+            if verdict.illegal_reason is not None:
+                search.tell_pruned(candidate, verdict.illegal_reason)
+                outcome = Outcome("refused", verdict.illegal_reason, seconds=seconds)
                 self._store_trial(op, problem, candidate, outcome)
-        return [c for c, v in zip(batch, verdicts, strict=True) if v.refused is None]
+        return [c for c, v in zip(batch, verdicts, strict=True) if v.illegal_reason is None]
 
     # -- the result --------------------------------------------------------------------------------
 
@@ -381,7 +381,7 @@ class Tuner:
     ) -> None:
         if outcome.state != "measured":
             self.not_measured[outcome.state] += 1
-        if outcome.state == "refused" and key(candidate) in self._refused:
+        if outcome.state == "refused" and key(candidate) in self._formerly_illegal:
             return  # an earlier run has stored it
         trial = TrialRecord(
             variant=candidate.variant,
@@ -445,7 +445,7 @@ class Tuner:
             Candidate(each.variant, each.config)
             for each in measured
             if each.variant in found
-            and serves(found[each.variant], problem, self.hardware, each.config)
+            and is_legal(found[each.variant], problem, self.hardware, each.config)
         ]
 
     def _decide(self, op: str, problem: Problem, search: Search, seconds: float) -> Record | None:

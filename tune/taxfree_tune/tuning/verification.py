@@ -25,7 +25,7 @@ _HELD = ("holds", "disturbed")
 
 
 @dataclass(frozen=True)
-class Verdict:
+class Verification:
     """A record, measured again.
 
     Args:
@@ -78,7 +78,7 @@ def sample(records: Sequence[Record], count: int, seed: int) -> list[Record]:
     return sorted(taken, key=lambda record: (int(record.problem["world_size"]), record.key))
 
 
-def verify(records: Sequence[Record], fabric: str) -> Iterator[Verdict]:
+def verify(records: Sequence[Record], fabric: str) -> Iterator[Verification]:
     """Measure the candidates of records again, those of a record side by side.
 
     Args:
@@ -98,11 +98,11 @@ def verify(records: Sequence[Record], fabric: str) -> Iterator[Verdict]:
                 yield _verdict(record, problem, together)
 
 
-def _verdict(record: Record, problem: Problem, together: Together) -> Verdict:
+def _verdict(record: Record, problem: Problem, together: Together) -> Verification:
     versions = fingerprints.versions(record.op)
     stale = stale_reason(record, versions) or ""
     if record.winner.variant not in versions:
-        return Verdict(record, "unknown", together.mode, reason=stale)
+        return Verification(record, "unknown", together.mode, reason=stale)
     others = [
         Candidate(each.variant, each.config)
         for each in (record.winner, *record.runners_up)
@@ -115,7 +115,7 @@ def _verdict(record: Record, problem: Problem, together: Together) -> Verdict:
     return dataclasses.replace(verdict, reason=reasons)
 
 
-def judged(record: Record, mode: Mode, tried: Sequence[tuple[Candidate, Outcome]]) -> Verdict:
+def judged(record: Record, mode: Mode, tried: Sequence[tuple[Candidate, Outcome]]) -> Verification:
     """Judge a record by outcomes of its candidates: the baseline first, then the winner if other.
 
     The winner's time may differ from the recorded one, with a driver or a clock: what was chosen
@@ -123,7 +123,7 @@ def judged(record: Record, mode: Mode, tried: Sequence[tuple[Candidate, Outcome]
     """
     winner, outcome = tried[0 if record.winner.variant == BASELINE.variant else 1]
     if outcome.state != "measured":
-        return Verdict(record, outcome.state, mode, reason=outcome.reason)
+        return Verification(record, outcome.state, mode, reason=outcome.reason)
     measured = [
         measurement_of(record.op, candidate, each, mode)
         for candidate, each in tried
@@ -140,10 +140,10 @@ def judged(record: Record, mode: Mode, tried: Sequence[tuple[Candidate, Outcome]
         reason = (
             f"{best.variant} takes {best.median_us[mode] / own.median_us[mode]:.0%} of its time"
         )
-    return Verdict(record, state, mode, own.median_us[mode], best.variant, reason)
+    return Verification(record, state, mode, own.median_us[mode], best.variant, reason)
 
 
-def require_held(verdicts: Sequence[Verdict]) -> None:
+def require_held(verdicts: Sequence[Verification]) -> None:
     """Check that all records hold.
 
     Raises:

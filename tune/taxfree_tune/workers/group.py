@@ -236,7 +236,7 @@ class WorkerGroup(contextlib.AbstractContextManager["WorkerGroup"]):
             self.kill()
 
 
-class Group(Protocol):
+class RankGroup(Protocol):
     """Ranks that run tasks: `WorkerGroup`, or those of :mod:`taxfree_tune.workers.local`."""
 
     def call(
@@ -252,7 +252,7 @@ class Group(Protocol):
 class Groups(Protocol):
     """Where ranks come from: `Workers`, or those of :mod:`taxfree_tune.workers.local`."""
 
-    def group(self) -> Group:
+    def group(self) -> RankGroup:
         """See `Workers.group`."""
 
 

@@ -13,8 +13,8 @@ _STEP_TASKS, _TASKS_PER_NODE = "SLURM_STEP_NUM_TASKS", "SLURM_STEP_TASKS_PER_NOD
 
 
 @dataclass(frozen=True)
-class Launch:
-    """A place among the processes of a launcher; that of a process started alone by default.
+class LaunchedProcess:
+    """This process among those of a launcher; by default one that was started alone.
 
     Where a launcher starts several processes on a node, each is a rank of the node's group. One
     process on a node is no rank: it starts its ranks itself.
@@ -38,7 +38,7 @@ class Launch:
             )
 
     @classmethod
-    def from_environment(cls, environ: Mapping[str, str] = os.environ) -> Launch:
+    def from_environment(cls, environ: Mapping[str, str] = os.environ) -> LaunchedProcess:
         """Read the variables: those of torchrun, else of a job step of Slurm, else of a pod.
 
         Raises:
@@ -58,7 +58,7 @@ class Launch:
         return cls()
 
     @classmethod
-    def _of_ranks(cls, environ: Mapping[str, str]) -> Launch:
+    def _of_ranks(cls, environ: Mapping[str, str]) -> LaunchedProcess:
         ranks = _number(environ, "LOCAL_WORLD_SIZE")
         if "GROUP_RANK" in environ and "GROUP_WORLD_SIZE" in environ:
             node, nodes = _number(environ, "GROUP_RANK"), _number(environ, "GROUP_WORLD_SIZE")
@@ -68,7 +68,7 @@ class Launch:
         return cls(node, nodes, _number(environ, "LOCAL_RANK"), ranks)
 
     @classmethod
-    def _of_slurm(cls, environ: Mapping[str, str]) -> Launch:
+    def _of_slurm(cls, environ: Mapping[str, str]) -> LaunchedProcess:
         tasks: list[int] = []
         text = environ.get(_TASKS_PER_NODE, "")
         for part in text.split(","):  # 8(x3),4: three nodes with eight tasks, one with four

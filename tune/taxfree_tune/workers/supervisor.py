@@ -25,7 +25,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from taxfree.errors import TaxfreeError, UsageError, WorkerLost
-from taxfree_tune.workers.launch import Launch, too_many
+from taxfree_tune.workers.launch import LaunchedProcess, too_many
 from taxfree_tune.workers.process import start_worker
 
 _JOIN_S = 120.0  # for all processes of a node: launchers start them at about the same time
@@ -110,7 +110,7 @@ class Supervisors(AbstractContextManager["Supervisors"]):
         UsageError: another process is the first one already.
     """
 
-    def __init__(self, launch: Launch) -> None:
+    def __init__(self, launch: LaunchedProcess) -> None:
         self._launch = launch
         self._joined: dict[int, Supervised] = {}
         self._listener = _socket()
@@ -182,7 +182,7 @@ def process_of(rank: int) -> Supervised | None:
     return None if _current is None or rank == 0 else _current.of(rank)
 
 
-def supervise(launch: Launch) -> int:
+def supervise(launch: LaunchedProcess) -> int:
     """Start and end the workers of this process's rank until the controller ends.
 
     Returns:
@@ -223,7 +223,7 @@ def _report_end(worker: subprocess.Popen[bytes], controller: socket.socket) -> N
         controller.send(json.dumps({"ended": code}).encode())
 
 
-def _connected(launch: Launch) -> socket.socket:
+def _connected(launch: LaunchedProcess) -> socket.socket:
     """A connection to the controller of this node."""
     deadline = time.monotonic() + _JOIN_S
     while True:
@@ -247,7 +247,7 @@ def _socket() -> socket.socket:
     return socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 
 
-def _address(launch: Launch) -> str:
+def _address(launch: LaunchedProcess) -> str:
     """A name that only the processes of one node of one launch have."""
     job = [os.environ.get(name, "") for name in _JOB_VARIABLES]
     text = json.dumps([os.getuid(), launch.node, launch.local_ranks, *job])
