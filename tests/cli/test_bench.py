@@ -113,7 +113,7 @@ def test_a_bench_on_the_host_writes_what_it_prints(cli, tmp_path):
 
 def test_without_json_it_prints_tables_and_verdicts(cli, monkeypatch, tmp_path):
     wrong = Skipped("all_gather_matmul", PROBLEM, "pull", {}, "wrong", "3 of 160 values wrong", 3)
-    result = dataclasses.replace(RESULT, skipped=(wrong,))
+    result = dataclasses.replace(RESULT, skipped=(wrong,), hardware=KNOWN["h200"])
     monkeypatch.setattr("taxfree_tune.benching.bench.run", lambda *asked: iter([result]))
     save(Results({}, tuple(ROWS)), tmp_path / "before.json")
     picture = tmp_path / "rows.png"
