@@ -335,8 +335,10 @@ def acceptance(record: Mapping[str, Any]) -> str:
         for called, theirs, whose, ours, ran in lines
     ]
     header = ["", "library, us", "taxfree, us", "speed-up"]
-    created = record["created"][:10]
-    return f"{table(header, cells, text=[0])}\n{record['ranks']} {record['gpu']}, {created}.\n"
+    beyond = [f"{step['name']}: {each}" for step in record["steps"] for each in step["failures"]]
+    said = f" Beyond the limits of the script: {'; '.join(beyond)}." if beyond else ""
+    where = f"{record['ranks']} {record['gpu']}, {record['created'][:10]}"
+    return f"{table(header, cells, text=[0])}\n{where}.{said}\n"
 
 
 def _titled(
