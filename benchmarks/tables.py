@@ -13,7 +13,7 @@ length of the KV cache. Other kinds:
     highlights MACHINE  a line per operation
     block FILE          a model's block
     attention FILE      attention on one GPU
-    accept FILE         a run of the acceptance script
+    accept FILE         a run of the acceptance script; with rows=models that of models alone
 
 Below a table are the variants that have changed since they were measured. `--check` writes nothing,
 and fails if a document differs from the result files.
@@ -160,7 +160,9 @@ def update(text: str, root: Path) -> str:
             "highlights": lambda block: highlights(root, block["file"]),
             "block": of_rows(block_tables),
             "attention": lambda block: attention(rows(block)),
-            "accept": lambda block: acceptance(json.loads((root / block["file"]).read_text())),
+            "accept": lambda block: acceptance(
+                json.loads((root / block["file"]).read_text(encoding="utf-8")), where(block)
+            ),
         },
     )
 
@@ -297,16 +299,17 @@ def attention(rows: Iterable[Row]) -> str:
     return f"{table(header, lines)}\n{ATTENTION_CAPTION}{_age(shown)}\n"
 
 
-def acceptance(record: Mapping[str, Any]) -> str:
+def acceptance(record: Mapping[str, Any], where: Mapping[str, str]) -> str:
     """What a user ran on a machine beside the library, in Markdown.
 
     Args:
         record: of ``benchmarks/accept``.
+        where: with "rows": "models", operations by themselves are left out.
     """
     found = {step["name"]: step["figures"] for step in record["steps"] if "figures" in step}
     lines = []
     for row in found["bench"]:
-        if row["mode"] == "graph":
+        if row["mode"] == "graph" and where.get("rows") != "models":
             fields = {name: v for name, v in row["problem"].items() if name not in _COMMON}
             theirs, ours = f" ({row['library']})", f" ({row['config']['variant']})"
             problem = f"{row['op']} {format_problem(row['op'], fields)}"
@@ -321,9 +324,9 @@ def acceptance(record: Mapping[str, Any]) -> str:
             )
             for whose in ("torch", "taxfree")
         }
-        called = f"Llama 8B's shape, 2 layers: {phase['name']} batch={phase['batch']}, {mode}"
-        times = (best["torch"]["median_us"], "", best["taxfree"]["median_us"], "")
-        lines.append((f"{called}, length={phase['length']}", *times))
+        called = f"Llama 8B's shape, 2 layers: {phase['name']} batch={phase['batch']} "
+        called += f"length={phase['length']}{', in a graph' if mode == 'graph' else ''}"
+        lines.append((called, best["torch"]["median_us"], "", best["taxfree"]["median_us"], ""))
     for row in found["Transformers"]["rows"]:
         called = f"Transformers, a token of `generate`: {row['cache']} cache, batch={row['batch']}"
         lines.append((called, row["library_us"], "", row["taxfree_us"], ""))
