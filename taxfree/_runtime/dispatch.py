@@ -9,6 +9,7 @@ from __future__ import annotations
 import bisect
 import dataclasses
 import functools
+import hashlib
 import math
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
@@ -118,6 +119,21 @@ class Dispatcher:
         """Choose by these records of the user's, too, from now on; on all ranks the same."""
         self._table = self._table.with_records(records)
         Dispatcher._ends.cache_clear()
+
+    @property
+    def digest(self) -> str:
+        """16 hex digits for all that decides a choice, but the code."""
+        winners = sorted(
+            (
+                record.key,
+                record.winner.variant,
+                record.winner.version,
+                *record.winner.config.items(),
+            )
+            for record in self._table.records()
+        )
+        said = repr((winners, self._settings.disable, self._settings.strict, self._fingerprint))
+        return hashlib.sha256(said.encode()).hexdigest()[:16]
 
     def answer(self, op: str, problem: Problem) -> LookUp:
         """The record that serves a problem, with the steps that led to it."""

@@ -844,3 +844,9 @@ def runtime_of(group_name: str) -> Runtime:
     if runtime is None:
         raise UsageError(f"no taxfree runtime on group {group_name!r}", "call taxfree.init() first")
     return runtime
+
+
+def table_digest(group_name: str) -> str:
+    """A digest of the table by which a process group's runtime chooses; empty if there is none."""
+    runtime = _runtimes.get(group_name)
+    return "" if runtime is None else runtime._dispatcher.digest

@@ -24,7 +24,8 @@ from torch.fx import Graph, Node
 from torch.fx.node import map_arg
 from torch.utils._pytree import tree_leaves
 
-from taxfree._runtime.runtime import runtime_of
+import taxfree._runtime.ops  # noqa: F401  registers the operations
+from taxfree._runtime.runtime import runtime_of, table_digest
 from taxfree.errors import NoRecord, UsageError
 from taxfree.models import norms, report, rows
 
@@ -76,9 +77,12 @@ class _FusionPass(CustomGraphPass):
         graph.lint()
 
     def uuid(self) -> Any:
+        """The key of Inductor's cache: a graph from it must be what the table of now decides."""
         folder = Path(__file__).parent
-        files = tuple(str(folder / f"{name}.py") for name in ("inductor", "norms", "rows"))
-        return get_hash_for_files(files, repr(sorted(self.groups)))
+        names = "inductor.py", "norms.py", "rows.py", "../_runtime/dispatch.py"
+        files = (*names, "../_runtime/library.json")
+        tables = [(name, table_digest(name)) for name in sorted(self.groups)]
+        return get_hash_for_files(tuple(str(folder / name) for name in files), repr(tables))
 
 
 _PASS = _FusionPass()

@@ -344,8 +344,31 @@ def gather_once_by_a_new_variant(fabric: Any) -> tuple[bool, Any]:
         return all(map(torch.equal, found, wanted)), rt.stats()
 
 
+def keys_of_caches(fabric: Any) -> list[Any]:
+    """Inductor's keys of the pass: at first, with another record, and after the runtime's end."""
+    import taxfree
+    from taxfree.models.inductor import _PASS
+    from tests.models.meshes import new_mesh
+    from tests.taxfree.runtime_tasks import problem_of, record_of
+
+    keys = []
+    with taxfree.enable(new_mesh()) as rt:
+        keys += [_PASS.uuid(), _PASS.uuid()]
+        rt._dispatcher.add([record_of(fabric, problem_of(m=8, n=8, k=6), "push")])
+        keys.append(_PASS.uuid())
+    return [*keys, _PASS.uuid()]
+
+
 def run(ranks: Ranks, task: str, **arguments: Any) -> list[Any]:
     return ranks.run(2, f"{__name__}:{task}", **arguments)
+
+
+def test_a_cached_graph_is_of_the_table_that_decided_it(ranks: Ranks) -> None:
+    found = run(ranks, "keys_of_caches")
+    for first, again, tuned, closed in found:
+        assert first == again
+        assert len({first, tuned, closed}) == 3
+    assert found[0] == found[1]  # ranks share a cache
 
 
 def test_an_all_reduce_takes_the_bias_and_the_residual_along(ranks: Ranks) -> None:
