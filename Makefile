@@ -68,7 +68,7 @@ $(ENV): pyproject.toml $(CONSTRAINTS) | prerequisites
 $(COMPILERS): .tritons/%/.stamp: $(ENV)
 	@rm -rf $(@D)
 	@mkdir -p $(@D)
-	$(BIN)/pip freeze | grep -qx triton==$* || $(BIN)/pip install --no-deps --target $(@D) triton==$*
+	$(BIN)/pip freeze | grep -x triton==$* >/dev/null || $(BIN)/pip install --no-deps --target $(@D) triton==$*
 	@touch $@
 
 demo: $(ENV) ## about a minute, no GPU: tune on two ranks, find a race, see where the time goes on eight GPUs
