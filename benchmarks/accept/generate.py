@@ -52,9 +52,12 @@ def _loaded(folder: Path) -> Any:
     return model.eval()
 
 
-def _generated(model: Any, batch: int, cache: str) -> tuple[torch.Tensor, float]:
+def _prompts(model: Any, batch: int) -> torch.Tensor:
+    return torch.arange(batch * PROMPT, device=model.device).view(batch, PROMPT) * 7 % 31991 + 5
+
+
+def _generated(model: Any, ids: torch.Tensor, cache: str) -> tuple[torch.Tensor, float]:
     """Tokens, and microseconds of one of them; the second call is timed."""
-    ids = torch.arange(batch * PROMPT, device=model.device).view(batch, PROMPT) * 7 % 31991 + 5
     options = {} if cache == "dynamic" else {"cache_implementation": cache}
     for _ in range(2):
         _synchronize()
@@ -111,11 +114,9 @@ def main() -> None:
     for cache in options.caches.split(","):
         for batch in map(int, options.batches.split(",")):
             row: dict[str, Any] = {"cache": cache, "batch": batch}
-            tokens = {}
+            ids, tokens = _prompts(models["library"], batch), {}
             for name, model in models.items():
-                tokens[name], row[f"{name}_us"] = _generated(model, batch, cache)
-            ids = torch.arange(batch * PROMPT, device=models["library"].device)
-            ids = ids.view(batch, PROMPT) * 7 % 31991 + 5
+                tokens[name], row[f"{name}_us"] = _generated(model, ids, cache)
             row["largest_gap"] = _differing(
                 models["library"], ids, tokens["taxfree"], tokens["library"]
             )
