@@ -661,11 +661,10 @@ class Runtime(contextlib.AbstractContextManager["Runtime"]):
             else:
                 signature, plans = signatures()[name], self._plans
                 problem = signature.problem(self._fabric, *signature.normalized(arguments))
-        choice = plans.choice(problem)
-        if choice.kind != "exact" or choice.lender:
+        if self._collecting and not plans.is_tuned(problem):
             for met in self._collecting:
                 met.add(plans.bucket(problem).problem, *_sizes_of(problem))
-        return choice.variant == BASELINE
+        return plans.choice(problem).variant == BASELINE
 
     def explain(self, problem: Problem) -> str:
         """The choice for a problem, the reason, and the steps of the look-up, as text."""
