@@ -31,8 +31,11 @@ class Layer:
 
 @dataclass(frozen=True)
 class Decoder:
-    """One rank's part of a model. ``head`` holds the rank's rows of the vocabulary, from
-    ``vocab_start`` on; ``inv_freq`` [head_dim / 2], float32, and ``rope_scale`` are rotary's."""
+    """One rank's part of a model.
+
+    ``head`` holds the rank's rows of the vocabulary, from ``vocab_start`` on; ``inv_freq``
+    [head_dim / 2], float32, and ``rope_scale`` are rotary's.
+    """
 
     layers: tuple[Layer, ...]
     embedding: torch.Tensor  # [vocab, hidden], whole on every rank
@@ -47,8 +50,11 @@ class Decoder:
 
 @dataclass(frozen=True)
 class Cache:
-    """Keys and values of each layer. Dense: [batch, kv_heads, capacity, head_dim], any strides
-    but the last; paged: [pages, page_size, kv_heads, head_dim] with ``block_table`` [batch, n]."""
+    """Keys and values of each layer.
+
+    Dense: [batch, kv_heads, capacity, head_dim], any strides but the last; paged: [pages,
+    page_size, kv_heads, head_dim] with ``block_table`` [batch, n].
+    """
 
     keys: tuple[torch.Tensor, ...]
     values: tuple[torch.Tensor, ...]
