@@ -43,7 +43,7 @@ class TestLibrariesOfGpus:
         require(ranks.few, ranks.fabric)
         size = {"n": 40, "k": 64, "dtype": "bfloat16"}
         cases = [
-            case(ALL_REDUCE, variant, config, **size, m=m, bias=adds, residual=adds)
-            for m, adds in [(1, False), (34, True)]
+            case(ALL_REDUCE, variant, config, **size, m=m, bias=adds, residual=adds, rms_norm=norm)
+            for m, adds, norm in [(1, False, False), (34, True, False), (34, True, True)]
         ]
         assert complaints(ranks, ranks.few, cases) == []

@@ -44,6 +44,7 @@ from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.fabric.heap import Pool
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.matmul_all_reduce.problem import MatmulAllReduce
+from taxfree_kernels.matmul_all_reduce.rms_norm import NormAfter
 from taxfree_kernels.matmul_all_reduce.spaces import fits_addends
 from taxfree_kernels.problem import ITEM_BYTES
 from taxfree_kernels.reduction import spaces
@@ -344,4 +345,8 @@ def slot_elements(problem: MatmulAllReduce, config: Config) -> int:
     return int(inboxes * elements + tiles * elements * own // wire)
 
 
-VARIANT = PushTwoShot()
+class PushTwoShotNormAfter(NormAfter, PushTwoShot):
+    """One kernel: tiles go to their owners, sums to all ranks; another one normalises."""
+
+
+VARIANT = PushTwoShotNormAfter()

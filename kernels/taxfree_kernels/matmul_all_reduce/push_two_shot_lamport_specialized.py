@@ -21,6 +21,7 @@ from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.matmul_all_reduce.problem import MatmulAllReduce
 from taxfree_kernels.matmul_all_reduce.push_two_shot_lamport import PushTwoShotLamport
+from taxfree_kernels.matmul_all_reduce.rms_norm import NormAfter
 from taxfree_kernels.reduction.epilogue import add_bias_residual
 from taxfree_kernels.reduction.packets import halves_of
 from taxfree_kernels.reduction.specialized_words import (
@@ -172,4 +173,8 @@ class PushTwoShotLamportSpecialized(Specialized, PushTwoShotLamport):
         return SpecializedPlan(problem, fabric, config, function, layout, constants)
 
 
-VARIANT = PushTwoShotLamportSpecialized()
+class PushTwoShotLamportSpecializedNormAfter(NormAfter, PushTwoShotLamportSpecialized):
+    """Slices of tiles go to their owners and back; another kernel normalises."""
+
+
+VARIANT = PushTwoShotLamportSpecializedNormAfter()

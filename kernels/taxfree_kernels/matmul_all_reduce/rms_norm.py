@@ -1,19 +1,25 @@
-"""The last kernel of library paths: adds the residual and normalises the sum, row by row.
+"""A last kernel that adds the residual and normalises the sum, row by row.
 
-Engines run such a kernel after their collectives: the residual costs no launch of its own.
+Engines run such a kernel after their collectives: the residual costs no launch of its own. It also
+follows our own sums in which no rank has whole rows.
 """
 
 from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 
 from taxfree_kernels.fabric.base import Fabric
+from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.launch import Kernel, compile_options
 from taxfree_kernels.matmul_all_reduce.problem import MatmulAllReduce
 from taxfree_kernels.reduction.epilogue import store_normalised
 from taxfree_kernels.spaces import power_of_2
+from taxfree_kernels.variant import Config, Plan, Space, Variant
 
 _MOST_THREADS = 1024
 _A_THREAD = 32  # elements of a row
@@ -65,3 +71,50 @@ class RMSNorm:
         given = total if residual is None else residual
         self._sized[len(total)](total, given, norm_weight, eps, out)
         return out
+
+
+class NormAfterPlan(Plan):
+    """The plan of a sum with its addends, then a kernel that normalises what it wrote."""
+
+    def __init__(self, problem: MatmulAllReduce, fabric: Fabric, total: Plan) -> None:
+        self._total, self._norm = total, RMSNorm(replace(problem, residual=False), fabric)
+        self.launches = total.launches + 1
+
+    @property
+    def connects(self) -> bool:
+        return self._total.connects
+
+    def connect(self) -> None:
+        self._total.connect()
+
+    def kernels(self, size: int) -> tuple[Kernel, ...]:
+        return (*self._total.kernels(size), self._norm.kernel(size))
+
+    def run(self, *tensors: Any) -> torch.Tensor:
+        x, weight, bias, residual, norm_weight, eps, out = tensors
+        self._total.run(x, weight, bias, residual, None, None, out[1])
+        return self._norm(out[1], None, norm_weight, eps, out)
+
+
+class NormAfter(Variant):
+    """Before a variant that does not normalise, in the bases of a class: two launches do."""
+
+    def unsupported_reason(self, problem: Any, hardware: Hardware) -> str | None:
+        return super().unsupported_reason(_sum_of(problem), hardware)
+
+    def space(self, problem: Any, hardware: Hardware) -> Space:
+        return super().space(_sum_of(problem), hardware)
+
+    def seed_configs(self, problem: Any, hardware: Hardware) -> list[dict[str, Any]]:
+        return super().seed_configs(_sum_of(problem), hardware)
+
+    def illegal_reason(self, problem: Any, hardware: Hardware, config: Config) -> str | None:
+        return super().illegal_reason(_sum_of(problem), hardware, config)
+
+    def plan(self, problem: Any, fabric: Fabric, config: Config) -> Plan:
+        plan = super().plan(_sum_of(problem), fabric, config)  # type: ignore[safe-super]  # mixin
+        return NormAfterPlan(problem, fabric, plan) if problem.rms_norm else plan
+
+
+def _sum_of(problem: MatmulAllReduce) -> MatmulAllReduce:
+    return replace(problem, rms_norm=False)

@@ -14,10 +14,11 @@ import torch
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.fabric.workspace import Workspace
 from taxfree_kernels.hardware import Hardware
+from taxfree_kernels.matmul_all_reduce.baseline import BaselinePlan
 from taxfree_kernels.matmul_all_reduce.problem import MatmulAllReduce
 from taxfree_kernels.reduction.spaces import partial_bytes
-from taxfree_kernels.variant import Config, Plan, Space, Variant
-from taxfree_kernels.vendor import matmul_into, symm_mem_op
+from taxfree_kernels.variant import Config, Plan, Space, Step, Variant
+from taxfree_kernels.vendor import symm_mem_op
 
 _ONE_SHOT_BYTES = 1 << 18  # one shot is tried first up to this size
 
@@ -44,36 +45,37 @@ class SymmetricMemory(Workspace):
             self._known = self._block.data_ptr()
 
 
-class TorchSymmMemPlan(Plan):
-    """Matmul into a symmetric buffer, PyTorch's all-reduce, one addition for a residual."""
+class TorchSymmMemPlan(BaselinePlan):
+    """Matmul into a symmetric buffer, PyTorch's all-reduce, one kernel for what follows."""
 
     def __init__(self, problem: MatmulAllReduce, fabric: Fabric, config: Config) -> None:
+        super().__init__(problem, fabric)
         self._name = {1: "one_shot_all_reduce_out", 2: "two_shot_all_reduce_out"}[config["SHOTS"]]
-        self._group, self._adds_bias = fabric.group, fabric.rank == 0
         known = fabric.library_memory
         if "symmetric" not in known:
             known["symmetric"] = SymmetricMemory(fabric)
         self._memory, dtype = known["symmetric"], getattr(torch, problem.dtype)
         self._partials = self._memory.scratch(((problem.elements,), dtype))
-        # the output may be the residual, which is read after the sum
-        elements = problem.elements if problem.residual else 0
-        self._sums = fabric.workspace.scratch(((elements,), dtype))
-        self.launches = 2 + problem.residual
 
     def connect(self) -> None:
         assert isinstance(self._memory, SymmetricMemory)
         self._memory.rendezvous()
         self._all_reduce = symm_mem_op(self._name, self._group)
 
-    def run(self, *tensors: Any) -> torch.Tensor:
-        x, weight, bias, residual, _, _, out = tensors
-        partial = self._partials()[0][: out.numel()].view(out.shape)
-        total = out
-        if residual is not None and residual.data_ptr() == out.data_ptr():
-            total = self._sums()[0][: out.numel()].view(out.shape)
-        matmul_into(partial, x, weight, bias if self._adds_bias else None)
-        self._all_reduce(partial, "sum", self._group.group_name, total)
-        return out if residual is None else torch.add(total, residual, out=out)
+    def steps(self, *tensors: Any) -> list[Step]:
+        return Plan.steps(self, *tensors)
+
+    def _multiply(
+        self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, total: torch.Tensor
+    ) -> None:
+        super()._multiply(x, weight, bias, self._partial(total))
+
+    def _reduce(self, total: torch.Tensor) -> None:
+        self._all_reduce(self._partial(total), "sum", self._group.group_name, total)
+
+    def _partial(self, total: torch.Tensor) -> torch.Tensor:
+        """This rank's symmetric buffer."""
+        return self._partials()[0][: total.numel()].view(total.shape)
 
 
 class TorchSymmMem(Variant):
@@ -88,8 +90,6 @@ class TorchSymmMem(Variant):
             return "torch's ops need CUDA"
         if problem.world_size == 1:
             return "one rank has no peers"
-        if problem.rms_norm:
-            return "it does not normalise"
         if problem.dtype != "bfloat16":
             return "torch's ops add bfloat16 or float32"
         if problem.elements % 8:

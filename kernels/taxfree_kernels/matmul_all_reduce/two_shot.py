@@ -31,6 +31,7 @@ from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.launch import Kernel, compile_options
 from taxfree_kernels.matmul_all_reduce.problem import MatmulAllReduce
+from taxfree_kernels.matmul_all_reduce.rms_norm import NormAfter
 from taxfree_kernels.reduction import spaces
 from taxfree_kernels.reduction.epilogue import Addends, Epilogue, add_bias_residual
 from taxfree_kernels.reduction.sums import (
@@ -174,4 +175,8 @@ class TwoShot(Variant):
         return TwoShotPlan(problem, fabric, config)
 
 
-VARIANT = TwoShot()
+class TwoShotNormAfter(NormAfter, TwoShot):
+    """Vendor matmul, our two-shot all-reduce, a kernel that normalises."""
+
+
+VARIANT = TwoShotNormAfter()
