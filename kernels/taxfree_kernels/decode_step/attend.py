@@ -16,7 +16,6 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
 from taxfree_kernels.decode_step.chunks import (
     SPLITS_DONE,
-    WARPS,
     chunks_of_split,
     hand_back,
 )
@@ -35,7 +34,10 @@ _MERGED = gl.constexpr(16)  # splits that are merged at a time
 
 @gluon.constexpr_function
 def tile(dim):
-    """The layout of a chunk of keys, [4, WARPS, GROUPS, dim / 64, 64]: 4 keys, 8 elements a thread."""
+    """The layout of a chunk of keys, [4, WARPS, GROUPS, dim / 64, 64].
+
+    A thread has 8 elements of 4 keys.
+    """
     return gl.BlockedLayout(
         [4, 1, 1, 1, 8], [1, 1, 256 // dim, dim // 64, 8], [1, 8, 1, 1, 1], [4, 3, 2, 1, 0]
     )
@@ -67,27 +69,31 @@ def _vector(ptr, d, cosine, sine, norm, DIM: gl.constexpr, NORM: gl.constexpr, E
 
 @gluon.jit
 def _rotary(position, inv_freq, scale, d, DIM: gl.constexpr):
-    """Cosine and sine of the angles of a position."""
+    """Cosine and sine of the angles of a position; the library's would cost a call and a stack."""
     angle = position.to(gl.float32) * gl.load(inv_freq + d % (DIM // 2))
     turns = gl.floor(angle * 0.15915494309189535 + 0.5)
     # 2 pi in three parts, whose products with small integers are exact
     angle = angle - turns * 6.28125
     angle = angle - turns * 0.001934051513671875
     angle = angle - turns * 1.255665914602e-06
-    return gl.cos(angle) * scale, gl.sin(angle) * scale
+    cosine = gl.inline_asm_elementwise(
+        "cos.approx.f32 $0, $1;", "=f,f", [angle], dtype=gl.float32, is_pure=True, pack=1
+    )
+    sine = gl.inline_asm_elementwise(
+        "sin.approx.f32 $0, $1;", "=f,f", [angle], dtype=gl.float32, is_pure=True, pack=1
+    )
+    return cosine * scale, sine * scale
 
 
 @gluon.jit
-def attend(
-    unit, layer, counts, n, step, pipe, shared, MODEL: gl.constexpr, WORK: gl.constexpr
-):
+def attend(unit, layer, counts, n, step, pipe, shared, MODEL: gl.constexpr, WORK: gl.constexpr):
     """Attend to a split for all query heads of a KV head; returns the number of chunks read.
 
     Args:
         shared: float32 [heads, 8, HEAD_DIM], and twice [heads, 8].
     """
     DIM: gl.constexpr = MODEL.HEAD_DIM
-    KEYS: gl.constexpr = MODEL.keys_of_chunk
+    KEYS: gl.constexpr = MODEL.KEYS
     GROUP: gl.constexpr = MODEL.HEADS // MODEL.KV_HEADS
     GROUPS: gl.constexpr = 256 // DIM
     PARTS: gl.constexpr = DIM // 64
@@ -97,12 +103,10 @@ def attend(
     OF_SUMS: gl.constexpr = gl.SliceLayout(2, gl.SliceLayout(3, gl.SliceLayout(0, T)))
     element: gl.constexpr = step.attended.dtype.element_ty
     NORM: gl.constexpr = element if MODEL.HAS_QK_NORM else None
-    pair, split = unit % MODEL.pairs, unit // MODEL.pairs
+    pair, split = unit % MODEL.PAIRS, unit // MODEL.PAIRS
     sequence, head = pair // MODEL.KV_HEADS, pair % MODEL.KV_HEADS
     position = gl.load(step.positions + sequence).to(gl.int32)
-    begin, end, oldest = chunks_of_split(
-        split, counts.splits, layer, position, step.lines, MODEL
-    )
+    begin, end, oldest = chunks_of_split(split, counts.splits, layer, position, step.lines, MODEL)
     part = gl.arange(0, PARTS, gl.SliceLayout(1, OF_VECTOR))
     d = part[:, None] * 64 + gl.arange(0, 64, gl.SliceLayout(0, OF_VECTOR))[None, :]
     cosine, sine = _rotary(position, step.inv_freq, step.rope_scale, d, DIM)
@@ -111,7 +115,7 @@ def attend(
     if MODEL.HAS_QK_NORM:
         q_norm = gl.load(step.vectors + layer * VECTORS + Q_NORM)
         k_norm = gl.load(step.vectors + layer * VECTORS + K_NORM)
-    products = step.qkv + sequence * MODEL.qkv_rows
+    products = step.qkv + sequence * MODEL.QKV_ROWS
     k_ptr = products + (MODEL.HEADS + head) * DIM
     new_k = _vector(k_ptr, d, cosine, sine, k_norm, DIM, NORM, MODEL.EPS).to(element)
     new_v = gl.load(k_ptr + MODEL.KV_HEADS * DIM + d, cache_modifier=".cg").to(element)
@@ -220,7 +224,9 @@ def _leave_split(top, total, acc, pair, split, splits, step, MODEL: gl.constexpr
     # [pair, split, head]: sums, then [.., 2] of the largest logit and the total
     at = (pair * splits + split) * GROUP + head
     gl.store(
-        step.parts + at[:, None] * DIM + d[None, :], acc, mask=(head < GROUP)[:, None] & (d >= 0)[None, :]
+        step.parts + at[:, None] * DIM + d[None, :],
+        acc,
+        mask=(head < GROUP)[:, None] & (d >= 0)[None, :],
     )
     gl.store(step.softmax + 2 * at, top, mask=head < GROUP)
     gl.store(step.softmax + 2 * at + 1, total, mask=head < GROUP)
@@ -249,11 +255,15 @@ def _merge_splits(pair, splits, HEADS: gl.constexpr, step, MODEL: gl.constexpr):
         each = first + gl.arange(0, _MERGED, gl.SliceLayout(0, OF_PARTS))[None, :]
         there = (each < splits) & (heads < GROUP)
         place = (pair * splits + each) * GROUP + heads
-        old_tops = gl.load(step.softmax + 2 * place, mask=there, other=float("-inf"), cache_modifier=".cg")
-        old_totals = gl.load(step.softmax + 2 * place + 1, mask=there, other=0.0, cache_modifier=".cg")
+        old_tops = gl.load(
+            step.softmax + 2 * place, mask=there, other=float("-inf"), cache_modifier=".cg"
+        )
+        old_totals = gl.load(
+            step.softmax + 2 * place + 1, mask=there, other=0.0, cache_modifier=".cg"
+        )
         old_accs = gl.load(
-            step.parts + place[:, :, None] * DIM + ds, mask=there[:, :, None] & (ds >= 0), other=0.0,
-            cache_modifier=".cg",
+            step.parts + place[:, :, None] * DIM + ds, mask=there[:, :, None] & (ds >= 0),
+            other=0.0, cache_modifier=".cg",
         )  # fmt: skip
         new_top, new_total, new_acc = _merge(old_tops, old_totals, old_accs)
         higher = gl.maximum(highest, new_top)

@@ -17,12 +17,9 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 from taxfree_kernels.decode_step.tape import (
     LINE_DOWN,
     LINE_GATE,
-    LINE_K,
     LINE_KEYS,
     LINE_O,
-    LINE_Q,
     LINE_UP,
-    LINE_V,
     LINE_VALUES,
     LINES,
     PHASES,
@@ -94,24 +91,24 @@ class Counts(NamedTuple):
 @gluon.jit
 def counts_of(positions, widest, MODEL: gl.constexpr, WORK: gl.constexpr):
     """The units of this step, which depend on how many keys there are."""
-    KEYS: gl.constexpr = MODEL.keys_of_chunk
+    KEYS: gl.constexpr = MODEL.KEYS
     last = gl.load(positions).to(gl.int32)
     for each in gl.static_range(1, MODEL.BATCH):
         last = gl.maximum(last, gl.load(positions + each).to(gl.int32))
     chunks = gl.minimum(last + 1, widest + KEYS - 1) // KEYS + 1
-    each_split = gl.cdiv(chunks * MODEL.pairs, gl.num_programs(0) * WORK.SPLITS)
+    each_split = gl.cdiv(chunks * MODEL.PAIRS, gl.num_programs(0) * WORK.SPLITS)
     splits = gl.cdiv(chunks, each_split)
-    qkv = gl.to_tensor(MODEL.qkv_rows // 8)
+    qkv = gl.to_tensor(MODEL.QKV_ROWS // 8)
     o = gl.to_tensor(MODEL.HIDDEN // 8)
     gate = gl.to_tensor(MODEL.INTERMEDIATE // 4)
-    attention = splits * MODEL.pairs
+    attention = splits * MODEL.PAIRS
     return Counts(qkv, attention, o, gate, qkv + attention + 2 * o + gate, splits)
 
 
 @gluon.jit
 def chunks_of_split(split, splits, layer, position, lines, MODEL: gl.constexpr):
     """The chunks of keys [begin, end) of a split, and the first key that attention sees."""
-    KEYS: gl.constexpr = MODEL.keys_of_chunk
+    KEYS: gl.constexpr = MODEL.KEYS
     oldest = gl.maximum(position + 1 - gl.load(lines + layer * LINES + WINDOW), 0)
     first = oldest // KEYS
     chunks = position // KEYS + 1 - first
@@ -166,7 +163,7 @@ def _load_keys(
     Args:
         heads: lines from one sequence of the cache to the next, and from one KV head to the next.
     """
-    pair, split = unit % MODEL.pairs, unit // MODEL.pairs
+    pair, split = unit % MODEL.PAIRS, unit // MODEL.PAIRS
     sequence, head = pair // MODEL.KV_HEADS, pair % MODEL.KV_HEADS
     position = gl.load(positions + sequence).to(gl.int32)
     begin, end, _ = chunks_of_split(split, counts.splits, layer, position, weights.lines, MODEL)
@@ -178,7 +175,7 @@ def _load_keys(
             stage = _next_stage(n, pipe, WORK)
             start = values if part else keys
             load_box(
-                weights.cache, [start, chunk * MODEL.keys_of_chunk, 0, 0], pipe.full.index(stage),
+                weights.cache, [start, chunk * MODEL.KEYS, 0, 0], pipe.full.index(stage),
                 pipe.keys.index(stage),
             )  # fmt: skip
             n += 1
@@ -356,12 +353,14 @@ def count_units(counters, done):
 def make_pipe(weights, MODEL: gl.constexpr, WORK: gl.constexpr):
     """Allocate the ring, and make its barriers."""
     STAGES: gl.constexpr = WORK.STAGES
-    KEYS: gl.constexpr = MODEL.keys_of_chunk
+    KEYS: gl.constexpr = MODEL.KEYS
     barrier: gl.constexpr = mbarrier.MBarrierLayout()
     element: gl.constexpr = weights.hidden.dtype
     DIM: gl.constexpr = MODEL.HEAD_DIM
     tile: gl.constexpr = gl.NVMMASharedLayout.get_default_for([8, 16, 64], element)
-    part: gl.constexpr = gl.NVMMASharedLayout.get_default_for([4, 8, 256 // DIM, DIM // 64, 64], element)
+    part: gl.constexpr = gl.NVMMASharedLayout.get_default_for(
+        [4, 8, 256 // DIM, DIM // 64, 64], element
+    )
     ring = gl.allocate_shared_memory(element, [STAGES, 8, 16, 64], tile)
     pipe = Pipe(
         reinterpreted(ring, [2 * STAGES, 1, 4, 16, 64], weights.hidden.layout),

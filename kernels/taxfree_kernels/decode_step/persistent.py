@@ -18,22 +18,21 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+import triton
 import triton.language as tl
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-import triton
 from taxfree_kernels.decode_step.attend import attend
 from taxfree_kernels.decode_step.chunks import (
     CLAIMED,
     DONE,
     FAILED,
     LEFT,
-    NOBODY,
     OF_ROWS,
     WARPS,
-    X,
     Weights,
+    X,
     count_units,
     counts_of,
     load,
@@ -350,20 +349,43 @@ def decode_step(
         gl.allocate_shared_memory(gl.float32, [HEADS, 8], PLAIN),
         gl.allocate_shared_memory(gl.float32, [HEADS, 8], PLAIN),
     )
+    cache = tl.cast(gl.multiple_of(origin, 16), gl.pointer_type(element))
     step = Step(
-        buffers.lines, buffers.vectors, tl.cast(gl.multiple_of(origin, 16), gl.pointer_type(element)),
-        buffers.inv_freq, rope_scale, buffers.positions, buffers.qkv, buffers.parts,
+        buffers.lines, buffers.vectors, cache, buffers.inv_freq, rope_scale, buffers.positions,
+        buffers.qkv, buffers.parts,
         buffers.softmax, buffers.attended, buffers.counters, heads, stride_key,
     )  # fmt: skip
     gl.warp_specialize(
         [
             (
                 _compute_and_leave,
-                (buffers, step, layers, widest, rank, vocab_start, shared, pipe, GROUP, MODEL, WORK),
+                (
+                    buffers,
+                    step,
+                    layers,
+                    widest,
+                    rank,
+                    vocab_start,
+                    shared,
+                    pipe,
+                    GROUP,
+                    MODEL,
+                    WORK,
+                ),
             ),
             (
                 load,
-                (weights, buffers.positions, heads, buffers.counters, layers, widest, pipe, MODEL, WORK),
+                (
+                    weights,
+                    buffers.positions,
+                    heads,
+                    buffers.counters,
+                    layers,
+                    widest,
+                    pipe,
+                    MODEL,
+                    WORK,
+                ),
             ),
         ],
         [1],

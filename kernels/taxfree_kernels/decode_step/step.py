@@ -25,7 +25,8 @@ class DecodeStep:
         decoder, cache: this rank's parts; they are read, and the cache is written, in place.
         batch: number of sequences.
         fabric: this rank's.
-        config: STAGES, LIMIT, SPLITS; see ``tape.Work``.
+        config: STAGES, LIMIT, SPLITS, see ``tape.Work``; missing ones are those of
+            :func:`seed_config`.
         logits: whether :attr:`logits` are stored.
 
     Attributes:
@@ -52,6 +53,7 @@ class DecodeStep:
         device, dtype = decoder.head.device, decoder.head.dtype
         programs = fabric.hardware.compute_units
         lines = tape.Lines.of(decoder, cache)
+        config = {**seed_config(model, fabric.hardware.shared_memory), **config}
         work = tape.Work(LOGITS=logits, LINE=lines.size, **config)
 
         def descriptor(matrices: Any, box: list[int]) -> Any:
@@ -67,15 +69,13 @@ class DecodeStep:
             descriptor([*of_hidden, decoder.head], rows),
             descriptor([each.o for each in layers], rows),
             descriptor([each.down for each in layers], rows),
-            descriptor(
-                [*cache.keys, *cache.values], [1, model.keys_of_chunk, dim // 64, 64]
-            ),
+            descriptor([*cache.keys, *cache.values], [1, model.KEYS, dim // 64, 64]),
         )
 
         def empty(*shape: int, of: torch.dtype = torch.float32) -> torch.Tensor:
             return torch.empty(shape, dtype=of, device=device)
 
-        splits = math.ceil(programs * work.SPLITS / model.pairs) + 1
+        splits = math.ceil(programs * work.SPLITS / model.PAIRS) + 1
         group = model.HEADS // model.KV_HEADS
         self.buffers = persistent.Buffers(
             lines=lines.table,
@@ -86,16 +86,16 @@ class DecodeStep:
             positions=empty(batch, of=torch.int64),
             next_tokens=empty(batch, of=torch.int64),
             logits=empty(batch, model.VOCAB if logits else 1),
-            qkv=empty(batch, model.qkv_rows),
-            parts=empty(model.pairs * splits * group * dim),
-            softmax=empty(model.pairs * splits * group * 2),
+            qkv=empty(batch, model.QKV_ROWS),
+            parts=empty(model.PAIRS * splits * group * dim),
+            softmax=empty(model.PAIRS * splits * group * 2),
             attended=empty(batch, model.HEADS * dim, of=dtype),
             o_sums=empty(batch, model.HIDDEN),
             down_sums=empty(batch, model.HIDDEN),
             activated=empty(batch, model.INTERMEDIATE, of=dtype),
             best=torch.full((batch,), -(1 << 63), dtype=torch.int64, device=device),
             counters=torch.zeros(
-                chunks.SPLITS_DONE.value + model.pairs, dtype=torch.int32, device=device
+                chunks.SPLITS_DONE.value + model.PAIRS, dtype=torch.int32, device=device
             ),
             control_ptr=fabric.pool.control,
             heap_bases=fabric.heap_bases,
@@ -153,4 +153,4 @@ def seed_config(model: tape.Model, shared_memory: int) -> dict[str, int]:
     """The config that is tried first: as many stages as there is room for."""
     heads = 1 << (model.HEADS // model.KV_HEADS - 1).bit_length()
     room = shared_memory - _OTHER_SHARED - heads * 8 * (model.HEAD_DIM + 2) * 4
-    return {"STAGES": min(12, room // _CHUNK_BYTES), "LIMIT": 2, "SPLITS": 1}
+    return {"STAGES": min(12, room // _CHUNK_BYTES), "LIMIT": 2, "SPLITS": 2}

@@ -35,7 +35,13 @@ INPUT_NORM, POST_NORM, Q_BIAS, Q_NORM, K_NORM = map(tl.constexpr, (0, 1, 2, 5, 6
 
 
 class Model(NamedTuple):
-    """The sizes of a rank's part of a model: a kernel's ``MODEL: constexpr``."""
+    """The sizes of a rank's part of a model: a kernel's ``MODEL: constexpr``.
+
+    Args:
+        QKV_ROWS: of q, k and v together.
+        PAIRS: of a sequence and a KV head.
+        KEYS: of a chunk.
+    """
 
     HIDDEN: int
     HEADS: int
@@ -47,20 +53,9 @@ class Model(NamedTuple):
     HAS_BIAS: bool
     HAS_QK_NORM: bool
     BATCH: int
-
-    @property
-    def qkv_rows(self) -> int:
-        """Of q, k and v together."""
-        return (self.HEADS + 2 * self.KV_HEADS) * self.HEAD_DIM
-
-    @property
-    def pairs(self) -> int:
-        """Of a sequence and a KV head."""
-        return self.BATCH * self.KV_HEADS
-
-    @property
-    def keys_of_chunk(self) -> int:
-        return CHUNK_ROWS * CHUNK_K // self.HEAD_DIM
+    QKV_ROWS: int
+    PAIRS: int
+    KEYS: int
 
 
 class Work(NamedTuple):
@@ -101,6 +96,9 @@ def model_of(decoder: Decoder, cache: Cache, batch: int) -> Model:
         HAS_BIAS=first.q_bias is not None,
         HAS_QK_NORM=first.q_norm is not None,
         BATCH=batch,
+        QKV_ROWS=sum(each.shape[0] for each in (first.q, first.k, first.v)),
+        PAIRS=batch * (first.k.shape[0] // dim),
+        KEYS=CHUNK_ROWS * CHUNK_K // dim,
     )
     reason = _unsupported_reason(model, decoder, cache)
     if reason is not None:
@@ -220,9 +218,7 @@ class Lines:
             raise PlanError("decode_step: rows of weights begin at no multiple of 16 bytes")
         rows = max(each.shape[-2] for each in matrices)
         line = self.size // self.origin.dtype.itemsize
-        return kind(
-            self.origin, [self.count, rows, k // 64, 64], [line, pitch, 64, 1], box, layout
-        )
+        return kind(self.origin, [self.count, rows, k // 64, 64], [line, pitch, 64, 1], box, layout)
 
 
 def addresses_of(decoder: Decoder) -> torch.Tensor:
