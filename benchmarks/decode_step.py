@@ -1,0 +1,439 @@
+"""The decode step of one kernel on random weights: checked against float64, then timed.
+
+    python -m benchmarks.decode_step --model llama-3.1-8b --layers 4 --context 1024 --gpus 2 --check
+
+Weights are functions of a seed, so that every rank makes its part of them, and the reference makes
+them again. Keys beyond the context are NaN. With --check, each phase of the first layer is compared
+by itself. Times are of replays of a graph of one step; their yardstick is how fast the largest of
+all weights is found, which reads them once. The parent ends ranks that take too long.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+from taxfree_kernels.decode_step import chunks
+from taxfree_kernels.decode_step.decoder import Cache, Decoder, Layer
+from taxfree_kernels.decode_step.step import DecodeStep
+from taxfree_kernels.errors import PeerTimeout
+from taxfree_kernels.fabric.base import Fabric
+from taxfree_kernels.fabric.open import open_fabric
+
+Tensors = dict[str, torch.Tensor]
+
+
+@dataclasses.dataclass(frozen=True)
+class Sizes:
+    """Of a whole model."""
+
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    intermediate: int
+    vocab: int
+    layers: int
+    theta: float
+    eps: float
+    qk_norm: bool = False
+    bias: bool = False
+
+
+MODELS = {
+    "llama-3.1-8b": Sizes(4096, 32, 8, 128, 14336, 128256, 32, 5e5, 1e-5),
+    "llama-3.2-1b": Sizes(2048, 32, 8, 64, 8192, 128256, 16, 5e5, 1e-5),
+    "qwen3-8b": Sizes(4096, 32, 8, 128, 12288, 151936, 36, 1e6, 1e-6, qk_norm=True),
+    "qwen2.5-7b": Sizes(3584, 28, 4, 128, 18944, 152064, 28, 1e6, 1e-6, bias=True),
+}
+
+
+class Weights:
+    """Whole weights by name; each is made from its own seed."""
+
+    def __init__(self, sizes: Sizes, dtype: torch.dtype, device: torch.device) -> None:
+        self._dtype, self._device = dtype, device
+        q, kv = sizes.heads * sizes.head_dim, sizes.kv_heads * sizes.head_dim
+        hidden, wide = sizes.hidden, sizes.intermediate
+        self.shapes: dict[str, tuple[int, ...]] = {
+            "input_norm": (hidden,),
+            "q": (q, hidden),
+            "k": (kv, hidden),
+            "v": (kv, hidden),
+            "o": (hidden, q),
+            "post_norm": (hidden,),
+            "gate": (wide, hidden),
+            "up": (wide, hidden),
+            "down": (hidden, wide),
+        }
+        if sizes.bias:
+            self.shapes |= {"q_bias": (q,), "k_bias": (kv,), "v_bias": (kv,)}
+        if sizes.qk_norm:
+            self.shapes |= {"q_norm": (sizes.head_dim,), "k_norm": (sizes.head_dim,)}
+        self._others = {
+            "embedding": (sizes.vocab, hidden),
+            "head": (sizes.vocab, hidden),
+            "norm": (hidden,),
+        }
+
+    def __call__(self, layer: int, name: str) -> torch.Tensor:
+        shape = (self.shapes | self._others)[name]
+        seed = 1000 * (layer + 1) + sorted(self.shapes | self._others).index(name)
+        made = self.random(seed, shape)
+        if name == "embedding":
+            return made
+        if name.endswith("norm"):
+            return (1 + 0.1 * made.float()).to(self._dtype)
+        return made.mul_(shape[-1] ** -0.5)
+
+    def random(self, seed: int, shape: tuple[int, ...]) -> torch.Tensor:
+        generator = torch.Generator(self._device).manual_seed(seed)
+        return torch.randn(shape, generator=generator, device=self._device, dtype=self._dtype)
+
+
+def part_of(weight: torch.Tensor, name: str, rank: int, world: int) -> torch.Tensor:
+    """A rank's part of a whole weight."""
+    if name in ("o", "down"):
+        return weight.chunk(world, 1)[rank].contiguous()
+    if name in ("q", "k", "v", "gate", "up", "head", "q_bias", "k_bias", "v_bias"):
+        return weight.chunk(world, 0)[rank].clone()
+    return weight
+
+
+def make(
+    sizes: Sizes, layers: int, batch: int, context: int, weights: Weights, rank: int, world: int
+) -> tuple[Decoder, Cache, list[torch.Tensor]]:
+    """A rank's decoder and cache, and the whole old keys and values, by layer: [2, batch, ...]."""
+    names = list(weights.shapes)
+    made = tuple(
+        Layer(**{each: part_of(weights(layer, each), each, rank, world) for each in names})
+        for layer in range(layers)
+    )
+    vocab = sizes.vocab // world
+    device = made[0].q.device
+    powers = torch.arange(0, sizes.head_dim, 2, device=device).float() / sizes.head_dim
+    decoder = Decoder(
+        made,
+        weights(-1, "embedding"),
+        weights(-1, "norm"),
+        part_of(weights(-1, "head"), "head", rank, world),
+        1.0 / sizes.theta**powers,
+        sizes.head_dim,
+        sizes.eps,
+        vocab_start=rank * vocab,
+    )
+    old = [
+        weights.random(5_000_000 + layer, (2, batch, sizes.kv_heads, context, sizes.head_dim))
+        for layer in range(layers)
+    ]
+    room = torch.full(
+        (batch, sizes.kv_heads // world, 8, sizes.head_dim), float("nan"), device=device
+    ).to(old[0].dtype)
+    both = [
+        [torch.cat([part.chunk(world, 1)[rank], room], 2).contiguous() for part in each]
+        for each in old
+    ]
+    cache = Cache(tuple(each[0] for each in both), tuple(each[1] for each in both))
+    return decoder, cache, old
+
+
+def reference(
+    sizes: Sizes, weights: Weights, layers: int, old: list[torch.Tensor], decoder: Decoder,
+    tokens: torch.Tensor, position: int,
+) -> tuple[torch.Tensor, Tensors]:  # fmt: skip
+    """float64 logits [batch, vocab], and what the phases of the last layer leave."""
+    batch, dim = len(tokens), sizes.head_dim
+    angles = (position * decoder.inv_freq).double()
+    cosine, sine = (torch.cat([each, each]) for each in (angles.cos(), angles.sin()))
+    phases: Tensors = {}
+
+    def w(layer: int, name: str) -> torch.Tensor:
+        return weights(layer, name).double()
+
+    def norm(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + sizes.eps) * weight
+
+    def rotated(x: torch.Tensor) -> torch.Tensor:
+        low, high = x.chunk(2, -1)
+        return x * cosine + torch.cat([-high, low], -1) * sine
+
+    x = decoder.embedding[tokens].double()
+    for layer in range(layers):
+        normed = norm(x, w(layer, "input_norm"))
+        products = [normed @ w(layer, each).t() for each in "qkv"]
+        if sizes.bias:
+            products = [
+                p + w(layer, f"{each}_bias") for p, each in zip(products, "qkv", strict=True)
+            ]
+        phases["qkv"] = torch.cat(products, -1)
+        q, k, v = (each.view(batch, -1, dim) for each in products)
+        if sizes.qk_norm:
+            q, k = norm(q, w(layer, "q_norm")), norm(k, w(layer, "k_norm"))
+        q, k = rotated(q), rotated(k)
+        phases["new key"], phases["new value"] = k, v
+        keys, values = (
+            torch.cat([before.double(), new[:, :, None]], 2).repeat_interleave(
+                sizes.heads // sizes.kv_heads, 1
+            )
+            for before, new in zip(old[layer], (k, v), strict=True)
+        )
+        weight = torch.softmax(torch.einsum("bhd,bhnd->bhn", q, keys) * dim**-0.5, -1)
+        attended = torch.einsum("bhn,bhnd->bhd", weight, values).flatten(1)
+        phases["attended"] = attended
+        phases["o_sums"] = attended @ w(layer, "o").t()
+        x = x + phases["o_sums"]
+        normed = norm(x, w(layer, "post_norm"))
+        gate, up = normed @ w(layer, "gate").t(), normed @ w(layer, "up").t()
+        phases["activated"] = torch.nn.functional.silu(gate) * up
+        phases["down_sums"] = phases["activated"] @ w(layer, "down").t()
+        x = x + phases["down_sums"]
+    normed = norm(x, weights(-1, "norm").double())
+    head = weights(-1, "head")
+    logits = [normed @ each.double().t() for each in head.chunk(16)]
+    return torch.cat(logits, -1), phases
+
+
+def difference(found: torch.Tensor, wanted: torch.Tensor) -> str:
+    """One line: the relative error, and where numbers are missing or worst."""
+    found, wanted = found.double().flatten(), wanted.double().flatten()
+    missing = found.isnan()
+    gap = torch.where(missing, 0.0, found - wanted)
+    worst = int(gap.abs().argmax())
+    line = f"relative error {(gap.norm() / wanted.norm()).item():.2e}, worst at {worst}: "
+    line += f"{found[worst].item():.5g} for {wanted[worst].item():.5g}"
+    if missing.any():
+        at = missing.nonzero().flatten()
+        line += f"; {len(at)} of {len(found)} NaN, from {at[0].item()} to {at[-1].item()}"
+    return line
+
+
+def compare(step: Any, cache: Cache, phases: Tensors, context: int, rank: int, world: int) -> None:
+    """Print how far each phase of the last layer is from the reference."""
+    model = step.model
+    heads = [model.HEADS * model.HEAD_DIM] + 2 * [model.KV_HEADS * model.HEAD_DIM]
+    whole = phases["qkv"].split([each * world for each in heads], -1)
+    wanted = {
+        "qkv": torch.cat([each.chunk(world, -1)[rank] for each in whole], -1),
+        "new key": phases["new key"].chunk(world, 1)[rank],
+        "new value": phases["new value"].chunk(world, 1)[rank],
+        "attended": phases["attended"].chunk(world, -1)[rank],
+        "o_sums": phases["o_sums"],
+        "activated": phases["activated"].chunk(world, -1)[rank],
+        "down_sums": phases["down_sums"],
+    }
+    found = {
+        "new key": cache.keys[-1][:, :, context],
+        "new value": cache.values[-1][:, :, context],
+    }
+    for name, value in wanted.items():
+        if name in ("o_sums", "down_sums") and world > 1:
+            continue  # only the residual has the sum of all ranks
+        got = found[name] if name in found else getattr(step.buffers, name)
+        say(rank, f"  {name:10s} {difference(got, value)}")
+
+
+def say(rank: int, line: str) -> None:
+    """Print a line on one rank."""
+    if rank == 0:
+        print(line, flush=True)
+
+
+def await_end(step: Any, rank: int, seconds: float = 10.0) -> None:
+    """Wait for the step; if it hangs, print how far it came, and end the process."""
+    event = torch.cuda.Event()
+    event.record()
+    deadline = time.monotonic() + seconds
+    while not event.query():
+        if time.monotonic() > deadline:
+            with torch.cuda.stream(torch.cuda.Stream()):
+                words = step.buffers.counters.cpu().tolist()
+            names = ("DONE", "LEFT", "CLAIMED", "FAILED")
+            found = {name: words[getattr(chunks, name).value] for name in names}
+            print(f"rank {rank}: the step hangs: {found}, pairs {words[128:]}", flush=True)
+            os._exit(3)
+        time.sleep(0.001)
+
+
+def captured(run: Callable[[], object]) -> torch.cuda.CUDAGraph:
+    """A graph of one run, after another one."""
+    torch.cuda.synchronize()
+    with torch.cuda.stream(torch.cuda.Stream()):
+        run()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        run()
+    return graph
+
+
+def timed(graphs: dict[str, torch.cuda.CUDAGraph], rounds: int, fabric: Fabric) -> dict[str, Any]:
+    """Times of a replay, in us, after one more; in turns, from ranks that begin together."""
+    times: dict[str, list[float]] = {name: [] for name in graphs}
+    names = list(graphs)
+    for turn in range(rounds):
+        for name in names[turn % len(names) :] + names[: turn % len(names)]:
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            fabric.barrier()
+            graphs[name].replay()
+            begin.record()
+            for _ in range(3):
+                graphs[name].replay()
+            end.record()
+            torch.cuda.synchronize()
+            times[name].append(begin.elapsed_time(end) * 1e3 / 3)
+    return {
+        name: {"median": statistics.median(each), "min": min(each), "samples": each}
+        for name, each in times.items()
+    }
+
+
+def rank_main(rank: int, options: argparse.Namespace, folder: str) -> None:
+    """One rank: check, then time."""
+    world = options.gpus
+    torch.cuda.set_device(rank)
+    begin = time.monotonic()
+    dist.init_process_group(
+        "nccl", init_method=f"file://{folder}/store", rank=rank, world_size=world
+    )
+    fabric = open_fabric("cuda", None, 64 << 20, timeout_s=2.0)
+    sizes, batch, context = MODELS[options.model], options.batch, options.context
+    layers = options.layers or sizes.layers
+    device = torch.device("cuda", rank)
+    weights = Weights(sizes, getattr(torch, options.dtype), device)
+    tokens = torch.arange(1000, 1000 + batch, device=device)
+    positions = torch.full((batch,), context, device=device)
+    say(rank, f"{torch.cuda.get_device_name()}, opened after {time.monotonic() - begin:.1f} s")
+
+    def build(count: int) -> tuple[Any, ...]:
+        decoder, cache, old = make(sizes, count, batch, context, weights, rank, world)
+        step = DecodeStep(decoder, cache, batch, fabric, {}, logits=True)
+        return decoder, cache, old, step
+
+    def checked(count: int, decoder: Any, cache: Any, old: Any, step: Any) -> bool:
+        for name in ("qkv", "parts", "softmax", "attended", "o_sums", "down_sums", "activated"):
+            getattr(step.buffers, name).fill_(float("nan"))
+        step.logits.fill_(float("nan"))
+        first = step(tokens, positions)
+        await_end(step, rank)
+        try:
+            fabric.pool.check()
+        except PeerTimeout as error:
+            print(f"rank {rank}: {error}", flush=True)
+        first = first.clone()
+        logits = step.logits.clone()
+        wanted, phases = reference(sizes, weights, count, old, decoder, tokens, context)
+        say(rank, f"{count} layers, after {time.monotonic() - begin:.1f} s:")
+        compare(step, cache, phases, context, rank, world)
+        own = wanted.chunk(world, -1)[rank]
+        say(rank, f"  {'logits':10s} {difference(logits, own)}")
+        say(rank, f"  tokens {first.tolist()} for {wanted.argmax(-1).tolist()}")
+        repeats = 0
+        for _ in range(options.repeats):
+            step.run()
+            repeats += torch.equal(step.logits, logits)
+        say(rank, f"  {repeats} of {options.repeats} further runs have the same logits")
+        error = ((logits.double() - own).norm() / own.norm()).item()
+        return error < 0.05 and repeats == options.repeats
+
+    right = True
+    if options.check:
+        made = build(1)
+        right &= checked(1, *made)
+        del made
+        torch.cuda.empty_cache()
+    decoder, cache, old, step = build(layers)
+    right &= checked(layers, decoder, cache, old, step)
+    del old
+
+    matrices = [each for layer in decoder.layers for each in vars(layer).values()]
+    matrices = [each for each in matrices if isinstance(each, torch.Tensor) and each.dim() == 2]
+    matrices.append(decoder.head)
+    size = sum(each.nbytes for each in matrices)
+    read = size + 2 * layers * batch * context * cache.keys[0][0, :, 0].nbytes
+
+    def stream() -> None:
+        for each in matrices:
+            each.view(torch.int32).amax()
+
+    results: dict[str, Any] = {}
+    steps = {"step": step.run, "stream of weights": stream}
+    for config in options.config:
+        other = DecodeStep(decoder, cache, batch, fabric, config)
+        other(tokens, positions)
+        steps[f"step {config}"] = other.run
+    graphs = {name: captured(run) for name, run in steps.items()}
+    times = timed(graphs, options.rounds, fabric)
+    fabric.pool.check()
+    rate = size / times["stream of weights"]["median"]
+    for name, each in times.items():
+        read_here = size if name == "stream of weights" else read
+        each["GB/s"] = read_here / each["median"] / 1e3
+        each["of stream"] = read_here / each["median"] / rate
+        say(
+            rank,
+            f"{name:40s} {each['median']:9.1f} us (min {each['min']:.1f}), {each['GB/s']:.0f} GB/s,"
+            f" {each['of stream']:.1%} of the stream",
+        )
+    results = {"times": times, "bytes": read, "right": right, "options": vars(options)}
+    if rank == 0 and options.out:
+        from taxfree_tune.measuring import environment
+
+        results["environment"] = environment.record(fabric.name, fabric.hardware)
+        Path(options.out).write_text(json.dumps(results, indent=1, default=str) + "\n")
+    say(rank, f"{'right' if right else 'WRONG'}; done after {time.monotonic() - begin:.1f} s")
+    fabric.close()
+    dist.destroy_process_group()
+    if not right:
+        sys.exit(1)
+
+
+def main() -> int:
+    """Start the ranks, and end them if they take too long."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--model", choices=MODELS, default="llama-3.1-8b")
+    parser.add_argument("--layers", type=int, help="of the model; all of them by default")
+    parser.add_argument("--batch", type=int, default=1)
+    parser.add_argument("--context", type=int, default=1024)
+    parser.add_argument("--gpus", type=int, default=1)
+    parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float16"))
+    parser.add_argument("--check", action="store_true", help="phases of the first layer alone, too")
+    parser.add_argument("--repeats", type=int, default=20)
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument(
+        "--config", action="append", type=json.loads, default=[], help="JSON; timed as well"
+    )
+    parser.add_argument("--timeout", type=float, default=85.0, help="of all ranks, in seconds")
+    parser.add_argument("--out", help="a JSON file")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        ranks = mp.spawn(rank_main, (options, folder), options.gpus, join=False)
+        deadline = time.monotonic() + options.timeout
+        try:
+            while not ranks.join(max(0.1, min(1.0, deadline - time.monotonic()))):
+                if time.monotonic() > deadline:
+                    print(f"ranks have not ended after {options.timeout} s", flush=True)
+                    return 2
+        except Exception as error:
+            print(error, flush=True)
+            return 1
+        finally:
+            for each in ranks.processes:
+                each.kill()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

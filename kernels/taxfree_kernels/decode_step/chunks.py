@@ -1,0 +1,392 @@
+"""Device functions of the persistent step: the ring of chunks, claims, and counts of units.
+
+One warp loads. It claims units from one counter, tells the other warps which, and streams their
+weights, keys and values, which nobody writes during a step: it waits for no activation. A chunk is
+8 rows of a weight and 1024 of K, or as many keys as take the same 16 KiB.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import triton.language as tl
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier
+
+from taxfree_kernels.decode_step.tape import (
+    LINE_DOWN,
+    LINE_GATE,
+    LINE_KEYS,
+    LINE_O,
+    LINE_UP,
+    LINE_VALUES,
+    LINES,
+    PHASES,
+    WINDOW,
+)
+from taxfree_kernels.device.specialized import load_box
+
+WARPS = gl.constexpr(8)
+_PHASES = gl.constexpr(PHASES)
+_QUEUE = gl.constexpr(8)  # claimed units that the other warps have yet to begin
+_CHUNK_BYTES = gl.constexpr(8 * 1024 * 2)
+NOBODY = gl.constexpr(gl.BlockedLayout([1], [32], [WARPS.value], [0]))
+
+#: words of the counters, in cache lines of their own
+DONE, LEFT, CLAIMED, FAILED, SPLITS_DONE = map(gl.constexpr, (0, 32, 64, 96, 128))
+
+# ---- layouts --------------------------------------------------------------------------------
+
+#: of a chunk, [8, 16, 64]: rows, then K
+TILE = gl.constexpr(gl.BlockedLayout([4, 1, 8], [1, 4, 8], [2, 4, 1], [2, 1, 0]))
+X = gl.constexpr(gl.SliceLayout(0, TILE))
+OF_ROWS = gl.constexpr(gl.SliceLayout(1, gl.SliceLayout(2, TILE)))
+
+
+class Pipe(NamedTuple):
+    """Shared memory between the loader and the others.
+
+    Args:
+        rows: chunks as [2 * STAGES, 1, 4, 16, 64], which TMA fills.
+        tiles: the same as [STAGES, 8, 16, 64].
+        keys: the same as [STAGES, 1, keys, HEAD_DIM / 64, 64], which TMA fills.
+        parts: the same as [STAGES, 4, WARPS, GROUPS, HEAD_DIM / 64, 64]; see ``attend``.
+        full, empty: barriers of stages.
+        ids: numbers of claimed units, with barriers as stages have.
+    """
+
+    rows: Any
+    tiles: Any
+    keys: Any
+    parts: Any
+    full: Any
+    empty: Any
+    ids: Any
+    id_full: Any
+    id_empty: Any
+
+
+class Weights(NamedTuple):
+    """Descriptors of rows of each length, of keys and values, and the table of lines."""
+
+    hidden: Any
+    heads: Any
+    intermediate: Any
+    cache: Any
+    lines: Any
+
+
+class Counts(NamedTuple):
+    """Units of each phase of a layer, and splits of the keys of each pair."""
+
+    qkv: Any
+    attention: Any
+    o: Any
+    gate: Any
+    layer: Any
+    splits: Any
+
+
+@gluon.jit
+def counts_of(positions, widest, MODEL: gl.constexpr, WORK: gl.constexpr):
+    """The units of this step, which depend on how many keys there are."""
+    KEYS: gl.constexpr = MODEL.KEYS
+    last = gl.load(positions).to(gl.int32)
+    for each in gl.static_range(1, MODEL.BATCH):
+        last = gl.maximum(last, gl.load(positions + each).to(gl.int32))
+    chunks = gl.minimum(last + 1, widest + KEYS - 1) // KEYS + 1
+    each_split = gl.cdiv(chunks * MODEL.PAIRS, gl.num_programs(0) * WORK.SPLITS)
+    splits = gl.cdiv(chunks, each_split)
+    qkv = gl.to_tensor(MODEL.QKV_ROWS // 8)
+    o = gl.to_tensor(MODEL.HIDDEN // 8)
+    gate = gl.to_tensor(MODEL.INTERMEDIATE // 4)
+    attention = splits * MODEL.PAIRS
+    return Counts(qkv, attention, o, gate, qkv + attention + 2 * o + gate, splits)
+
+
+@gluon.jit
+def chunks_of_split(split, splits, layer, position, lines, MODEL: gl.constexpr):
+    """The chunks of keys [begin, end) of a split, and the first key that attention sees."""
+    KEYS: gl.constexpr = MODEL.KEYS
+    oldest = gl.maximum(position + 1 - gl.load(lines + layer * LINES + WINDOW), 0)
+    first = oldest // KEYS
+    chunks = position // KEYS + 1 - first
+    each = gl.cdiv(chunks, splits)
+    begin = gl.minimum(split * each, chunks)
+    return first + begin, first + gl.minimum(begin + each, chunks), oldest
+
+
+@gluon.jit
+def weight_of_row(row, MODEL: gl.constexpr):
+    """Which of q, k and v has a row of them all, 0 to 2, and its number there."""
+    Q: gl.constexpr = MODEL.HEADS * MODEL.HEAD_DIM
+    K: gl.constexpr = MODEL.KV_HEADS * MODEL.HEAD_DIM
+    which = (row >= Q).to(gl.int32) + (row >= Q + K).to(gl.int32)
+    return which, row - gl.where(which > 0, Q, 0) - gl.where(which > 1, K, 0)
+
+
+# ---- the loader -----------------------------------------------------------------------------
+
+
+@gluon.jit
+def _next_stage(n, pipe, WORK: gl.constexpr):
+    """Wait for an empty stage, and until few enough chunks are on their way."""
+    stage = n % WORK.STAGES
+    mbarrier.wait(pipe.empty.index(stage), n // WORK.STAGES & 1 ^ 1)
+    before = gl.maximum(n - WORK.LIMIT, 0)
+    parity = before // WORK.STAGES & 1
+    mbarrier.wait(pipe.full.index(before % WORK.STAGES), parity, pred=n >= WORK.LIMIT)
+    mbarrier.expect(pipe.full.index(stage), _CHUNK_BYTES)
+    return stage
+
+
+@gluon.jit
+def _load_rows(desc, line, row, other, other_row, K: gl.constexpr, n, pipe, WORK: gl.constexpr):
+    """Load 4 rows of a matrix and 4 of another, all of K."""
+    for slab in gl.static_range((K + 1023) // 1024):
+        stage = _next_stage(n, pipe, WORK)
+        full = pipe.full.index(stage)
+        load_box(desc, [line, row, slab * 16, 0], full, pipe.rows.index(2 * stage))
+        load_box(desc, [other, other_row, slab * 16, 0], full, pipe.rows.index(2 * stage + 1))
+        n += 1
+    return n
+
+
+@gluon.jit
+def _load_keys(
+    weights, unit, layer, positions, heads, counts, n, pipe,
+    MODEL: gl.constexpr, WORK: gl.constexpr,
+):  # fmt: skip
+    """Load the chunks of a split, of keys and of values in turn.
+
+    Args:
+        heads: lines from one sequence of the cache to the next, and from one KV head to the next.
+    """
+    pair, split = unit % MODEL.PAIRS, unit // MODEL.PAIRS
+    sequence, head = pair // MODEL.KV_HEADS, pair % MODEL.KV_HEADS
+    position = gl.load(positions + sequence).to(gl.int32)
+    begin, end, _ = chunks_of_split(split, counts.splits, layer, position, weights.lines, MODEL)
+    line = sequence * heads[0] + head * heads[1]
+    keys = gl.load(weights.lines + layer * LINES + LINE_KEYS) + line
+    values = gl.load(weights.lines + layer * LINES + LINE_VALUES) + line
+    for chunk in range(begin, end):
+        for part in gl.static_range(2):
+            stage = _next_stage(n, pipe, WORK)
+            start = values if part else keys
+            load_box(
+                weights.cache, [start, chunk * MODEL.KEYS, 0, 0], pipe.full.index(stage),
+                pipe.keys.index(stage),
+            )  # fmt: skip
+            n += 1
+    return n
+
+
+@gluon.jit
+def _publish(unit, claims, pipe):
+    slot = claims % _QUEUE
+    mbarrier.wait(pipe.id_empty.index(slot), claims // _QUEUE & 1 ^ 1)
+    ONE: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
+    pipe.ids.index(slot).store(gl.full([1], unit, gl.int32, ONE))
+    mbarrier.arrive(pipe.id_full.index(slot), count=1)
+
+
+@gluon.jit
+def load(
+    weights, positions, heads, counters, layers, widest, pipe,
+    MODEL: gl.constexpr, WORK: gl.constexpr,
+):  # fmt: skip
+    """Claim units until there are no more, and load what they read; the loader's whole life."""
+    HIDDEN: gl.constexpr = MODEL.HIDDEN
+    counts = counts_of(positions, widest, MODEL, WORK)
+    total = layers * counts.layer
+    n, claims = gl.to_tensor(0), gl.to_tensor(0)
+    unit = gl.atomic_add(counters + CLAIMED, 1, sem="relaxed", scope="gpu")
+    while unit < total + MODEL.VOCAB // 8:
+        _publish(unit, claims, pipe)
+        claims += 1
+        layer = gl.minimum(unit // counts.layer, layers)
+        at = unit - layer * counts.layer
+        table = weights.lines + layer * LINES
+        if layer == layers:
+            line = gl.load(table)
+            n = _load_rows(weights.hidden, line, at * 8, line, at * 8 + 4, HIDDEN, n, pipe, WORK)
+        elif at < counts.qkv:
+            which, row = weight_of_row(at * 8, MODEL)
+            line = gl.load(table + which)
+            n = _load_rows(weights.hidden, line, row, line, row + 4, HIDDEN, n, pipe, WORK)
+        elif at < counts.qkv + counts.attention:
+            n = _load_keys(
+                weights, at - counts.qkv, layer, positions, heads, counts, n, pipe, MODEL, WORK
+            )
+        else:
+            at -= counts.qkv + counts.attention
+            if at < counts.o:
+                WIDTH: gl.constexpr = MODEL.HEADS * MODEL.HEAD_DIM
+                line = gl.load(table + LINE_O)
+                n = _load_rows(weights.heads, line, at * 8, line, at * 8 + 4, WIDTH, n, pipe, WORK)
+            elif at < counts.o + counts.gate:
+                row = (at - counts.o) * 4
+                gate, up = gl.load(table + LINE_GATE), gl.load(table + LINE_UP)
+                n = _load_rows(weights.hidden, gate, row, up, row, HIDDEN, n, pipe, WORK)
+            else:
+                row = (at - counts.o - counts.gate) * 8
+                line = gl.load(table + LINE_DOWN)
+                n = _load_rows(
+                    weights.intermediate, line, row, line, row + 4, MODEL.INTERMEDIATE, n, pipe,
+                    WORK,
+                )  # fmt: skip
+        unit = gl.atomic_add(counters + CLAIMED, 1, sem="relaxed", scope="gpu")
+    _publish(unit, claims, pipe)
+
+
+# ---- the others -----------------------------------------------------------------------------
+
+
+@gluon.jit
+def next_unit(claims, pipe):
+    """The next unit that the loader has claimed, and the number of those before the next."""
+    slot = claims % _QUEUE
+    mbarrier.wait(pipe.id_full.index(slot), claims // _QUEUE & 1)
+    unit = gl.max(pipe.ids.index(slot).load(NOBODY), 0)
+    mbarrier.arrive(pipe.id_empty.index(slot), count=1)
+    return unit, claims + 1
+
+
+@gluon.jit
+def hand_back(stage, pipe):
+    """Let TMA write a stage again, which the caller has loaded into registers.
+
+    An arrival alone does not order these loads before writes of the async proxy.
+    """
+    gl.inline_asm_elementwise(
+        "fence.proxy.async.shared::cta;\n\tmov.u32 $0, 0;", "=r", [],
+        dtype=gl.int32, is_pure=False, pack=1,
+    )  # fmt: skip
+    mbarrier.arrive(pipe.empty.index(stage), count=1)
+
+
+@gluon.jit
+def multiply(xs, K: gl.constexpr, n, pipe, WORK: gl.constexpr):
+    """float32 [8]: the products of a unit's rows with x, in slabs of 1024 of K."""
+    acc = gl.zeros([8, 16, 64], gl.float32, TILE)
+    for slab in gl.static_range((K + 1023) // 1024):
+        stage = n % WORK.STAGES
+        mbarrier.wait(pipe.full.index(stage), n // WORK.STAGES & 1)
+        rows = pipe.tiles.index(stage).load(TILE)
+        hand_back(stage, pipe)
+        acc += rows.to(gl.float32) * xs[slab].to(gl.float32)[None, :, :]
+        n += 1
+    return gl.sum(gl.sum(acc, 2), 1), n
+
+
+@gluon.jit
+def slabs_of(ptr, K: gl.constexpr):
+    """K elements, in slabs of 1024, with zeros behind the last; past L1, which sees no stores."""
+    part = gl.arange(0, 16, gl.SliceLayout(1, X))
+    element = gl.arange(0, 64, gl.SliceLayout(0, X))
+    at = part[:, None] * 64 + element[None, :]
+    found = ()
+    for slab in gl.static_range((K + 1023) // 1024):
+        if slab * 1024 + 1024 <= K:
+            found = found + (gl.load(ptr + slab * 1024 + at, cache_modifier=".cg"),)
+        else:
+            mask = slab * 1024 + at < K
+            values = gl.load(ptr + slab * 1024 + at, mask=mask, other=0.0, cache_modifier=".cg")
+            found = found + (values,)
+    return found
+
+
+@gluon.jit
+def wait_for_units(counters, count, limit):
+    """Wait until so many units and programs of this launch are done; bounded.
+
+    Whoever waits too long says so in FAILED, which ends all later waits early. One warp polls.
+    """
+    gl.inline_asm_elementwise(
+        """{
+        .reg .pred p, q, w;
+        .reg .u32 v, t;
+        .reg .s32 d;
+        .reg .u64 n, m;
+        mov.u32 t, %tid.x;
+        setp.ge.u32 w, t, 32;
+        mov.u32 v, 0;
+        mov.u64 n, 0;
+        @w bra DONE;
+        LOOP:
+        ld.acquire.gpu.global.u32 v, [$1];
+        sub.s32 d, v, $2;
+        setp.ge.s32 p, d, 0;
+        @p bra DONE;
+        add.u64 n, n, 1;
+        and.b64 m, n, 255;
+        setp.ne.u64 q, m, 0;
+        @q bra LOOP;
+        ld.relaxed.gpu.global.u32 t, [$3];
+        setp.ne.u32 q, t, 0;
+        @q bra DONE;
+        setp.lt.u64 q, n, $4;
+        @q bra LOOP;
+        mov.u32 t, 1;
+        st.relaxed.gpu.global.u32 [$3], t;
+        DONE:
+        mov.u32 $0, v;
+        }""",
+        "=r,l,r,l,l",
+        [counters + DONE, count, counters + FAILED, limit],
+        dtype=gl.int32,
+        is_pure=False,
+        pack=1,
+    )
+    tl.debug_barrier()
+
+
+@gluon.jit
+def count_units(counters, done):
+    """Count units of a phase, and this program, which has read what the phase reads."""
+    tl.debug_barrier()
+    gl.atomic_add(counters + DONE, done + 1, sem="release", scope="gpu")
+
+
+@gluon.jit
+def make_pipe(weights, MODEL: gl.constexpr, WORK: gl.constexpr):
+    """Allocate the ring, and make its barriers."""
+    STAGES: gl.constexpr = WORK.STAGES
+    KEYS: gl.constexpr = MODEL.KEYS
+    barrier: gl.constexpr = mbarrier.MBarrierLayout()
+    element: gl.constexpr = weights.hidden.dtype
+    DIM: gl.constexpr = MODEL.HEAD_DIM
+    tile: gl.constexpr = gl.NVMMASharedLayout.get_default_for([8, 16, 64], element)
+    part: gl.constexpr = gl.NVMMASharedLayout.get_default_for(
+        [4, 8, 256 // DIM, DIM // 64, 64], element
+    )
+    ring = gl.allocate_shared_memory(element, [STAGES, 8, 16, 64], tile)
+    pipe = Pipe(
+        reinterpreted(ring, [2 * STAGES, 1, 4, 16, 64], weights.hidden.layout),
+        ring,
+        reinterpreted(ring, [STAGES, 1, KEYS, DIM // 64, 64], weights.cache.layout),
+        reinterpreted(ring, [STAGES, 4, 8, 256 // DIM, DIM // 64, 64], part),
+        gl.allocate_shared_memory(gl.int64, [STAGES, 1], barrier),
+        gl.allocate_shared_memory(gl.int64, [STAGES, 1], barrier),
+        gl.allocate_shared_memory(gl.int32, [_QUEUE, 1], gl.SwizzledSharedLayout(1, 1, 1, [0])),
+        gl.allocate_shared_memory(gl.int64, [_QUEUE, 1], barrier),
+        gl.allocate_shared_memory(gl.int64, [_QUEUE, 1], barrier),
+    )
+    for stage in gl.static_range(STAGES):
+        mbarrier.init(pipe.full.index(stage), count=1)
+        mbarrier.init(pipe.empty.index(stage), count=1)
+    for slot in gl.static_range(_QUEUE):
+        mbarrier.init(pipe.id_full.index(slot), count=1)
+        mbarrier.init(pipe.id_empty.index(slot), count=1)
+    return pipe
+
+
+def reinterpreted(block: Any, shape: Any, layout: Any, _semantic: Any = None) -> Any:
+    """Shared memory in another shape and layout; the method's name differs between Tritons."""
+    unwrap = gl._core._unwrap_if_constexpr
+    sizes = [unwrap(each) for each in unwrap(shape)]
+    return _semantic.memdesc_reinterpret(block, block.dtype, sizes, unwrap(layout))
+
+
+reinterpreted.__triton_builtin__ = True  # type: ignore[attr-defined]

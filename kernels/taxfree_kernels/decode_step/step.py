@@ -1,0 +1,156 @@
+"""A decode step, prepared once: its tables, memory and kernel."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from taxfree_kernels.decode_step import chunks, persistent, tape
+from taxfree_kernels.decode_step.decoder import Cache, Decoder
+from taxfree_kernels.device.peers import Group
+from taxfree_kernels.fabric.base import Fabric
+from taxfree_kernels.launch import Kernel
+
+_CHUNK_BYTES = 16384
+_OTHER_SHARED = 6144  # barriers, claims, and what reductions need
+
+
+class DecodeStep:
+    """All layers of a decoder for one token of each sequence, in one launch.
+
+    Args:
+        decoder, cache: this rank's parts; they are read, and the cache is written, in place.
+        batch: number of sequences.
+        fabric: this rank's.
+        config: STAGES, LIMIT, SPLITS, see ``tape.Work``; missing ones are those of
+            :func:`seed_config`.
+        logits: whether :attr:`logits` are stored.
+
+    Attributes:
+        logits: float32 [batch, vocabulary of this rank] of the last call.
+
+    Raises:
+        PlanError: the kernel does not support the model, with what is missing.
+    """
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        cache: Cache,
+        batch: int,
+        fabric: Fabric,
+        config: Mapping[str, int],
+        logits: bool = False,
+    ) -> None:
+        from triton.experimental.gluon import language as gl
+        from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+        self._held = decoder, cache
+        self.model = model = tape.model_of(decoder, cache, batch)
+        device, dtype = decoder.head.device, decoder.head.dtype
+        programs = fabric.hardware.compute_units
+        lines = tape.Lines.of(decoder, cache)
+        config = {**seed_config(model, fabric.hardware.shared_memory), **config}
+        work = tape.Work(LOGITS=logits, LINE=lines.size, **config)
+
+        def descriptor(matrices: Any, box: list[int]) -> Any:
+            element = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16}[dtype]
+            layout = gl.NVMMASharedLayout.get_default_for(box, element)
+            return lines.rows(TensorDescriptor, matrices, box, layout)
+
+        layers, dim = decoder.layers, model.HEAD_DIM
+        rows = [1, 4, 16, 64]
+        of_hidden = [weight for each in layers for weight in (each.q, each.k, each.v)]
+        of_hidden += [weight for each in layers for weight in (each.gate, each.up)]
+        descriptors = (
+            descriptor([*of_hidden, decoder.head], rows),
+            descriptor([each.o for each in layers], rows),
+            descriptor([each.down for each in layers], rows),
+            descriptor([*cache.keys, *cache.values], [1, model.KEYS, dim // 64, 64]),
+        )
+
+        def empty(*shape: int, of: torch.dtype = torch.float32) -> torch.Tensor:
+            return torch.empty(shape, dtype=of, device=device)
+
+        splits = math.ceil(programs * work.SPLITS / model.PAIRS) + 1
+        group = model.HEADS // model.KV_HEADS
+        self.buffers = persistent.Buffers(
+            lines=lines.table,
+            vectors=tape.addresses_of(decoder),
+            embedding=decoder.embedding,
+            inv_freq=decoder.inv_freq,
+            tokens=empty(batch, of=torch.int64),
+            positions=empty(batch, of=torch.int64),
+            next_tokens=empty(batch, of=torch.int64),
+            logits=empty(batch, model.VOCAB if logits else 1),
+            qkv=empty(batch, model.QKV_ROWS),
+            parts=empty(model.PAIRS * splits * group * dim),
+            softmax=empty(model.PAIRS * splits * group * 2),
+            attended=empty(batch, model.HEADS * dim, of=dtype),
+            o_sums=empty(batch, model.HIDDEN),
+            down_sums=empty(batch, model.HIDDEN),
+            activated=empty(batch, model.INTERMEDIATE, of=dtype),
+            best=torch.full((batch,), -(1 << 63), dtype=torch.int64, device=device),
+            counters=torch.zeros(
+                chunks.SPLITS_DONE.value + model.PAIRS, dtype=torch.int32, device=device
+            ),
+            control_ptr=fabric.pool.control,
+            heap_bases=fabric.heap_bases,
+        )
+        windows = [each.window or tape.NO_WINDOW for each in layers]
+        strides = [each * dtype.itemsize // lines.size for each in cache.keys[0].stride()[:2]]
+        self._args = (
+            *descriptors,
+            self.buffers,
+            lines.origin.address,
+            decoder.rope_scale,
+            cache.keys[0].stride(2),
+            len(layers),
+            max(windows, default=tape.NO_WINDOW),
+            *strides,
+            fabric.rank,
+            decoder.vocab_start,
+        )
+        self._kernel = Kernel(
+            persistent.decode_step,
+            programs,
+            {"GROUP": Group(fabric.world_size, fabric.backend), "MODEL": model, "WORK": work},
+            {
+                "num_warps": chunks.WARPS.value,
+                "maxnreg": 168,
+                "enable_fp_fusion": True,
+                "launch_cooperative_grid": True,
+            },
+        )
+
+    @property
+    def logits(self) -> torch.Tensor:
+        return self.buffers.logits
+
+    def __call__(self, tokens: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """Process one token of each sequence; returns the tokens with the largest logits.
+
+        The result is overwritten by the next call. Of this rank's part of the vocabulary.
+
+        Args:
+            tokens: int64 [batch].
+            positions: int64 [batch], of these tokens in their sequences: keys before are read.
+        """
+        self.buffers.tokens.copy_(tokens)
+        self.buffers.positions.copy_(positions)
+        self.run()
+        return self.buffers.next_tokens
+
+    def run(self) -> None:
+        """Launch, on the tokens and positions that are in :attr:`buffers`."""
+        self._kernel(*self._args)
+
+
+def seed_config(model: tape.Model, shared_memory: int) -> dict[str, int]:
+    """The config that is tried first: as many stages as there is room for."""
+    heads = 1 << (model.HEADS // model.KV_HEADS - 1).bit_length()
+    room = shared_memory - _OTHER_SHARED - heads * 8 * (model.HEAD_DIM + 2) * 4
+    return {"STAGES": min(12, room // _CHUNK_BYTES), "LIMIT": 2, "SPLITS": 2}

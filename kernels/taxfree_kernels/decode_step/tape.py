@@ -1,0 +1,242 @@
+"""The work of a step: phases of units, which programs claim in order, and where weights lie.
+
+A unit of a matrix is 8 of its rows; of the gate and of the up projection, 4 rows of each. A unit of
+attention is a split of the keys of one sequence and KV head. Units are numbered through all phases
+of all layers, then the head; a program waits for activations of lower units only, and programs
+claim units in order, so the lowest unfinished unit never waits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+import triton.language as tl
+
+from taxfree_kernels.decode_step.decoder import Cache, Decoder, Layer
+from taxfree_kernels.errors import PlanError
+
+PHASES = 5  # qkv, attention, o, gate and up, down
+CHUNK_ROWS, CHUNK_K = 8, 1024  # of a weight, in one stage of the ring
+
+#: columns of the table of lines, one row a layer; the head follows in a row of its own
+LINES = tl.constexpr(10)
+LINE_Q, LINE_K, LINE_V, LINE_O, LINE_GATE, LINE_UP, LINE_DOWN, LINE_KEYS, LINE_VALUES = map(
+    tl.constexpr, range(9)
+)
+WINDOW = tl.constexpr(9)
+NO_WINDOW = 1 << 30
+
+#: columns of the table of addresses; the last norm is in a row of its own
+VECTORS = tl.constexpr(7)
+INPUT_NORM, POST_NORM, Q_BIAS, Q_NORM, K_NORM = map(tl.constexpr, (0, 1, 2, 5, 6))
+
+
+class Model(NamedTuple):
+    """The sizes of a rank's part of a model: a kernel's ``MODEL: constexpr``.
+
+    Args:
+        QKV_ROWS: of q, k and v together.
+        PAIRS: of a sequence and a KV head.
+        KEYS: of a chunk.
+    """
+
+    HIDDEN: int
+    HEADS: int
+    KV_HEADS: int
+    HEAD_DIM: int
+    INTERMEDIATE: int
+    VOCAB: int
+    EPS: float
+    HAS_BIAS: bool
+    HAS_QK_NORM: bool
+    BATCH: int
+    QKV_ROWS: int
+    PAIRS: int
+    KEYS: int
+
+
+class Work(NamedTuple):
+    """The constants of the kernel's schedule: ``WORK: constexpr``.
+
+    Args:
+        STAGES: chunks of 16 KiB in shared memory.
+        LIMIT: chunks that a program's loader has on their way: deep queues in memory delay
+            barriers.
+        SPLITS: units of attention for each program, about.
+        LOGITS: whether logits are stored, too.
+        LINE: bytes of a line, in which addresses of weights are given.
+    """
+
+    STAGES: int
+    LIMIT: int
+    SPLITS: int
+    LOGITS: bool
+    LINE: int
+
+
+def model_of(decoder: Decoder, cache: Cache, batch: int) -> Model:
+    """The sizes of a rank's part.
+
+    Raises:
+        PlanError: the kernel does not support the model, with what is missing.
+    """
+    first = decoder.layers[0]
+    dim = decoder.head_dim
+    model = Model(
+        HIDDEN=first.q.shape[1],
+        HEADS=first.q.shape[0] // dim,
+        KV_HEADS=first.k.shape[0] // dim,
+        HEAD_DIM=dim,
+        INTERMEDIATE=first.gate.shape[0],
+        VOCAB=decoder.head.shape[0],
+        EPS=decoder.eps,
+        HAS_BIAS=first.q_bias is not None,
+        HAS_QK_NORM=first.q_norm is not None,
+        BATCH=batch,
+        QKV_ROWS=sum(each.shape[0] for each in (first.q, first.k, first.v)),
+        PAIRS=batch * (first.k.shape[0] // dim),
+        KEYS=CHUNK_ROWS * CHUNK_K // dim,
+    )
+    reason = _unsupported_reason(model, decoder, cache)
+    if reason is not None:
+        raise PlanError(f"decode_step: {reason}")
+    return model
+
+
+def _unsupported_reason(model: Model, decoder: Decoder, cache: Cache) -> str | None:
+    if model.HEAD_DIM not in (64, 128, 256):
+        return f"heads of {model.HEAD_DIM} elements; 64, 128 and 256 are supported"
+    if cache.block_table is not None:
+        return "a paged cache"
+    for name in ("HIDDEN", "INTERMEDIATE"):
+        if getattr(model, name) % 64:
+            return f"{name.lower()} size {getattr(model, name)} is no multiple of 64"
+    if model.VOCAB % CHUNK_ROWS:
+        return f"{model.VOCAB} rows of the head are no multiple of {CHUNK_ROWS}"
+    for layer in decoder.layers:
+        shapes = [each.shape for each in weights_of(layer)]
+        if shapes != [each.shape for each in weights_of(decoder.layers[0])]:
+            return "layers of different sizes"
+        if (layer.q_bias is not None, layer.q_norm is not None) != (
+            model.HAS_BIAS,
+            model.HAS_QK_NORM,
+        ):
+            return "layers with and without biases or norms of queries"
+    dtypes = {each.dtype for each in (decoder.head, decoder.embedding, *_all_weights(decoder))}
+    if len(dtypes | {each.dtype for each in (*cache.keys, *cache.values)}) > 1:
+        return "weights and cache of different dtypes"
+    if len({each.stride() for each in (*cache.keys, *cache.values)}) > 1:
+        return "keys and values with different strides"
+    return None
+
+
+def weights_of(layer: Layer) -> tuple[torch.Tensor, ...]:
+    """In the order of the table of lines."""
+    return (layer.q, layer.k, layer.v, layer.o, layer.gate, layer.up, layer.down)
+
+
+def _all_weights(decoder: Decoder) -> Iterable[torch.Tensor]:
+    return (weight for layer in decoder.layers for weight in weights_of(layer))
+
+
+class Place(NamedTuple):
+    """Memory at an address, of which a descriptor wants no more."""
+
+    dtype: torch.dtype
+    address: int
+
+    def data_ptr(self) -> int:
+        return self.address
+
+
+@dataclass(frozen=True)
+class Lines:
+    """The memory of all weights, keys and values as one run of lines from the lowest address on.
+
+    One descriptor of a row length then reaches all matrices with such rows, wherever they lie: its
+    first dimension counts lines, and its strides overlap.
+
+    Args:
+        table: int32 [layers + 1, LINES].
+        size: bytes of a line.
+        count: of lines.
+    """
+
+    origin: Place
+    table: torch.Tensor
+    size: int
+    count: int
+
+    @classmethod
+    def of(cls, decoder: Decoder, cache: Cache) -> Lines:
+        rows: list[list[Any]] = [
+            [*weights_of(layer), keys, values, layer.window or NO_WINDOW]
+            for layer, keys, values in zip(decoder.layers, cache.keys, cache.values, strict=True)
+        ]
+        found = [each for row in rows for each in row[: WINDOW.value]] + [decoder.head]
+        low = min(each.data_ptr() for each in found)
+        item, strides = decoder.head.itemsize, cache.keys[0].stride()[:2]
+        bits = 256  # a larger power of two needs no line
+        for offset in (
+            *(each.data_ptr() - low for each in found),
+            *(stride * item for stride in strides),
+        ):
+            bits |= offset
+        size = bits & -bits
+        count = (max(each.data_ptr() for each in found) - low) // size + 1
+        if low % 16 or size < 16 or count >= 1 << 31:
+            raise PlanError(
+                "decode_step: addresses of weights are no multiples of 16 bytes, or too far apart"
+            )
+        table = [
+            [(each.data_ptr() - low) // size for each in row[: WINDOW.value]] + row[WINDOW.value :]
+            for row in rows
+        ]
+        table.append([(decoder.head.data_ptr() - low) // size] + [0] * (LINES.value - 1))
+        device = decoder.head.device
+        return cls(
+            Place(decoder.head.dtype, low),
+            torch.tensor(table, dtype=torch.int32, device=device),
+            size,
+            count,
+        )
+
+    def rows(self, kind: Any, matrices: Iterable[torch.Tensor], box: list[int], layout: Any) -> Any:
+        """A descriptor [line, row, k / 64, 64] of matrices [rows, k] of one row length and pitch.
+
+        Raises:
+            PlanError: they have several.
+        """
+        shapes = {(each.shape[-1], each.stride(-2), each.stride(-1)) for each in matrices}
+        if len(shapes) > 1:
+            raise PlanError("decode_step: weights whose rows have different strides")
+        ((k, pitch, element),) = shapes
+        if element != 1 or pitch * self.origin.dtype.itemsize % 16:
+            raise PlanError("decode_step: rows of weights begin at no multiple of 16 bytes")
+        rows = max(each.shape[-2] for each in matrices)
+        line = self.size // self.origin.dtype.itemsize
+        return kind(self.origin, [self.count, rows, k // 64, 64], [line, pitch, 64, 1], box, layout)
+
+
+def addresses_of(decoder: Decoder) -> torch.Tensor:
+    """int64 [layers + 1, VECTORS]: norms and biases of each layer; the last norm comes last."""
+    rows = [
+        [
+            layer.input_norm,
+            layer.post_norm,
+            layer.q_bias,
+            layer.k_bias,
+            layer.v_bias,
+            layer.q_norm,
+            layer.k_norm,
+        ]
+        for layer in decoder.layers
+    ]
+    rows.append([decoder.norm] + [None] * (VECTORS.value - 1))
+    addresses = [[0 if each is None else each.data_ptr() for each in row] for row in rows]
+    if any(each % 16 for row in addresses for each in row):
+        raise PlanError("decode_step: norms or biases begin at no multiple of 16 bytes")
+    return torch.tensor(addresses, dtype=torch.int64, device=decoder.head.device)
