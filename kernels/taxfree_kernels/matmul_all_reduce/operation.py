@@ -101,6 +101,8 @@ def empty_output(problem: MatmulAllReduce, device: torch.device) -> torch.Tensor
 def first_variants(problem: MatmulAllReduce) -> tuple[str, ...]:
     """By the shipped tables of two, four and eight H200s, and two H100s."""
     words = ("push_two_shot_lamport", "push_two_shot_lamport_specialized")
+    if problem.rms_norm and problem.m <= 64:  # in one kernel first
+        return ("push", *words, "torch_symm_mem", "push_two_shot", "two_shot", "registered")
     if problem.m <= 16:
         few = ("push_lamport", "push_in_place", "torch_symm_mem", "push")
         return (*few, *words, "push_two_shot", "two_shot", "registered")
