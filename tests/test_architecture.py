@@ -48,7 +48,7 @@ def test_raw_atomics_stand_in_the_primitives_alone():
         for call in ast.walk(ast.parse(path.read_text()))
         if isinstance(call, ast.Call) and ast.unparse(call.func).startswith("tl.atomic_")
     }
-    assert found == {"device/abort.py", "device/packets.py", "device/sync.py"}
+    assert found == {"device/packets.py", "device/sync.py"}
 
 
 def test_the_runtime_knows_no_variant_by_name():

@@ -32,11 +32,10 @@ import triton
 import triton.language as tl
 
 from taxfree_kernels.device import sync
-from taxfree_kernels.device.abort import is_aborted
-from taxfree_kernels.device.exchange import signal_everybody, wait_for_everybody
 from taxfree_kernels.device.peers import Group, Peers
+from taxfree_kernels.device.sync import is_aborted, signal_everybody, wait_for_everybody
 from taxfree_kernels.launch import Kernel, compile_options, copy_between_ranks
-from taxfree_kernels.problem import Sharded
+from taxfree_kernels.variant import Sharded
 
 if TYPE_CHECKING:
     import torch

@@ -6,8 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from taxfree_kernels.hardware import Hardware
-from taxfree_kernels.problem import Sharded
-from taxfree_kernels.variant import Config, Problem, Space
+from taxfree_kernels.variant import Config, Problem, Sharded, Space
 
 
 def power_of_2(value: int, least: int) -> int:

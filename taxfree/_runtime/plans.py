@@ -23,8 +23,7 @@ from taxfree._runtime.legality import illegal_reason
 from taxfree._runtime.ready import ready_plans
 from taxfree.errors import TaxfreeError, UsageError, one_line
 from taxfree.fingerprints import capacity_field, rows_field
-from taxfree_kernels.fabric.base import Fabric
-from taxfree_kernels.fabric.workspace import Workspace
+from taxfree_kernels.fabric.base import Fabric, Workspace
 from taxfree_kernels.launch import Kernel
 from taxfree_kernels.meta import meta_tensors
 from taxfree_kernels.variant import Plan, Problem, Ready, SizeRange, op_of, resized, variants

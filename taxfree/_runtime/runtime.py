@@ -35,14 +35,10 @@ from taxfree._runtime.unrecorded import MetProblems, UnrecordedProblems
 from taxfree.errors import NoRecord, UsageError
 from taxfree.fingerprints import interpolated_fields
 from taxfree.settings import Settings
-from taxfree_kernels.all_gather_matmul.several import (
-    SeveralWeightsPlan,
-    joint_problem,
-    several_weights,
-)
-from taxfree_kernels.all_gather_matmul.signature import ALL_GATHER_MATMUL
+from taxfree_kernels.all_gather_matmul.several import SeveralWeightsPlan, several_weights
+from taxfree_kernels.all_gather_matmul.signature import ALL_GATHER_MATMUL, joint_problem
 from taxfree_kernels.arguments import aligned
-from taxfree_kernels.attention.output import split
+from taxfree_kernels.attention.plans import split
 from taxfree_kernels.attention.signature import ATTENTION, ATTENTION_LSE
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.flash_decode.signature import FLASH_DECODE

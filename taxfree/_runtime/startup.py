@@ -24,7 +24,7 @@ from taxfree._version import __version__
 from taxfree.errors import TaxfreeError, UsageError
 from taxfree.settings import Settings
 from taxfree.shapes import recorded_problem
-from taxfree_kernels.fabric.layout import arena_bytes
+from taxfree_kernels.fabric.heap import arena_bytes
 from taxfree_kernels.fabric.open import hardware_here, open_fabric
 from taxfree_kernels.variant import operation_names
 from taxfree_tuning_db import (

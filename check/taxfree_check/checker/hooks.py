@@ -20,7 +20,7 @@ from triton.runtime.interpreter import TensorHandle, interpreter_builder
 from taxfree_check.checker.clocks import Scope
 from taxfree_check.checker.ptx import run_assembly
 from taxfree_check.checker.watch import CHANGES, NO_CHANGE, Change, Watch
-from taxfree_kernels.device.packets import EMPTY
+from taxfree_kernels.device.peers import EMPTY
 from taxfree_kernels.interpreter import correct_bfloat16, hasten
 
 _SEMANTICS = {

@@ -15,7 +15,7 @@ import numpy as np
 
 from taxfree_check.checker.clocks import Repair, covers
 from taxfree_check.checker.memory import Access, Conflict, Region, Stale, Word
-from taxfree_kernels.device.packets import EMPTY
+from taxfree_kernels.device.peers import EMPTY
 
 
 class Shadow:

@@ -14,7 +14,7 @@ from taxfree_check.checker.schedule import Task
 from taxfree_check.checker.shadow import Shadow
 from taxfree_check.checker.sites import SYNC_FILES, site_of
 from taxfree_check.checker.watch import Thread
-from taxfree_kernels.device.packets import EMPTY
+from taxfree_kernels.device.peers import EMPTY
 
 _MOST_PLACES = 4  # that are listed of one program
 

@@ -12,8 +12,7 @@ import torch
 
 from taxfree_kernels.all_gather_matmul.problem import AllGatherMatmul
 from taxfree_kernels.all_gather_matmul.several import GatheringPlan, SeveralWeights
-from taxfree_kernels.fabric.base import Fabric
-from taxfree_kernels.fabric.workspace import Workspace
+from taxfree_kernels.fabric.base import Fabric, Workspace
 from taxfree_kernels.variant import Config, Plan, Step, resized
 from taxfree_kernels.vendor import all_gather, matmul_into
 

@@ -17,15 +17,15 @@ import triton
 import triton.language as tl
 
 from taxfree_kernels.all_gather_matmul import spaces
-from taxfree_kernels.all_gather_matmul.constants import Gather
-from taxfree_kernels.all_gather_matmul.problem import AllGatherMatmul
-from taxfree_kernels.all_gather_matmul.several import GatheringPlan, SeveralWeights
-from taxfree_kernels.all_gather_matmul.tile import (
+from taxfree_kernels.all_gather_matmul.fused import (
+    Gather,
     GatherMemory,
     InputShard,
     push_chunk,
     running_slot,
 )
+from taxfree_kernels.all_gather_matmul.problem import AllGatherMatmul
+from taxfree_kernels.all_gather_matmul.several import GatheringPlan, SeveralWeights
 from taxfree_kernels.device import sync
 from taxfree_kernels.device.peers import Group, Peers
 from taxfree_kernels.device.tiles import select

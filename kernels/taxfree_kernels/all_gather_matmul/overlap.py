@@ -21,9 +21,8 @@ import triton
 import triton.language as tl
 
 from taxfree_kernels.all_gather_matmul import spaces
-from taxfree_kernels.all_gather_matmul.constants import Gather
+from taxfree_kernels.all_gather_matmul.fused import Gather, wait_for_rows
 from taxfree_kernels.all_gather_matmul.problem import AllGatherMatmul
-from taxfree_kernels.all_gather_matmul.tile import wait_for_rows
 from taxfree_kernels.copies import PeerCopies, parts_of, rows_of_chunk
 from taxfree_kernels.device import sync
 from taxfree_kernels.device.peers import Group, Peers

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from taxfree_kernels.errors import PlanError
-from taxfree_kernels.problem import ITEM_BYTES, Sharded
-from taxfree_kernels.variant import Cost
+from taxfree_kernels.variant import ITEM_BYTES, Cost, Sharded
 
 
 @dataclass(frozen=True)

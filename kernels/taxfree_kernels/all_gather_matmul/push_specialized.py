@@ -37,24 +37,16 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from taxfree_kernels.all_gather_matmul import spaces
+from taxfree_kernels.all_gather_matmul.fused import InputShard, place_of, running_slot
 from taxfree_kernels.all_gather_matmul.problem import AllGatherMatmul
 from taxfree_kernels.all_gather_matmul.push_tma import PushTma, PushTmaPlan
-from taxfree_kernels.all_gather_matmul.tile import InputShard, place_of, running_slot
-from taxfree_kernels.descriptors import (
-    RowDescriptors,
-    folded,
-    is_aligned,
-    weight_descriptors,
-)
 from taxfree_kernels.device import sync
-from taxfree_kernels.device.dialects import lanes
-from taxfree_kernels.device.fences import before_tma_loads
-from taxfree_kernels.device.pdl import gdc_launch_dependents, gdc_wait
 from taxfree_kernels.device.peers import Peers, translate
 from taxfree_kernels.device.specialized import accumulators, load_box, make_boxes
+from taxfree_kernels.device.sync import before_tma_loads, gdc_launch_dependents, gdc_wait, lanes
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.hardware import Hardware
-from taxfree_kernels.launch import Kernel
+from taxfree_kernels.launch import Kernel, RowDescriptors, folded, is_aligned, weight_descriptors
 from taxfree_kernels.variant import Config, Plan, Space
 
 ROWS = 64

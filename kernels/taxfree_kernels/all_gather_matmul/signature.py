@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -19,8 +20,8 @@ from taxfree_kernels.arguments import (
 )
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.gradients import Gradients, gather, gradients
-from taxfree_kernels.problem import own_rows
 from taxfree_kernels.signature import Signature
+from taxfree_kernels.variant import own_rows, resized
 
 
 def _problem(
@@ -91,3 +92,22 @@ ALL_GATHER_MATMUL = Signature(
 )  # fmt: skip
 
 SIGNATURES = (ALL_GATHER_MATMUL,)
+
+
+def joint_problem(
+    fabric: Fabric,
+    a_shard: torch.Tensor,
+    weights: Sequence[torch.Tensor],
+    biases: Sequence[torch.Tensor | None],
+) -> AllGatherMatmul:
+    """The problem of one matmul with the columns of several weights.
+
+    Raises:
+        PlanError: the tensors do not fit together.
+    """
+    problems: list[Any] = [
+        ALL_GATHER_MATMUL.problem(fabric, a_shard, weight, bias, 0, None)
+        for weight, bias in zip(weights, biases, strict=True)
+    ]
+    joint: AllGatherMatmul = resized(problems[0], n=sum(each.n for each in problems), bias=False)
+    return joint

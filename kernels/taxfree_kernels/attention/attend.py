@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from taxfree_kernels.device.schedules import attention_tile
+from taxfree_kernels.device.tiles import attention_tile
 
 _LOG2_E = tl.constexpr(1.4426950408889634)
 _LN_2 = tl.constexpr(0.6931471805599453)
@@ -61,7 +61,7 @@ class Blocks(NamedTuple):
         BLOCK_M: queries of a program.
         BLOCK_N: keys of a step.
         TMA: operands are descriptors.
-        MAPPING: the order of programs, see ``device.schedules.attention_tile``.
+        MAPPING: the order of programs, see :func:`~taxfree_kernels.device.tiles.attention_tile`.
         XCDS: chiplets.
     """
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from taxfree_kernels.attention.operation import library
-from taxfree_kernels.attention.output import split
+from taxfree_kernels.attention.plans import split
 from taxfree_kernels.attention.problem import Attention
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.launch import is_compiling

@@ -16,10 +16,9 @@ from taxfree_kernels.attention import spaces
 from taxfree_kernels.attention.attend import Blocks, Heads, attend
 from taxfree_kernels.attention.plans import AttentionPlan
 from taxfree_kernels.attention.problem import Attention
-from taxfree_kernels.descriptors import HeadDescriptors
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.hardware import Hardware
-from taxfree_kernels.launch import Kernel, compile_options
+from taxfree_kernels.launch import HeadDescriptors, Kernel, compile_options
 from taxfree_kernels.spaces import power_of_2
 from taxfree_kernels.variant import Config, Plan, Space, Variant
 

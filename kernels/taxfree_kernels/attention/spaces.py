@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from taxfree_kernels.attention.constants import REGISTERS, ROWS
 from taxfree_kernels.attention.problem import ITEM_BYTES, Attention
-from taxfree_kernels.device.schedules import ATTENTION_MAPPINGS
+from taxfree_kernels.device.tiles import ATTENTION_MAPPINGS
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.spaces import cdna_space, distinct, power_of_2, up_to, within
 from taxfree_kernels.variant import Config, Space
+
+# launch constants of kernels whose warps have roles
+ROWS = 64  # queries of a consumer, which is a warpgroup
+REGISTERS = {2: 240, 3: 160}  # of a thread of so many consumers, besides a producer's
 
 
 def space(problem: Attention, hardware: Hardware) -> Space:

@@ -29,15 +29,14 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from taxfree_kernels.attention import spaces
-from taxfree_kernels.attention.constants import REGISTERS, ROWS
 from taxfree_kernels.attention.plans import AttentionPlan
 from taxfree_kernels.attention.problem import Attention
-from taxfree_kernels.descriptors import HeadDescriptors
-from taxfree_kernels.device.schedules import attention_tile
+from taxfree_kernels.attention.spaces import REGISTERS, ROWS
 from taxfree_kernels.device.specialized import load_box
+from taxfree_kernels.device.tiles import attention_tile
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.hardware import Hardware
-from taxfree_kernels.launch import Kernel, compile_options
+from taxfree_kernels.launch import HeadDescriptors, Kernel, compile_options
 from taxfree_kernels.spaces import power_of_2
 from taxfree_kernels.variant import Config, Plan, Space, Variant
 
@@ -56,7 +55,7 @@ class AttentionWork(NamedTuple):
         STAGES: of keys, and of values, in shared memory.
         CONSUMERS: warpgroups that compute; a program has 64 queries for each.
         REGISTERS: of a thread of these.
-        MAPPING: the order of programs, see ``device.schedules.attention_tile``.
+        MAPPING: the order of programs, see :func:`~taxfree_kernels.device.tiles.attention_tile`.
     """
 
     Q_HEADS: int

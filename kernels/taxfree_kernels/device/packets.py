@@ -13,12 +13,9 @@ import triton
 import triton.language as tl
 
 from taxfree_kernels.device import trace
-from taxfree_kernels.device.abort import abort, is_aborted
-from taxfree_kernels.device.control import LIMIT, NO_CHANNEL, ONE_CALL, TURN, USED
-from taxfree_kernels.device.sync import count_out, yield_and_clock_us
+from taxfree_kernels.device.peers import EMPTY, LIMIT, NO_CHANNEL, ONE_CALL, TURN, USED
+from taxfree_kernels.device.sync import abort, count_out, is_aborted, yield_and_clock_us
 
-#: A Lamport word that has not arrived. As one 32-bit or two 16-bit floats it is NaN.
-EMPTY = tl.constexpr(-1)
 #: Sent in place of a payload that equals EMPTY; NaN as well.
 _OTHER_NAN = tl.constexpr(0x7FFFFFFF)
 _EMPTIED = tl.constexpr(4096)  # words at a time: at least 16 bytes of each thread

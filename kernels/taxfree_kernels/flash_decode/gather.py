@@ -19,7 +19,6 @@ from taxfree_kernels.device import sync
 from taxfree_kernels.device.peers import Peers
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.flash_decode.attend import store_rows
-from taxfree_kernels.flash_decode.constants import chunk_rows
 from taxfree_kernels.flash_decode.exchange import running_slot, send_chunk
 from taxfree_kernels.flash_decode.plans import (
     DecodePlan,
@@ -29,6 +28,7 @@ from taxfree_kernels.flash_decode.plans import (
     SplitsMerge,
 )
 from taxfree_kernels.flash_decode.problem import FlashDecode
+from taxfree_kernels.flash_decode.spaces import chunk_rows
 from taxfree_kernels.launch import Kernel, compile_options
 from taxfree_kernels.variant import Config, Plan
 

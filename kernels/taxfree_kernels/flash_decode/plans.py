@@ -10,16 +10,22 @@ import torch
 import triton
 import triton.language as tl
 
-from taxfree_kernels.device.pdl import gdc_launch_dependents, gdc_wait
 from taxfree_kernels.device.peers import Group
+from taxfree_kernels.device.sync import gdc_launch_dependents, gdc_wait
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.flash_decode import spaces
 from taxfree_kernels.flash_decode.attend import Heads, Inputs, Parts, Splits, attend, store_rows
 from taxfree_kernels.flash_decode.by_warp import REGISTERS, Steps, attend_by_warp
-from taxfree_kernels.flash_decode.constants import words_of_part
-from taxfree_kernels.flash_decode.exchange import Exchange, Inbox
-from taxfree_kernels.flash_decode.merge import Merge, merge_ranks, merge_splits, store_output
+from taxfree_kernels.flash_decode.exchange import (
+    Exchange,
+    Inbox,
+    Merge,
+    merge_ranks,
+    merge_splits,
+    store_output,
+)
 from taxfree_kernels.flash_decode.problem import FlashDecode
+from taxfree_kernels.flash_decode.spaces import words_of_part
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.launch import Kernel, compile_options, pdl_options
 from taxfree_kernels.spaces import power_of_2

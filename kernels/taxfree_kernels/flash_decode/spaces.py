@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from taxfree_kernels.fabric.heap import Pool
-from taxfree_kernels.fabric.layout import LAMPORT_SLOT_BYTES, LL_SLOT_BYTES
-from taxfree_kernels.flash_decode.constants import words_of_part
+from taxfree_kernels.fabric.heap import LAMPORT_SLOT_BYTES, LL_SLOT_BYTES, Pool
 from taxfree_kernels.flash_decode.problem import ITEM_BYTES, FlashDecode
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.spaces import (
@@ -280,3 +278,18 @@ def illegal_reason(problem: FlashDecode, hardware: Hardware, config: Config) -> 
     if held > accumulators(hardware) * threads:
         return f"a query and accumulators of {held // threads} registers a thread"
     return None
+
+
+def chunk_rows(problem: FlashDecode, config: Config) -> int:
+    """Rows of a chunk: at most CHUNKS chunks of whole tiles; with LL, one tile per chunk."""
+    if config.get("LL"):
+        return int(config["ROWS"])
+    tiles = -(-problem.rows // config["ROWS"])
+    return int(config["ROWS"] * -(-tiles // config["CHUNKS"]))
+
+
+def words_of_part(problem: FlashDecode, packed: bool) -> int:
+    """Words of one part, a multiple of 64: Lamport words for packed rows, else LL packets."""
+    if not packed:
+        return problem.part_elements
+    return -(-problem.rows * (problem.v_head_dim // 2 + 4) // 64) * 64

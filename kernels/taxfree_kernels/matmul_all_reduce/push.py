@@ -26,21 +26,21 @@ import triton
 import triton.language as tl
 
 from taxfree_kernels.device import sync
-from taxfree_kernels.device.pdl import gdc_wait
+from taxfree_kernels.device.sync import gdc_wait
 from taxfree_kernels.device.tiles import swizzle2d, xcd_swizzle
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.matmul_all_reduce import spaces
 from taxfree_kernels.matmul_all_reduce.problem import ONE_SHOT_ELEMENTS, MatmulAllReduce
-from taxfree_kernels.reduction.epilogue import Epilogue, sum_and_normalise
 from taxfree_kernels.reduction.fused import FusedReductionPlan, FusedReductionVariant, Layout
-from taxfree_kernels.reduction.sizes import (
+from taxfree_kernels.reduction.spaces import (
     padded_columns,
     padded_elements,
     tiles_of,
     tiles_per_signal,
 )
 from taxfree_kernels.reduction.tile import (
+    Epilogue,
     Strides,
     TileSchedule,
     announce_tile,
@@ -48,6 +48,7 @@ from taxfree_kernels.reduction.tile import (
     running_slot,
     send_tile,
     store_tile,
+    sum_and_normalise,
     total_of_tile,
 )
 from taxfree_kernels.spaces import power_of_2

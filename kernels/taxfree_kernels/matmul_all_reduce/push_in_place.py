@@ -26,19 +26,18 @@ import triton
 import triton.language as tl
 
 from taxfree_kernels.device import sync
-from taxfree_kernels.device.exchange import signal_everybody, wait_for_everybody
-from taxfree_kernels.device.pdl import gdc_wait
+from taxfree_kernels.device.sync import gdc_wait, signal_everybody, wait_for_everybody
 from taxfree_kernels.device.tiles import xcd_swizzle
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.fabric.heap import Pool
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.matmul_all_reduce.problem import ONE_SHOT_ELEMENTS, MatmulAllReduce
 from taxfree_kernels.reduction import spaces
-from taxfree_kernels.reduction.epilogue import Epilogue
 from taxfree_kernels.reduction.fused import FusedReductionPlan, FusedReductionVariant, Layout
 from taxfree_kernels.reduction.packets import MOST_ELEMENTS, sum_by_words, words_of
-from taxfree_kernels.reduction.sizes import padded_columns, padded_elements, tiles_of
+from taxfree_kernels.reduction.spaces import padded_columns, padded_elements, tiles_of
 from taxfree_kernels.reduction.tile import (
+    Epilogue,
     Strides,
     bias_residual_of_tile,
     numbered_tile,

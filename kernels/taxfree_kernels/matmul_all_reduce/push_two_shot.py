@@ -37,20 +37,20 @@ import triton
 import triton.language as tl
 
 from taxfree_kernels.device import sync
-from taxfree_kernels.device.pdl import gdc_wait
 from taxfree_kernels.device.peers import translate
+from taxfree_kernels.device.sync import gdc_wait
 from taxfree_kernels.device.tiles import in_turns, swizzle2d
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.fabric.heap import Pool
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.matmul_all_reduce.problem import MatmulAllReduce
 from taxfree_kernels.matmul_all_reduce.spaces import fits_addends
-from taxfree_kernels.problem import ITEM_BYTES
 from taxfree_kernels.reduction import spaces
-from taxfree_kernels.reduction.epilogue import Addends, Epilogue
 from taxfree_kernels.reduction.fused import FusedReductionPlan, FusedReductionVariant, Layout
-from taxfree_kernels.reduction.sizes import staggered_tiles, tiles_of, tiles_per_signal
+from taxfree_kernels.reduction.spaces import staggered_tiles, tiles_of, tiles_per_signal
 from taxfree_kernels.reduction.tile import (
+    Addends,
+    Epilogue,
     TileSchedule,
     announce_tile,
     numbered_tile,
@@ -58,7 +58,7 @@ from taxfree_kernels.reduction.tile import (
     store_tile,
     total_of_tile,
 )
-from taxfree_kernels.variant import Config, Plan, Space
+from taxfree_kernels.variant import ITEM_BYTES, Config, Plan, Space
 
 
 class TwoShotInbox(NamedTuple):

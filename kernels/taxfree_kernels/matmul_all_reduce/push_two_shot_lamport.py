@@ -35,8 +35,8 @@ import triton
 import triton.language as tl
 
 from taxfree_kernels.device import packets, sync
-from taxfree_kernels.device.pdl import gdc_wait
 from taxfree_kernels.device.peers import Peers, translate
+from taxfree_kernels.device.sync import gdc_wait
 from taxfree_kernels.device.tiles import xcd_swizzle
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.hardware import Hardware
@@ -47,7 +47,6 @@ from taxfree_kernels.matmul_all_reduce.spaces import (
     with_room_for_rows,
 )
 from taxfree_kernels.reduction import spaces
-from taxfree_kernels.reduction.epilogue import Epilogue, store_normalised
 from taxfree_kernels.reduction.fused import Layout
 from taxfree_kernels.reduction.packets import (
     LamportPlan,
@@ -56,8 +55,8 @@ from taxfree_kernels.reduction.packets import (
     total_of_lamport_words,
     words_of,
 )
-from taxfree_kernels.reduction.sizes import lanes_of, tiles_of
-from taxfree_kernels.reduction.tile import numbered_tile, store_tile
+from taxfree_kernels.reduction.spaces import lanes_of, tiles_of
+from taxfree_kernels.reduction.tile import Epilogue, numbered_tile, store_normalised, store_tile
 from taxfree_kernels.spaces import power_of_2
 from taxfree_kernels.variant import Config, Plan, Space
 

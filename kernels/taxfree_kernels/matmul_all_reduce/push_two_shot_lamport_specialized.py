@@ -13,15 +13,14 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from taxfree_kernels.device import packets
-from taxfree_kernels.device.pdl import gdc_wait
 from taxfree_kernels.device.peers import Peers, translate
 from taxfree_kernels.device.specialized import make_boxes
+from taxfree_kernels.device.sync import gdc_wait
 from taxfree_kernels.device.tiles import swizzle2d
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.matmul_all_reduce.problem import MatmulAllReduce
 from taxfree_kernels.matmul_all_reduce.push_two_shot_lamport import PushTwoShotLamport
-from taxfree_kernels.reduction.epilogue import add_bias_residual
 from taxfree_kernels.reduction.packets import halves_of
 from taxfree_kernels.reduction.specialized_words import (
     Specialized,
@@ -37,6 +36,7 @@ from taxfree_kernels.reduction.specialized_words import (
     words_layout,
     words_of_tile,
 )
+from taxfree_kernels.reduction.tile import add_bias_residual
 from taxfree_kernels.variant import Config, Plan
 
 

@@ -24,20 +24,16 @@ import triton
 import triton.language as tl
 
 from taxfree_kernels.device import sync
-from taxfree_kernels.device.exchange import signal_everybody, wait_for_everybody
 from taxfree_kernels.device.peers import Group, Peers, translate
+from taxfree_kernels.device.sync import signal_everybody, wait_for_everybody
 from taxfree_kernels.device.tiles import copy
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.launch import Kernel, compile_options
 from taxfree_kernels.matmul_all_reduce.problem import MatmulAllReduce
 from taxfree_kernels.reduction import spaces
-from taxfree_kernels.reduction.epilogue import Addends, Epilogue, add_bias_residual
-from taxfree_kernels.reduction.sums import (
-    SumPlan,
-    bounds_of_chunk,
-    with_sources,
-)
+from taxfree_kernels.reduction.sums import SumPlan, bounds_of_chunk
+from taxfree_kernels.reduction.tile import Addends, Epilogue, add_bias_residual, with_sources
 from taxfree_kernels.variant import Config, Plan, Space, Variant
 
 

@@ -19,15 +19,15 @@ import triton
 import triton.language as tl
 
 from taxfree_kernels.device import sync
-from taxfree_kernels.device.exchange import wait_for_everybody
 from taxfree_kernels.device.peers import Group, Peers, translate
+from taxfree_kernels.device.sync import wait_for_everybody
 from taxfree_kernels.device.tiles import select
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.launch import Kernel, compile_options
 from taxfree_kernels.matmul_reduce_scatter.problem import MatmulReduceScatter
 from taxfree_kernels.reduction import spaces
-from taxfree_kernels.reduction.sizes import padded_elements
+from taxfree_kernels.reduction.spaces import padded_elements
 from taxfree_kernels.reduction.sums import SumPlan, bounds_of_chunk
 from taxfree_kernels.variant import Config, Plan, Space, Variant
 

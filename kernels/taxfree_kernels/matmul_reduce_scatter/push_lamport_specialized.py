@@ -13,14 +13,13 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from taxfree_kernels.device import packets
-from taxfree_kernels.device.pdl import gdc_wait
 from taxfree_kernels.device.peers import Peers, translate
 from taxfree_kernels.device.specialized import make_boxes
-from taxfree_kernels.device.tiles import swizzle2d
+from taxfree_kernels.device.sync import gdc_wait
+from taxfree_kernels.device.tiles import owner_of_tile, swizzle2d, tiles_of_shards
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.matmul_reduce_scatter.problem import MatmulReduceScatter
 from taxfree_kernels.matmul_reduce_scatter.push_lamport import MOST_POLLED, PushLamport
-from taxfree_kernels.matmul_reduce_scatter.shards import owner_of_tile, tiles_of_shards
 from taxfree_kernels.reduction.specialized_words import (
     Specialized,
     SpecializedPlan,

@@ -18,8 +18,8 @@ from taxfree_kernels.arguments import (
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.gradients import Gradients, gather, gradients
 from taxfree_kernels.matmul_reduce_scatter.problem import MatmulReduceScatter
-from taxfree_kernels.problem import own_rows
 from taxfree_kernels.signature import Signature
+from taxfree_kernels.variant import own_rows
 
 
 def _problem(

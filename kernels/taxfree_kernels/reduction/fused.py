@@ -8,18 +8,22 @@ from typing import Any
 
 import torch
 
-from taxfree_kernels.descriptors import OperandDescriptors, RowDescriptors, weight_descriptors
 from taxfree_kernels.device.peers import Group
 from taxfree_kernels.device.tiles import Tile
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.fabric.heap import Pool
 from taxfree_kernels.hardware import Hardware
-from taxfree_kernels.launch import Kernel, compile_options, pdl_options
-from taxfree_kernels.problem import PartialSum
+from taxfree_kernels.launch import (
+    Kernel,
+    OperandDescriptors,
+    RowDescriptors,
+    compile_options,
+    pdl_options,
+    weight_descriptors,
+)
 from taxfree_kernels.reduction import spaces
-from taxfree_kernels.reduction.epilogue import EpilogueTensors
-from taxfree_kernels.reduction.tile import ReductionMemory
-from taxfree_kernels.variant import Config, Plan, Space, Variant, resized
+from taxfree_kernels.reduction.tile import EpilogueTensors, ReductionMemory
+from taxfree_kernels.variant import Config, PartialSum, Plan, Space, Variant, resized
 
 
 @dataclass(frozen=True)

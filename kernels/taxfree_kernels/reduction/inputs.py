@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import torch
 
-from taxfree_kernels.problem import PartialSum
+from taxfree_kernels.variant import PartialSum
 from taxfree_kernels.vendor import matmul_into
 
 _TERMS = 64  # about, per sum of small integers: keeps sums well below 256, where bfloat16 rounds

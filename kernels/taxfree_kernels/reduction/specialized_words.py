@@ -24,26 +24,24 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from taxfree_kernels.descriptors import (
+from taxfree_kernels.device import packets, sync
+from taxfree_kernels.device.peers import EMPTY, USED
+from taxfree_kernels.device.specialized import lines, load_box, multiply
+from taxfree_kernels.device.sync import gdc_launch_dependents, gdc_wait
+from taxfree_kernels.device.tiles import stream_k
+from taxfree_kernels.fabric.base import Fabric
+from taxfree_kernels.hardware import Hardware
+from taxfree_kernels.launch import (
     OperandDescriptors,
     RowDescriptors,
     is_aligned,
     weight_descriptors,
 )
-from taxfree_kernels.device import packets, sync
-from taxfree_kernels.device.control import USED
-from taxfree_kernels.device.packets import EMPTY
-from taxfree_kernels.device.pdl import gdc_launch_dependents, gdc_wait
-from taxfree_kernels.device.schedules import stream_k
-from taxfree_kernels.device.specialized import lines, load_box, multiply
-from taxfree_kernels.fabric.base import Fabric
-from taxfree_kernels.hardware import Hardware
-from taxfree_kernels.problem import PartialSum
 from taxfree_kernels.reduction import spaces
 from taxfree_kernels.reduction.fused import Layout
 from taxfree_kernels.reduction.packets import LamportPlan, LamportVariant, halves_of
 from taxfree_kernels.spaces import power_of_2, within
-from taxfree_kernels.variant import Config, Space
+from taxfree_kernels.variant import Config, PartialSum, Space
 
 
 class ReductionWork(NamedTuple):

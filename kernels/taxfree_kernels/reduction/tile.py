@@ -1,4 +1,9 @@
-"""Device functions of the fused variants: a tile of this rank's partial sum, and sums of tiles."""
+"""Device functions of the fused variants: a tile of this rank's partial sum, and sums of tiles.
+
+A sum ends with bias and residual, and RMSNorm: a normalised row stays in its program's registers,
+in float32, from the addition of the partial sums to the result. So nothing is read twice, and no
+program waits for another's part of the mean.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +13,17 @@ import triton
 import triton.language as tl
 
 from taxfree_kernels.device import sync
-from taxfree_kernels.device.exchange import signal_everybody, wait_for_everybody
 from taxfree_kernels.device.peers import Peers, translate
-from taxfree_kernels.device.schedules import stream_k
-from taxfree_kernels.device.tiles import accumulate, accumulate_tma, swizzle2d
-from taxfree_kernels.reduction.epilogue import add_bias_residual
+from taxfree_kernels.device.sync import signal_everybody, wait_for_channels, wait_for_everybody
+from taxfree_kernels.device.tiles import (
+    accumulate,
+    accumulate_tma,
+    nothing_yet,
+    select,
+    stream_k,
+    swizzle2d,
+    tile_and_share,
+)
 
 
 class ReductionMemory(NamedTuple):
@@ -39,6 +50,20 @@ class Strides(NamedTuple):
 
     source: Any
     row: Any
+
+
+class OutputShard(NamedTuple):
+    """Sizes of a rank's shard and of its place in an inbox, in elements or words.
+
+    Args:
+        columns: of the shard, in elements.
+        stride_source: from one source's shard to the next.
+        stride_row: from row to row, if it is not the width of all tiles of the columns.
+    """
+
+    columns: Any
+    stride_source: Any
+    stride_row: Any = None
 
 
 class TileSchedule(NamedTuple):
@@ -100,10 +125,7 @@ def partial_tile(
         # ptxas would serialise the loop's matrix instructions. For smaller tiles it does not, but
         # it does serialise some of those if they are assumed to have steps.
         tl.assume(step_end > step_begin)
-    if TILE.SWAP_AB:
-        acc = tl.zeros((TILE.BLOCK_N, TILE.BLOCK_M), tl.float32)
-    else:
-        acc = tl.zeros((TILE.BLOCK_M, TILE.BLOCK_N), tl.float32)
+    acc = nothing_yet(TILE)
     if TILE.TMA:
         acc = accumulate_tma(
             acc, x, 0, row_begin, w, col_begin, 0, 1, step_begin, step_end, 1, 1, TILE
@@ -147,22 +169,6 @@ def _together(
         for other in range(SHARES):
             acc += tl.load(share_ptr + other * shares + within, mask=stored, other=0.0)
     return acc, is_whole
-
-
-@triton.jit
-def tile_and_share(number, SPLIT_K: tl.constexpr, STAGGERED: tl.constexpr):
-    """The tile of a program, and its share of the tile's K.
-
-    Tiles that all begin at once also end at once, and their stores compete for the same link. Each
-    of the first STAGGERED tiles is shared by two programs, the first of which gets from almost none
-    to almost all of K. The next programs on their compute units then begin and end staggered.
-    """
-    tile, split = number // SPLIT_K, number % SPLIT_K
-    if STAGGERED > 0:
-        is_shared = number < 2 * STAGGERED
-        tile = tl.where(is_shared, number // 2, number - STAGGERED)
-        split = tl.where(is_shared, number % 2, 0)
-    return tile, split
 
 
 @triton.jit
@@ -279,3 +285,103 @@ def _part_of(source, ptrs, mask, own, rank):
         others = tl.where(rank == source, False, mask)
         part = tl.where(rank == source, own, tl.load(ptrs, mask=others, other=0.0))
     return part.to(tl.float32)
+
+
+@triton.jit
+def with_sources(total, at, mask, own_ptr, inbox_ptr, stride_source, rank, GROUP: tl.constexpr):
+    """`total`, float32, plus elements `at` of all ranks' partial sums, in rank order.
+
+    Args:
+        own_ptr: this rank's sum; inbox_ptr: rank 0's; sums are `stride_source` elements apart.
+    """
+    for source in tl.static_range(GROUP.WORLD):
+        source_ptr = select(rank == source, own_ptr, inbox_ptr + source * stride_source, 16)
+        total += tl.load(source_ptr + at, mask=mask, other=0.0).to(tl.float32)
+    return total
+
+
+class Epilogue(NamedTuple):
+    """The constants of a kernel's epilogue: ``EPILOGUE: tl.constexpr``.
+
+    Args:
+        BLOCK_ROW: lanes for a normalised row, at least n; 0 without RMSNorm.
+    """
+
+    HAS_BIAS: bool
+    HAS_RESIDUAL: bool
+    BLOCK_ROW: int = 0
+
+
+class Addends(NamedTuple):
+    """The tensors that are added to a sum [m, n]: a bias [n] and a residual [m, n]."""
+
+    bias_ptr: Any
+    residual_ptr: Any
+
+
+class EpilogueTensors(NamedTuple):
+    """:class:`Addends`, the weight [n] of RMSNorm, and its epsilon, float32 [1]."""
+
+    bias_ptr: Any
+    residual_ptr: Any
+    norm_weight_ptr: Any
+    eps_ptr: Any
+
+
+@triton.jit
+def add_bias_residual(total, columns, column_mask, at, mask, epilogue, EPILOGUE: tl.constexpr):
+    """`total`, float32, plus the bias and the residual, if given.
+
+    Args:
+        columns, column_mask: of the elements of `total`; they may broadcast.
+        at, mask: their offsets in the residual.
+    """
+    if EPILOGUE.HAS_BIAS:
+        total += tl.load(epilogue.bias_ptr + columns, mask=column_mask, other=0.0).to(tl.float32)
+    if EPILOGUE.HAS_RESIDUAL:
+        total += tl.load(epilogue.residual_ptr + at, mask=mask, other=0.0).to(tl.float32)
+    return total
+
+
+@triton.jit
+def sum_and_normalise(
+    row, channel, channel_end, own_ptr, inbox_ptr, stride_source, stride_row, epilogue, out_ptr,
+    count, n, peers, GROUP: tl.constexpr, EPILOGUE: tl.constexpr, CHANNELS: tl.constexpr,
+):  # fmt: skip
+    """Add one row of all ranks' partial sums, in rank order; store it and its RMSNorm.
+
+    Args:
+        channel, channel_end: channels that announce parts of the row; at most CHANNELS.
+        own_ptr, inbox_ptr, stride_source: see :func:`with_sources`; rows are `stride_row` apart.
+        out_ptr: see :func:`store_normalised`.
+        n: elements of a row, at most BLOCK_ROW.
+    """
+    column = tl.arange(0, EPILOGUE.BLOCK_ROW)
+    mask = column < n
+    at = row.to(tl.int64) * n + column
+    total = add_bias_residual(
+        tl.zeros((EPILOGUE.BLOCK_ROW,), tl.float32), column, mask, at, mask, epilogue, EPILOGUE
+    )
+    norm_weight = tl.load(epilogue.norm_weight_ptr + column, mask=mask, other=0.0)
+    arrived = wait_for_channels(peers, channel, channel_end, GROUP, CHANNELS)
+    total = with_sources(
+        total, row * stride_row + column, mask, own_ptr, inbox_ptr, stride_source, peers.rank, GROUP
+    )
+    total = tl.where(arrived, total, float("nan"))
+    store_normalised(total, at, mask, norm_weight, epilogue.eps_ptr, out_ptr, count, n)
+
+
+@triton.jit
+def store_normalised(total, at, mask, norm_weight, eps_ptr, out_ptr, count, n):
+    """Store a row and its RMSNorm.
+
+    Args:
+        total: float32, the row; 0 where it is masked. at, mask: its place in a sum [m, n].
+        norm_weight: of the row's columns. eps_ptr: float32 [1].
+        out_ptr: [2, m, n]: the normalised sum, then the sum, `count` elements.
+    """
+    total_square = tl.sum(total * total, 0)
+    scale = tl.rsqrt(total_square / n + tl.load(eps_ptr))
+    normalised = total * scale * norm_weight.to(tl.float32)
+    tl.store(out_ptr + at, normalised.to(out_ptr.dtype.element_ty), mask=mask)
+    tl.store(out_ptr + count + at, total.to(out_ptr.dtype.element_ty), mask=mask)

@@ -16,10 +16,9 @@ import torch
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.launch import Kernel
-from taxfree_kernels.problem import PartialSum
 from taxfree_kernels.reduction import spaces
 from taxfree_kernels.reduction.fused import FusedReductionPlan, FusedReductionVariant, Layout
-from taxfree_kernels.variant import Config, Space, resized
+from taxfree_kernels.variant import Config, PartialSum, Space, resized
 
 _TILE_WARPS, _SUM_WARPS = 8, 4  # of a compute unit
 #: registers of a thread that leave room for a sum's program beside those warps of tiles

@@ -16,7 +16,7 @@ import numpy.typing as npt
 import torch
 
 from taxfree._runtime.collectives import vote
-from taxfree_kernels.device import control, trace
+from taxfree_kernels.device import peers, trace
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.launch import Kernel, compiling, launching_through
 from taxfree_tune.measuring import timer
@@ -91,11 +91,11 @@ def trace_call(fabric: Fabric, call: timer.Call, repetitions: int) -> ProgramTra
         logs.append(log[:, :, : fabric.world_size].cpu().numpy().copy())
 
     first = compare_clocks(fabric)
-    fabric.pool.control[control.LOG.value] = log.data_ptr()
+    fabric.pool.control[peers.LOG.value] = log.data_ptr()
     fabric.barrier()
     mode = "graph" if fabric.has_graphs else "eager"
     (timing,) = timer.time_together(fabric, [(call, mode)], repetitions, after)
-    fabric.pool.control[control.LOG.value] = 0
+    fabric.pool.control[peers.LOG.value] = 0
     own = (first, compare_clocks(fabric), np.array(logs))
     everyone = vote(fabric.group, own)
     alignment = aligned([each[:2] for each in everyone], 0.0)

@@ -25,8 +25,7 @@ from taxfree._runtime.collectives import vote
 from taxfree.errors import TaxfreeError, one_line
 from taxfree_check.cross_compile.screen import Screen
 from taxfree_kernels.errors import PeerTimeout
-from taxfree_kernels.fabric.base import Fabric
-from taxfree_kernels.fabric.workspace import Workspace
+from taxfree_kernels.fabric.base import Fabric, Workspace
 from taxfree_kernels.variant import Problem, op_of
 from taxfree_tune.measuring.trial import close_bench
 from taxfree_tune.tuning.session import NotTuned, Tuned, alone, tune_one
