@@ -101,7 +101,17 @@ class MatmulProblem(Problem):
 
 
 class PartialSum(MatmulProblem):
-    """A matmul in which each rank computes a partial sum."""
+    """A matmul in which each rank computes a partial sum.
+
+    Attributes:
+        bias, residual, rms_norm: whether the sum is finished with these.
+        scatter_dim: the dimension of the sum that ranks split, if they do.
+    """
+
+    bias: bool = False
+    residual: bool = False
+    rms_norm: bool = False
+    scatter_dim: int = 0
 
     @property
     def elements(self) -> int:

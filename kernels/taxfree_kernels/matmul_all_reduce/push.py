@@ -30,17 +30,13 @@ from taxfree_kernels.device.sync import gdc_wait
 from taxfree_kernels.device.tiles import swizzle2d, xcd_swizzle
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.hardware import Hardware
-from taxfree_kernels.matmul_all_reduce import spaces
 from taxfree_kernels.matmul_all_reduce.problem import ONE_SHOT_ELEMENTS, MatmulAllReduce
-from taxfree_kernels.reduction.fused import FusedReductionPlan, FusedReductionVariant, Layout
-from taxfree_kernels.reduction.spaces import (
-    padded_columns,
-    padded_elements,
-    tiles_of,
-    tiles_per_signal,
-)
-from taxfree_kernels.reduction.tile import (
+from taxfree_kernels.reduction import spaces
+from taxfree_kernels.reduction.fused import (
     Epilogue,
+    FusedReductionPlan,
+    FusedReductionVariant,
+    Layout,
     Strides,
     TileSchedule,
     announce_tile,
@@ -50,6 +46,12 @@ from taxfree_kernels.reduction.tile import (
     store_tile,
     sum_and_normalise,
     total_of_tile,
+)
+from taxfree_kernels.reduction.spaces import (
+    padded_columns,
+    padded_elements,
+    tiles_of,
+    tiles_per_signal,
 )
 from taxfree_kernels.spaces import power_of_2
 from taxfree_kernels.variant import Config, Plan, Signals

@@ -33,11 +33,11 @@ from taxfree_kernels.fabric.heap import Pool
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.matmul_all_reduce.problem import ONE_SHOT_ELEMENTS, MatmulAllReduce
 from taxfree_kernels.reduction import spaces
-from taxfree_kernels.reduction.fused import FusedReductionPlan, FusedReductionVariant, Layout
-from taxfree_kernels.reduction.packets import MOST_ELEMENTS, sum_by_words, words_of
-from taxfree_kernels.reduction.spaces import padded_columns, padded_elements, tiles_of
-from taxfree_kernels.reduction.tile import (
+from taxfree_kernels.reduction.fused import (
     Epilogue,
+    FusedReductionPlan,
+    FusedReductionVariant,
+    Layout,
     Strides,
     bias_residual_of_tile,
     numbered_tile,
@@ -46,6 +46,8 @@ from taxfree_kernels.reduction.tile import (
     store_tile,
     sum_of_sources,
 )
+from taxfree_kernels.reduction.packets import MOST_ELEMENTS, sum_by_words, words_of
+from taxfree_kernels.reduction.spaces import padded_columns, padded_elements, tiles_of
 from taxfree_kernels.spaces import within
 from taxfree_kernels.variant import Config, Plan, Space
 

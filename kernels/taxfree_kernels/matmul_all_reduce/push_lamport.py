@@ -27,7 +27,7 @@ from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.matmul_all_reduce.problem import ONE_SHOT_ELEMENTS, MatmulAllReduce
 from taxfree_kernels.reduction import spaces
-from taxfree_kernels.reduction.fused import Layout
+from taxfree_kernels.reduction.fused import Epilogue, Layout, numbered_tile
 from taxfree_kernels.reduction.packets import (
     LamportPlan,
     LamportVariant,
@@ -35,7 +35,6 @@ from taxfree_kernels.reduction.packets import (
     words_of,
 )
 from taxfree_kernels.reduction.spaces import lanes_of, tiles_of
-from taxfree_kernels.reduction.tile import Epilogue, numbered_tile
 from taxfree_kernels.spaces import power_of_2
 from taxfree_kernels.variant import Config, Plan
 

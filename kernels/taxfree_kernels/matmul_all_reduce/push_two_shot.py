@@ -44,19 +44,25 @@ from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.fabric.heap import Pool
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.matmul_all_reduce.problem import MatmulAllReduce
-from taxfree_kernels.matmul_all_reduce.spaces import fits_addends
 from taxfree_kernels.reduction import spaces
-from taxfree_kernels.reduction.fused import FusedReductionPlan, FusedReductionVariant, Layout
-from taxfree_kernels.reduction.spaces import staggered_tiles, tiles_of, tiles_per_signal
-from taxfree_kernels.reduction.tile import (
+from taxfree_kernels.reduction.fused import (
     Addends,
     Epilogue,
+    FusedReductionPlan,
+    FusedReductionVariant,
+    Layout,
     TileSchedule,
     announce_tile,
     numbered_tile,
     running_slot,
     store_tile,
     total_of_tile,
+)
+from taxfree_kernels.reduction.spaces import (
+    fits_addends,
+    staggered_tiles,
+    tiles_of,
+    tiles_per_signal,
 )
 from taxfree_kernels.variant import ITEM_BYTES, Config, Plan, Space
 

@@ -41,13 +41,14 @@ from taxfree_kernels.device.tiles import xcd_swizzle
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.matmul_all_reduce.problem import MatmulAllReduce
-from taxfree_kernels.matmul_all_reduce.spaces import (
-    rows_unsupported_reason,
-    warps_illegal_reason,
-    with_room_for_rows,
-)
 from taxfree_kernels.reduction import spaces
-from taxfree_kernels.reduction.fused import Layout
+from taxfree_kernels.reduction.fused import (
+    Epilogue,
+    Layout,
+    numbered_tile,
+    store_normalised,
+    store_tile,
+)
 from taxfree_kernels.reduction.packets import (
     LamportPlan,
     LamportVariant,
@@ -55,8 +56,13 @@ from taxfree_kernels.reduction.packets import (
     total_of_lamport_words,
     words_of,
 )
-from taxfree_kernels.reduction.spaces import lanes_of, tiles_of
-from taxfree_kernels.reduction.tile import Epilogue, numbered_tile, store_normalised, store_tile
+from taxfree_kernels.reduction.spaces import (
+    lanes_of,
+    rows_unsupported_reason,
+    tiles_of,
+    warps_illegal_reason,
+    with_room_for_rows,
+)
 from taxfree_kernels.spaces import power_of_2
 from taxfree_kernels.variant import Config, Plan, Space
 

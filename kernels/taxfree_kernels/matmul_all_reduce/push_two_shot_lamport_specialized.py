@@ -21,6 +21,7 @@ from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.matmul_all_reduce.problem import MatmulAllReduce
 from taxfree_kernels.matmul_all_reduce.push_two_shot_lamport import PushTwoShotLamport
+from taxfree_kernels.reduction.fused import add_bias_residual
 from taxfree_kernels.reduction.packets import halves_of
 from taxfree_kernels.reduction.specialized_words import (
     Specialized,
@@ -36,7 +37,6 @@ from taxfree_kernels.reduction.specialized_words import (
     words_layout,
     words_of_tile,
 )
-from taxfree_kernels.reduction.tile import add_bias_residual
 from taxfree_kernels.variant import Config, Plan
 
 

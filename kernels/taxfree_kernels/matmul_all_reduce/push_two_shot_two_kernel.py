@@ -34,8 +34,7 @@ from taxfree_kernels.matmul_all_reduce.push_two_shot import (
     slot_elements,
     tiles_in,
 )
-from taxfree_kernels.reduction.fused import Layout
-from taxfree_kernels.reduction.tile import Epilogue, running_slot
+from taxfree_kernels.reduction.fused import Epilogue, Layout, running_slot
 from taxfree_kernels.reduction.two_kernel import TwoKernelPlan, TwoKernelVariant
 from taxfree_kernels.variant import Config, Plan
 

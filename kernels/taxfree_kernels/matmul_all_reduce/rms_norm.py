@@ -12,7 +12,7 @@ import triton.language as tl
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.launch import Kernel, compile_options
 from taxfree_kernels.matmul_all_reduce.problem import MatmulAllReduce
-from taxfree_kernels.reduction.tile import store_normalised
+from taxfree_kernels.reduction.fused import store_normalised
 from taxfree_kernels.spaces import power_of_2
 
 _MOST_THREADS = 1024

@@ -32,8 +32,8 @@ from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.launch import Kernel, compile_options
 from taxfree_kernels.matmul_all_reduce.problem import MatmulAllReduce
 from taxfree_kernels.reduction import spaces
+from taxfree_kernels.reduction.fused import Addends, Epilogue, add_bias_residual, with_sources
 from taxfree_kernels.reduction.sums import SumPlan, bounds_of_chunk
-from taxfree_kernels.reduction.tile import Addends, Epilogue, add_bias_residual, with_sources
 from taxfree_kernels.variant import Config, Plan, Space, Variant
 
 

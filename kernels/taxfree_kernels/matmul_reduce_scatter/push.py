@@ -37,21 +37,23 @@ from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.matmul_reduce_scatter.problem import MatmulReduceScatter
 from taxfree_kernels.reduction import spaces
-from taxfree_kernels.reduction.fused import FusedReductionPlan, FusedReductionVariant, Layout
-from taxfree_kernels.reduction.spaces import (
-    padded_columns,
-    padded_elements,
-    staggered_tiles,
-    tiles_of,
-    tiles_per_signal,
-)
-from taxfree_kernels.reduction.tile import (
+from taxfree_kernels.reduction.fused import (
+    FusedReductionPlan,
+    FusedReductionVariant,
+    Layout,
     OutputShard,
     TileSchedule,
     announce_tile,
     partial_tile,
     running_slot,
     sum_of_sources,
+)
+from taxfree_kernels.reduction.spaces import (
+    padded_columns,
+    padded_elements,
+    staggered_tiles,
+    tiles_of,
+    tiles_per_signal,
 )
 from taxfree_kernels.spaces import distinct
 from taxfree_kernels.variant import Config, Plan, Space

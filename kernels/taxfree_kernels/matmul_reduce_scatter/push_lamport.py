@@ -36,7 +36,7 @@ from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.matmul_reduce_scatter.problem import MatmulReduceScatter
 from taxfree_kernels.reduction import spaces
-from taxfree_kernels.reduction.fused import Layout
+from taxfree_kernels.reduction.fused import Layout, OutputShard, partial_tile, store_tile
 from taxfree_kernels.reduction.packets import (
     LamportPlan,
     LamportVariant,
@@ -44,7 +44,6 @@ from taxfree_kernels.reduction.packets import (
     words_of,
 )
 from taxfree_kernels.reduction.spaces import lanes_of, tiles_of
-from taxfree_kernels.reduction.tile import OutputShard, partial_tile, store_tile
 from taxfree_kernels.spaces import power_of_2
 from taxfree_kernels.variant import Config, Plan
 

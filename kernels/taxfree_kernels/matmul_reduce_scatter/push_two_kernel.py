@@ -27,8 +27,7 @@ from taxfree_kernels.matmul_reduce_scatter.push import (
     layout_of,
     send_to_owners,
 )
-from taxfree_kernels.reduction.fused import Layout
-from taxfree_kernels.reduction.tile import running_slot
+from taxfree_kernels.reduction.fused import Layout, running_slot
 from taxfree_kernels.reduction.two_kernel import TwoKernelPlan, TwoKernelVariant
 from taxfree_kernels.variant import Config, Plan
 

@@ -15,8 +15,11 @@ from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.fabric.heap import LAMPORT_SLOT_BYTES, LL_SLOT_BYTES
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.reduction import spaces
-from taxfree_kernels.reduction.fused import FusedReductionPlan, FusedReductionVariant
-from taxfree_kernels.reduction.tile import add_bias_residual
+from taxfree_kernels.reduction.fused import (
+    FusedReductionPlan,
+    FusedReductionVariant,
+    add_bias_residual,
+)
 from taxfree_kernels.variant import Config, PartialSum, Space
 
 #: Most elements of an output, two in a packet, whose packets from 8 ranks fit a slot.

@@ -19,6 +19,8 @@ from taxfree_kernels.variant import ITEM_BYTES, Config, PartialSum, Space
 _CHUNK_BYTES = 1 << 13  # one sender moves this in a few microseconds
 #: Most channels that tiles or chunks use if programs wait for several of them.
 MOST_SIGNALS = 64
+_MOST_OF_A_ROW = 1 << 14  # elements
+_MOST_A_THREAD = 64  # float32 elements: a quarter of its registers
 
 
 def tile_space(problem: PartialSum, hardware: Hardware) -> Space:
@@ -65,7 +67,7 @@ def staggered_if_worth_it(
 
     Addresses of scattered columns, a bias or a residual leave too few registers for it.
     """
-    is_crowded = any(getattr(problem, each, 0) for each in ("bias", "residual", "scatter_dim"))
+    is_crowded = problem.bias or problem.residual or problem.scatter_dim
     is_worth_it = problem.k >= _LONG_K and problem.world_size > FEW_RANKS and not is_crowded
     staggered = {**config, "STAGGERED": is_worth_it}
     if staggered_illegal_reason(hardware, staggered, tiles, problem.k) is not None:
@@ -297,3 +299,43 @@ def lanes_of(hardware: Hardware, config: Config, words: int) -> int:
     if hardware.backend == "interpreter":
         return 2 * words  # more lanes than words, as on a GPU with few rows
     return max(words, 4 * config["num_warps"] * hardware.warp_size)
+
+
+# -- limits of programs that hold bias and residual, or a row for RMSNorm, in registers -----------
+
+
+def fits_addends(problem: PartialSum, hardware: Hardware, config: Config, pieces: int = 1) -> bool:
+    """Whether a program that adds one of `pieces` of a tile can also hold bias and residual.
+
+    With RMSNorm, programs add rows instead.
+    """
+    has_addends = (problem.bias or problem.residual) and not problem.rms_norm
+    if hardware.backend != "cuda" or not has_addends:
+        return True
+    threads = pieces * config["num_warps"] * hardware.warp_size
+    return int(config["BLOCK_M"] * config["BLOCK_N"]) <= _MOST_A_THREAD * threads
+
+
+def rows_unsupported_reason(problem: PartialSum) -> str | None:
+    """The reason why no program can hold a row for RMSNorm, or None."""
+    if problem.rms_norm and problem.n > _MOST_OF_A_ROW:
+        return f"one program normalises a row, of {_MOST_OF_A_ROW} elements at most"
+    return None
+
+
+def warps_illegal_reason(problem: PartialSum, hardware: Hardware, config: Config) -> str | None:
+    """The reason why a config's programs cannot hold a row for RMSNorm, or None."""
+    if not problem.rms_norm or hardware.backend == "interpreter":
+        return None
+    lanes, threads = power_of_2(problem.n, 1), config["num_warps"] * hardware.warp_size
+    if lanes > _MOST_A_THREAD * threads:
+        return f"{lanes // threads} elements of a row a thread"
+    return None
+
+
+def with_room_for_rows(problem: PartialSum, hardware: Hardware, config: Config) -> dict[str, Any]:
+    """`config` with enough warps to hold a row for RMSNorm."""
+    if warps_illegal_reason(problem, hardware, config) is None:
+        return dict(config)
+    lanes = power_of_2(problem.n, 1)
+    return {**config, "num_warps": lanes // (_MOST_A_THREAD * hardware.warp_size)}

@@ -35,8 +35,8 @@ from taxfree_kernels.matmul_reduce_scatter import overlap as scatter_overlap
 from taxfree_kernels.matmul_reduce_scatter import push as scatter_push
 from taxfree_kernels.matmul_reduce_scatter import push_lamport as scatter_push_lamport
 from taxfree_kernels.matmul_reduce_scatter import push_two_kernel as scatter_two_kernel
+from taxfree_kernels.reduction import fused as sum_fused
 from taxfree_kernels.reduction import packets as sum_words
-from taxfree_kernels.reduction import tile as sum_tile
 
 
 @dataclass(frozen=True)
@@ -105,13 +105,13 @@ GROUPS = {
     "gather: receive": Group(
         _GATHER,
         ("push", "pull", "push_tma"),
-        (gathered.wait_for_rows, gather.gathered_tile),
+        (gathered.wait_for_rows, gathered.gathered_tile),
     ),
     "gather: push": Group(_GATHER, ("push",), (push._push, gathered.running_slot)),
     "gather: push_tma": Group(
         _GATHER,
         ("push_tma",),
-        (push_tma._push_tma, gathered.finish_tile, gather.running_slot),
+        (push_tma._push_tma, gathered.finish_tile, gathered.running_slot),
     ),
     "gather: pull": Group(_GATHER, ("pull",), (pull._pull, gathered.running_slot)),
     "gather: push_two_kernel": Group(
@@ -126,11 +126,11 @@ GROUPS = {
         ("push",),
         (
             sum_push._push,
-            sum_tile.send_tile,
-            sum_tile.announce_tile,
-            sum_tile._together,
-            sum_tile.total_of_tile,
-            sum_tile.sum_and_normalise,
+            sum_fused.send_tile,
+            sum_fused.announce_tile,
+            sum_fused._together,
+            sum_fused.total_of_tile,
+            sum_fused.sum_and_normalise,
         ),
     ),
     "sum: push_in_place": Group(
@@ -162,7 +162,7 @@ GROUPS = {
             sum_push_two_shot.send_to_owner,
             sum_push_two_shot.add_piece,
             sum_push_two_shot.copy_sum,
-            sum_tile.running_slot,
+            sum_fused.running_slot,
         ),
         seeds=range(90),
     ),
@@ -179,7 +179,7 @@ GROUPS = {
             scatter_push._push,
             scatter_push.send_to_owners,
             scatter_push.add_piece,
-            sum_tile.running_slot,
+            sum_fused.running_slot,
         ),
     ),
     "scatter: push_two_kernel": Group(
