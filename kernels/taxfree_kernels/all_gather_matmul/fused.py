@@ -17,12 +17,12 @@ from taxfree_kernels.device.tiles import (
     Tile,
     accumulate,
     copy,
-    nothing_yet,
     rank_rotated,
     select,
     stream_k,
     swizzle2d,
     xcd_swizzle,
+    zero_tile,
 )
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.hardware import Hardware
@@ -265,7 +265,7 @@ def gathered_tile(
     row_mask, col_mask = rows < m, cols < n
     row_end = min(row + TILE.BLOCK_M, m)
     w_cols = weight.ptr + cols.to(tl.int64) * weight.stride_n
-    acc = nothing_yet(TILE)
+    acc = zero_tile(TILE)
     arrived = peers.rank >= 0
     if GATHER.GATHER_DIM == 0:
         # -- one loop over K; rows are in the own shard or in the inbox of their source ----------

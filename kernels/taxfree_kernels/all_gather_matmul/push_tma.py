@@ -44,7 +44,7 @@ from taxfree_kernels.all_gather_matmul.spaces import sends_to_self, steps_of_par
 from taxfree_kernels.device import sync
 from taxfree_kernels.device.peers import Peers
 from taxfree_kernels.device.sync import before_tma_loads, gdc_wait
-from taxfree_kernels.device.tiles import accumulate_tma, nothing_yet
+from taxfree_kernels.device.tiles import accumulate_tma, zero_tile
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.launch import RowDescriptors, weight_descriptors, with_fields
@@ -77,7 +77,7 @@ def _push_tma(
             index, rank, m, n, shard, GATHER.GATHER_DIM, TILE
         )
         row_end = min(row + TILE.BLOCK_M, m)
-        acc = nothing_yet(TILE)
+        acc = zero_tile(TILE)
         if HAS_STEPS:
             tl.assume(step_end > step_begin)
         if GATHER.GATHER_DIM == 0:

@@ -6,7 +6,6 @@ import triton
 import triton.language as tl
 
 from taxfree_kernels.device import sync, tiles
-from taxfree_kernels.device.chiplets import chiplet_of_program
 from taxfree_kernels.device.peers import Peers, translate
 
 
@@ -143,3 +142,21 @@ def start_order(
         seen = tl.load(counter_ptr + (seen < 0).to(tl.int32), volatile=True)
     tl.store(tickets_ptr + tl.program_id(0), ticket)
     tl.store(chiplets_ptr + tl.program_id(0), chiplet_of_program(XCDS, BACKEND))
+
+
+@triton.jit
+def chiplet_of_program(XCDS: tl.constexpr, BACKEND: tl.constexpr):
+    """The number of the chiplet that runs this program, int32.
+
+    On AMD it is read from the hardware. Elsewhere it follows from the rule that AMD documents:
+    programs are assigned round-robin to XCDS chiplets.
+    """
+    if BACKEND == "hip":
+        register = tl.inline_asm_elementwise(
+            "s_getreg_b32 $0, hwreg(HW_REG_XCC_ID)", "=s", [],
+            dtype=tl.int32, is_pure=False, pack=1,
+        )  # fmt: skip
+        chiplet = register & 15
+    else:
+        chiplet = tl.program_id(0) % XCDS
+    return chiplet

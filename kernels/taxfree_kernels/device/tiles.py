@@ -265,7 +265,7 @@ def _balanced_head_first(program, blocks, pairs, XCDS: tl.constexpr):
 
 
 @triton.jit
-def nothing_yet(TILE: tl.constexpr):
+def zero_tile(TILE: tl.constexpr):
     """The accumulator of a tile, float32 zeros [BLOCK_M, BLOCK_N], or transposed when SWAP_AB."""
     if TILE.SWAP_AB:
         acc = tl.zeros((TILE.BLOCK_N, TILE.BLOCK_M), tl.float32)

@@ -22,11 +22,11 @@ from taxfree_kernels.device.tiles import (
     Tile,
     accumulate,
     accumulate_tma,
-    nothing_yet,
     select,
     stream_k,
     swizzle2d,
     tile_and_share,
+    zero_tile,
 )
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.fabric.heap import Pool
@@ -142,7 +142,7 @@ def partial_tile(
         # ptxas would serialise the loop's matrix instructions. For smaller tiles it does not, but
         # it does serialise some of those if they are assumed to have steps.
         tl.assume(step_end > step_begin)
-    acc = nothing_yet(TILE)
+    acc = zero_tile(TILE)
     if TILE.TMA:
         acc = accumulate_tma(
             acc, x, 0, row_begin, w, col_begin, 0, 1, step_begin, step_end, 1, 1, TILE

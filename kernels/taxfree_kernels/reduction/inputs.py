@@ -6,28 +6,11 @@ from collections.abc import Callable
 
 import torch
 
+from taxfree_kernels.inputs import random_tensor
 from taxfree_kernels.variant import PartialSum
 from taxfree_kernels.vendor import matmul_into
 
 _TERMS = 64  # about, per sum of small integers: keeps sums well below 256, where bfloat16 rounds
-
-
-def random_tensor(
-    size: tuple[int, ...],
-    seed: int,
-    device: torch.device,
-    dtype: torch.dtype,
-    integers: bool,
-    density: float = 1.0,
-) -> torch.Tensor:
-    """Normal numbers; or -1, 0 and 1, of which only a share `density` is kept nonzero."""
-    generator = torch.Generator(device=device).manual_seed(seed)
-    if not integers:
-        return torch.randn(size, generator=generator, device=device).to(dtype)
-    values = torch.randint(-1, 2, size, generator=generator, device=device).to(dtype)
-    if density < 1:
-        values *= torch.rand(size, generator=generator, device=device) < density
-    return values
 
 
 def make_factors(
