@@ -139,7 +139,7 @@ def rows_of_chunk(problem: Sharded, owner: int, chunk: int, chunks: int) -> slic
     """
     per_chunk, rows = -(-problem.shard_rows // chunks), problem.rows_of(owner)
     first = owner * problem.shard_rows
-    begin, end = (first + min(each * per_chunk, rows) for each in (chunk, chunk + 1))
+    begin, end = (first + min(part * per_chunk, rows) for part in (chunk, chunk + 1))
     return slice(begin, end)
 
 

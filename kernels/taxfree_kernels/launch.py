@@ -61,7 +61,7 @@ class Kernel:
     _changed: Mapping[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        constants = {name: self._constant(each) for name, each in self.constants.items()}
+        constants = {name: self._constant(value) for name, value in self.constants.items()}
         object.__setattr__(self, "constants", constants)
 
     def _constant(self, value: Any) -> Any:
@@ -83,7 +83,7 @@ class Kernel:
         fields.pop("specialization", None)
         fields["grid"], fields["last_args"], fields["_runners"] = grid, last_args, {}
         if constants:
-            changed = {name: self._constant(each) for name, each in constants.items()}
+            changed = {name: self._constant(value) for name, value in constants.items()}
             fields["constants"], fields["_changed"] = {**self.constants, **changed}, constants
         return other
 
@@ -93,10 +93,10 @@ class Kernel:
         last, generality = self.last_args, self._generality
         first = len(generality) - len(last)
         kinds = [
-            _integer_kind(each, is_general)
+            _integer_kind(value, is_general)
             for arg, is_general in zip(last, generality[first:], strict=False)
-            for each in (arg if isinstance(arg, tuple) else (arg,))
-            if type(each) is int
+            for value in (arg if isinstance(arg, tuple) else (arg,))
+            if type(value) is int
         ]
         return (*kinds, *self._changed.values())
 
@@ -104,7 +104,7 @@ class Kernel:
     def _generality(self) -> tuple[bool, ...]:
         """For each argument but constants, whether the kernel is not specialised on it."""
         params = getattr(self.function, "params", ())
-        return tuple(each.do_not_specialize for each in params if not each.is_constexpr)
+        return tuple(param.do_not_specialize for param in params if not param.is_constexpr)
 
     def __call__(self, *args: Any) -> None:
         launcher = _launcher.get()
@@ -139,7 +139,7 @@ class Kernel:
         """A launcher of a compiled kernel, for a fixed number of per-call arguments."""
         rest = self.function.arg_names[first + len(self.last_args) :]
         again = compiled[(self.grid, 1, 1)]
-        fixed = (*self.last_args, *[self.constants[each] for each in rest])
+        fixed = (*self.last_args, *[self.constants[name] for name in rest])
         return lambda *args: again(*args, *fixed)
 
 
@@ -173,7 +173,7 @@ def _specialised(arg: Any, kind: Any, is_general: bool) -> Any:
     if type(arg) is int:
         return _integer_kind(arg, is_general)
     if isinstance(arg, tuple):
-        return tuple([_specialised(*each, is_general) for each in zip(arg, kind, strict=True)])
+        return tuple([_specialised(*pair, is_general) for pair in zip(arg, kind, strict=True)])
     return kind
 
 
@@ -188,7 +188,7 @@ def _kind(arg: Any) -> Any:
     if hasattr(arg, "block_shape"):  # a descriptor of Triton, or of Gluon
         return arg.base.dtype, *arg.block_shape
     if isinstance(arg, tuple):
-        return tuple([each if type(each) is int else _kind(each) for each in arg])
+        return tuple([element if type(element) is int else _kind(element) for element in arg])
     return arg.dtype, arg.data_ptr() % 16 == 0
 
 

@@ -102,5 +102,8 @@ def signatures() -> dict[str, Signature]:
     for op in operation_names():
         module = f"taxfree_kernels.{op}.signature"
         if importlib.util.find_spec(module) is not None:
-            found |= {each.name: each for each in importlib.import_module(module).SIGNATURES}
+            found |= {
+                signature.name: signature
+                for signature in importlib.import_module(module).SIGNATURES
+            }
     return found

@@ -53,7 +53,7 @@ def vote(group: dist.ProcessGroup | None, value: Any) -> list[Any]:
             f"{str(error).partition(chr(10))[0]}",
             "all ranks make the same calls in the same order; one may have failed before",
         ) from error
-    left = {rank: each.why for rank, each in enumerate(values) if isinstance(each, Left)}
+    left = {rank: answer.why for rank, answer in enumerate(values) if isinstance(answer, Left)}
     if left:
         raise PeersLeft(left)
     return values
@@ -73,5 +73,5 @@ def attempt(
             own.append(step())
         except Exception as error:  # whatever a compiler or library raises: the peers wait to vote
             own.append(Failure(dist.get_rank(group), one_line(error)))
-    failures = vote(group, [each if isinstance(each, Failure) else None for each in own])
+    failures = vote(group, [result if isinstance(result, Failure) else None for result in own])
     return [next(filter(None, told), result) for result, *told in zip(own, *failures, strict=True)]

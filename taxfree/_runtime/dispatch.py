@@ -163,7 +163,7 @@ class Dispatcher:
             Choice("baseline", variant, dict(config), found.why_library)
             if variant != "baseline" and self._may_run(variant)
             else baseline
-            for variant, config in (found.library.get(each, _BASELINE) for each in _MODES)
+            for variant, config in (found.library.get(mode, _BASELINE) for mode in _MODES)
         )
         alike = (graph.variant, graph.config) == (eager.variant, eager.config)
         return graph if alike else dataclasses.replace(graph, eager=eager)
@@ -182,7 +182,10 @@ class Dispatcher:
     def after_trial(self, choice: Choice, problem: Problem, record: Record) -> Choice:
         """What a lent choice becomes by the record of its trial on these ranks."""
         mode = "graph" if "graph" in record.baseline.median_us else "eager"
-        times = [f"{each.median_us[mode]:.3g} us" for each in (record.winner, record.baseline)]
+        times = [
+            f"{measurement.median_us[mode]:.3g} us"
+            for measurement in (record.winner, record.baseline)
+        ]
         why = f"{choice.why}; here {record.winner.variant} {times[0]}, the library {times[1]}"
         return self.of_record("lent", problem, record, why)
 
@@ -220,7 +223,7 @@ class Dispatcher:
         for last, size, following in zip(own, own[1:], own[2:], strict=False):
             ends |= {max(last, -(-size // 2) - 1), min(2 * size, max(size, -(-following // 2) - 1))}
         served = [range(-(-size // 2), 2 * size + 1) for size in alike]
-        ends |= {each for each in others if not any(each in sizes for sizes in served)}
+        ends |= {other for other in others if not any(other in sizes for sizes in served)}
         return sorted(ends)
 
     def _may_run(self, variant: str) -> bool:
@@ -231,15 +234,19 @@ class Dispatcher:
         if self._only is None:
             return record
         measured = [
-            each
-            for each in (record.winner, *record.runners_up)
-            if self._may_run(each.variant) and self._is_valid(op, problem, each)
+            measurement
+            for measurement in (record.winner, *record.runners_up)
+            if self._may_run(measurement.variant) and self._is_valid(op, problem, measurement)
         ]
         mode = "graph" if "graph" in record.baseline.median_us else "eager"
         limit = _WORTH_A_PLAN * record.baseline.median_us[mode]
         winner = min(
-            (each for each in measured if each.median_us.get(mode, math.inf) <= limit),
-            key=lambda each: each.median_us[mode],
+            (
+                measurement
+                for measurement in measured
+                if measurement.median_us.get(mode, math.inf) <= limit
+            ),
+            key=lambda measurement: measurement.median_us[mode],
             default=record.baseline,
         )
         return dataclasses.replace(record, winner=winner, runners_up=tuple(measured))
@@ -251,14 +258,14 @@ class Dispatcher:
             return None
         ours = winner.median_us["eager"]
         faster = [
-            each
-            for each in (record.baseline, *record.runners_up)
-            if each.median_us.get("eager", math.inf) <= _WORTH_A_PLAN * ours
-            and self._is_valid(op, problem, each)
+            measurement
+            for measurement in (record.baseline, *record.runners_up)
+            if measurement.median_us.get("eager", math.inf) <= _WORTH_A_PLAN * ours
+            and self._is_valid(op, problem, measurement)
         ]
         if not faster:
             return None
-        fastest = min(faster, key=lambda each: each.median_us["eager"])
+        fastest = min(faster, key=lambda measurement: measurement.median_us["eager"])
         theirs = fastest.median_us["eager"]
         why = f"outside of graphs {theirs:.3g} us, {winner.variant} {ours:.3g}"
         kind = _of_version(kind, op, fastest)
@@ -378,7 +385,7 @@ def _lent(
     if other.record is None or not other.is_recorded:
         return _with_step(found, LookupStep(looked_for, False, other.miss_reason))
     step = LookupStep(looked_for, True, f"lent: {other.record.lender}")
-    more = (each for each in other.lookup_trace if each not in found.lookup_trace)
+    more = (step for step in other.lookup_trace if step not in found.lookup_trace)
     return dataclasses.replace(other, kind="lent", lookup_trace=(*_tried(found), step, *more))
 
 

@@ -53,7 +53,7 @@ def tried(
         torch.cuda.empty_cache()  # an engine may be about to measure what is free
     if isinstance(found, str):
         return found
-    candidates = [Candidate(each.variant, each.config) for each, _ in plans]
+    candidates = [Candidate(planned.variant, planned.config) for planned, _ in plans]
     for candidate, outcome in zip(candidates, found, strict=True):
         if outcome.state != "measured" and fabric.rank == 0:
             warnings.warn(

@@ -59,7 +59,7 @@ def _fake(signature: Signature, *arguments: Any) -> torch.Tensor:
 def _keep(ctx: Any, inputs: Sequence[Any], output: torch.Tensor) -> None:
     """Save what :attr:`Signature.gradient` reads."""
     ctx.save_for_backward(*inputs[:2])
-    ctx.arguments = [None if isinstance(each, torch.Tensor) else each for each in inputs]
+    ctx.arguments = [None if isinstance(tensor, torch.Tensor) else tensor for tensor in inputs]
     fabric = runtime_of(inputs[-1])._fabric
     ctx.world_size, ctx.rank = fabric.world_size, fabric.rank
 
@@ -106,7 +106,7 @@ def _fake_gather_once(
     group_name: str,
 ) -> list[torch.Tensor]:
     m = a_shard.shape[0] * runtime_of(group_name).world_size
-    columns = [each.shape[1] for each in weights] + [a_shard.shape[1]] * returns_a
+    columns = [weight.shape[1] for weight in weights] + [a_shard.shape[1]] * returns_a
     return [a_shard.new_empty(m, n) for n in columns]
 
 

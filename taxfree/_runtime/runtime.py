@@ -390,7 +390,7 @@ class Runtime(contextlib.AbstractContextManager["Runtime"]):
             [m, n] for each weight, then A [m, k] if it is wanted; None if nothing ran.
         """
         if a_shard.shape[0] == 0:
-            columns = [each.shape[1] for each in weights] + [a_shard.shape[1]] * returns_a
+            columns = [weight.shape[1] for weight in weights] + [a_shard.shape[1]] * returns_a
             return [self._of_nothing(a_shard, None, (0, n)) for n in columns]
         with usage_errors():
             problem = joint_problem(self._fabric, a_shard, weights, biases)
@@ -517,17 +517,17 @@ class Runtime(contextlib.AbstractContextManager["Runtime"]):
             raise UsageError(f"{problems!r} is no list of problems", "prepare([problem])")
         self._require_open()
         ranges, wanted = list[SizeRange](), dict[Problem, Bucket]()
-        for each in problems:
-            self._require_ours(each.problem if isinstance(each, SizeRange) else each)
-            ranges.append(each if isinstance(each, SizeRange) else SizeRange(each))
+        for problem in problems:
+            self._require_ours(problem.problem if isinstance(problem, SizeRange) else problem)
+            ranges.append(problem if isinstance(problem, SizeRange) else SizeRange(problem))
         with self._calling:
             self._tune_first(ranges)
             for sizes in ranges:
                 wanted |= self._plans.buckets(sizes)
             self._plans.prepare(wanted)
         if self._met is not None:
-            for each in self._plans.untuned(ranges):
-                self._met.add(each, *_sizes_of(each), calls=0)
+            for problem in self._plans.untuned(ranges):
+                self._met.add(problem, *_sizes_of(problem), calls=0)
 
     def _entry(
         self, signature: Signature, rows: int, shape: tuple[int, ...], arguments: tuple[Any, ...]
@@ -597,7 +597,7 @@ class Runtime(contextlib.AbstractContextManager["Runtime"]):
     def _tune(self, tuning: Autotuning, problems: Sequence[Problem]) -> list[Autotuned]:
         """Tune problems on these ranks, and plan what is planned by the new records; collective."""
         found = tuning.tune(problems)
-        records = [each.record for each in found if each.record is not None]
+        records = [outcome.record for outcome in found if outcome.record is not None]
         if records:
             for plans in (self._plans, self._gather_plans):
                 plans.renew(records)
@@ -764,9 +764,9 @@ class Runtime(contextlib.AbstractContextManager["Runtime"]):
             self._numbers,
         ):  # fmt: skip
             held.clear()
-        for each in (self._unrecorded, self._autotuning):
-            if each is not None:
-                each.close()
+        for worker in (self._unrecorded, self._autotuning):
+            if worker is not None:
+                worker.close()
         return True
 
     def __exit__(self, kind: object, *_: object) -> None:
@@ -790,8 +790,8 @@ def _sizes_of(problem: Problem) -> tuple[int, ...]:
 def requires_grad(*arguments: Any) -> bool:
     """Whether autograd must see an operation with these arguments."""
     if torch.is_grad_enabled():
-        for each in arguments:  # a generator takes twice as long
-            if isinstance(each, torch.Tensor) and each.requires_grad:
+        for argument in arguments:  # a generator takes twice as long
+            if isinstance(argument, torch.Tensor) and argument.requires_grad:
                 return True
     return False
 

@@ -31,8 +31,8 @@ class Table:
     def __init__(self, user: Iterable[Record] = (), shipped: Iterable[Record] = ()) -> None:
         user = list(user)
         self.modelled = tuple(record for record in user if record.is_modelled)
-        measured = [*(each for each in user if not each.is_modelled), *shipped]
-        self._fill(sorted(measured, key=lambda each: each.is_lent))
+        measured = [*(record for record in user if not record.is_modelled), *shipped]
+        self._fill(sorted(measured, key=lambda record: record.is_lent))
 
     def _fill(self, records: Iterable[Record]) -> None:
         self._records = tuple(records)
@@ -49,11 +49,11 @@ class Table:
 
     def own(self, hardware: HardwareFingerprint) -> Table:
         """This table, with the records of a device under the fingerprint that it has today."""
-        if not any(_has_former_name(each, hardware) for each in self._records):
+        if not any(_has_former_name(record, hardware) for record in self._records):
             return self
         table = self._of(
-            replace(each, hardware=hardware) if _has_former_name(each, hardware) else each
-            for each in self._records
+            replace(record, hardware=hardware) if _has_former_name(record, hardware) else record
+            for record in self._records
         )
         table.modelled = self.modelled
         return table
@@ -99,7 +99,7 @@ class Table:
         layers = self._layers.get(key, ())
         if versions is None:
             return tuple(layers)
-        return tuple(sorted(layers, key=lambda each: stale_reason(each, versions) is not None))
+        return tuple(sorted(layers, key=lambda record: stale_reason(record, versions) is not None))
 
     def serving(self, versions: Mapping[str, int]) -> Iterator[Record]:
         """Yield the record of each key that serves others: the first of a known variant.
@@ -107,8 +107,8 @@ class Table:
         A winner that was lent serves none: it was tried on its own problem alone.
         """
         for key in self._layers:
-            layers = [each for each in self.layers(key, versions) if not each.is_lent]
-            yield from [each for each in layers if each.winner.variant in versions][:1]
+            layers = [layer for layer in self.layers(key, versions) if not layer.is_lent]
+            yield from [layer for layer in layers if layer.winner.variant in versions][:1]
 
 
 @dataclass(frozen=True)
@@ -235,8 +235,8 @@ def look_up(table: Table, query: Query, nearest: bool = True) -> LookUp:
     if record is not None:
         is_current = stale_reason(record, query.versions) is None
         return trace.answer("exact" if is_current else "another version", record)
-    others = [each for each in table.serving(query.versions) if each.op == query.op]
-    record = _neighbour([each for each in others if each not in own], trace)
+    others = [record for record in table.serving(query.versions) if record.op == query.op]
+    record = _neighbour([other for other in others if other not in own], trace)
     if record is not None:
         return trace.answer("neighbour", record)
     if own:
@@ -366,7 +366,7 @@ def differing_fields(
 def _soft_mismatches(record: Record, software: SoftwareFingerprint) -> tuple[str, ...]:
     recorded, current = asdict(record.software), asdict(software)
     # the version of taxfree does not count: that of the variant tells whether it has changed
-    return tuple(each for each in recorded if each != "taxfree" and recorded[each] != current[each])
+    return tuple(name for name in recorded if name != "taxfree" and recorded[name] != current[name])
 
 
 def _nearest(table: Table, query: Query) -> tuple[Record | None, str]:

@@ -39,7 +39,7 @@ def observed_by(watch: Watch) -> Iterator[None]:
     hasten()
     names = [name for name in dir(_Hooks) if name.startswith("create_")]
     installed = _Hooks(watch)
-    hooks = {each: getattr(installed, each) for each in names if hasattr(interpreter_builder, each)}
+    hooks = {name: getattr(installed, name) for name in names if hasattr(interpreter_builder, name)}
     language = interpreter._patch_lang(observed_by)
     interpreter_builder.__dict__.update(hooks)
     try:
@@ -60,7 +60,9 @@ class _Hooks:
         self._rmw = interpreter_builder.create_atomic_rmw
         self._cas = interpreter_builder.create_atomic_cas
         own = ("ptrs", "mask", "other", "is_volatile")
-        policies = [each for each in signature(self._load).parameters if each not in own]
+        policies = [
+            parameter for parameter in signature(self._load).parameters if parameter not in own
+        ]
         self._no_policies = dict.fromkeys(policies)
 
     def create_masked_load(
@@ -108,7 +110,7 @@ class _Hooks:
             return Change(changes, changes)
 
         what = b"CAS" + b"".join(
-            np.ascontiguousarray(each.data).tobytes() for each in (expected, value)
+            np.ascontiguousarray(operand.data).tobytes() for operand in (expected, value)
         )
         with self._ordered(pointers, None, sem, scope, what=what, change=change):
             return self._cas(pointers, expected, value, sem, scope)

@@ -185,9 +185,9 @@ class _Builtins:
             return
         self._known.add(id(names))
         found = [
-            (name, each)
-            for name, each in names.items()
-            if tl.core.is_builtin(each) and each.__module__.startswith("triton.language")
+            (name, builtin)
+            for name, builtin in names.items()
+            if tl.core.is_builtin(builtin) and builtin.__module__.startswith("triton.language")
         ]
         for name, function in found:
             self._originals.append((names, name, function))

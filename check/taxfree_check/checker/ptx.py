@@ -93,7 +93,9 @@ class _Instruction:
     @property
     def type(self) -> str:
         """The last type that it names."""
-        return next((each for each in reversed(self.modifiers) if _TYPE.fullmatch(each)), "b32")
+        return next(
+            (modifier for modifier in reversed(self.modifiers) if _TYPE.fullmatch(modifier)), "b32"
+        )
 
 
 @cache
@@ -130,14 +132,16 @@ def run_assembly(
     watch: Watch, assembly: str, constraints: str, values: Sequence[Any], types: Sequence[Any]
 ) -> Any:
     """Run inline assembly on all lanes; the results as the builder's."""
-    kinds = [each.strip() for each in constraints.split(",") if each.strip()]
-    outputs = sum(each.startswith("=") for each in kinds)
-    shape = np.broadcast_shapes(*(np.shape(each.data) for each in values)) if values else (1,)
-    inputs = [np.broadcast_to(_bits(each.data), shape).ravel() for each in values]
+    kinds = [constraint.strip() for constraint in constraints.split(",") if constraint.strip()]
+    outputs = sum(kind.startswith("=") for kind in kinds)
+    shape = np.broadcast_shapes(*(np.shape(value.data) for value in values)) if values else (1,)
+    inputs = [np.broadcast_to(_bits(value.data), shape).ravel() for value in values]
     results = np.zeros((outputs, int(np.prod(shape))), np.uint64)
     try:
         for lane in range(results.shape[1]):
-            operands = {f"${outputs + index}": int(each[lane]) for index, each in enumerate(inputs)}
+            operands = {
+                f"${outputs + index}": int(operand[lane]) for index, operand in enumerate(inputs)
+            }
             thread = _Thread(watch, operands)
             thread.run(*_parse(assembly))
             for index in range(outputs):
@@ -145,7 +149,10 @@ def run_assembly(
     except Unknown as error:
         watch.refuse(str(error))
     return _Results(
-        [_as_type(each.reshape(shape), kind) for each, kind in zip(results, types, strict=False)]
+        [
+            _as_type(result.reshape(shape), kind)
+            for result, kind in zip(results, types, strict=False)
+        ]
     )
 
 
@@ -203,7 +210,7 @@ class _Thread:
                 raise Unknown(f"{text}: only global memory can be interpreted")
             getattr(self, f"_{name}")(instruction)
         elif (name == "fence" and "proxy" not in modifiers) or name == "membar":
-            named = [each for each in modifiers if each in _SCOPES]
+            named = [modifier for modifier in modifiers if modifier in _SCOPES]
             self._watch.on_fence(_SCOPES[named[0]] if named else "gpu")
         elif name == "nanosleep":
             self._watch.pause()
@@ -216,7 +223,7 @@ class _Thread:
             return
         elif name == "setp":
             target, *given = instruction.operands
-            one, other = (self._typed(each, instruction.type) for each in given)
+            one, other = (self._typed(operand, instruction.type) for operand in given)
             self.registers[target] = int(_COMPARISONS[modifiers[0]](one, other))
         elif name == "selp":
             target, one, other, which = instruction.operands
@@ -237,21 +244,23 @@ class _Thread:
             for component in "xyzw":
                 self.registers[f"{target}.{component}"] = self._value(given[0], kind)
             return
-        if name == "cvt" and "f" in "".join(each for each in modifiers if _TYPE.fullmatch(each)):
+        if name == "cvt" and "f" in "".join(
+            modifier for modifier in modifiers if _TYPE.fullmatch(modifier)
+        ):
             raise Unknown(f"{instruction.text}: conversions of floats cannot be interpreted")
         function = _ARITHMETIC[name]
         if kind in _PAIRS:
             single = kind.removesuffix("x2")
             halves = [
-                [_decode(self._value(each, "b32") >> shift, single) for each in given]
+                [_decode(self._value(operand, "b32") >> shift, single) for operand in given]
                 for shift in (0, 16)
             ]
             low, high = (_encode(function(*half), single) for half in halves)
             self.registers[target] = high << 16 | low
             return
         # `cvt` names the type of its result first, and that of its operand last.
-        types = [each for each in modifiers if _TYPE.fullmatch(each)]
-        values = [self._typed(each, kind) for each in given]
+        types = [modifier for modifier in modifiers if _TYPE.fullmatch(modifier)]
+        values = [self._typed(operand, kind) for operand in given]
         wanted = types[0] if name == "cvt" and types else kind
         if "wide" in modifiers:
             wanted = f"{kind[0]}{2 * int(kind[1:])}"
@@ -268,7 +277,7 @@ class _Thread:
         else:
             values = [self._value(part, f"b{width}") & (2**width - 1) for part in parts]
             self.registers[target] = sum(
-                each << (index * width) for index, each in enumerate(values)
+                element << (index * width) for index, element in enumerate(values)
             )
 
     # -- memory -----------------------------------------------------------------------------------
@@ -285,7 +294,7 @@ class _Thread:
         place, source = instruction.operands
         sources = re.findall(r"[^\s,{}]+", source)
         addresses, size = self._addresses(place, instruction.type, len(sources))
-        values = [self._value(each, instruction.type) for each in sources]
+        values = [self._value(source, instruction.type) for source in sources]
         with self._access(instruction, addresses, size, writes=True):
             for value, address in zip(values, addresses, strict=True):
                 _INTEGERS[size].from_address(address).value = value & (2 ** (8 * size) - 1)
@@ -316,12 +325,17 @@ class _Thread:
         place, *given = operands
         kind = instruction.type
         operation = next(
-            (each for each in instruction.modifiers if each in _ATOMICS or each == "cas"), None
+            (
+                modifier
+                for modifier in instruction.modifiers
+                if modifier in _ATOMICS or modifier == "cas"
+            ),
+            None,
         )
         if operation is None or kind in _PAIRS:
             raise Unknown(f"{instruction.text}: this atomic cannot be interpreted")
         (address,), size = self._addresses(place, kind, 1)
-        values = [self._typed(each, kind) for each in given]
+        values = [self._typed(operand, kind) for operand in given]
         word = _INTEGERS[size].from_address(address)
 
         def result() -> int:
@@ -346,8 +360,8 @@ class _Thread:
 
     def _addresses(self, place: str, kind: str, count: int) -> tuple[list[int], int]:
         """The addresses of consecutive elements, and the bytes of one."""
-        parts = [each.strip() for each in place.strip("[] ").split("+")]
-        first = sum(self._value(each, "b64") for each in parts)
+        parts = [part.strip() for part in place.strip("[] ").split("+")]
+        first = sum(self._value(part, "b64") for part in parts)
         size = int(re.sub(r"\D", "", kind)) // 8
         if size not in _INTEGERS:
             raise Unknown(f"accesses of {size} bytes cannot be interpreted")
@@ -376,8 +390,8 @@ def _ordering(instruction: _Instruction, default: str) -> tuple[str, Scope]:
     modifiers = instruction.modifiers
     if "volatile" in modifiers or "mmio" in modifiers:
         return "relaxed", "sys"
-    sem = next((each for each in modifiers if each in _SEMANTICS), default)
-    scope: Scope = next((_SCOPES[each] for each in modifiers if each in _SCOPES), "gpu")
+    sem = next((modifier for modifier in modifiers if modifier in _SEMANTICS), default)
+    scope: Scope = next((_SCOPES[modifier] for modifier in modifiers if modifier in _SCOPES), "gpu")
     return sem, scope
 
 

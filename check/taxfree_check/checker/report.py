@@ -179,8 +179,8 @@ def _signal(conflict: Conflict) -> Taken | None:
     found = list(later.actor.taken.values())
     slot = earlier.actor.slot
     ordering = [
-        each for each in found if each.message.clocks[Repair.ALL, slot] >= earlier.epoch
-    ] or [each for each in found if each.message.access.actor is earlier.actor]
+        receipt for receipt in found if receipt.message.clocks[Repair.ALL, slot] >= earlier.epoch
+    ] or [receipt for receipt in found if receipt.message.access.actor is earlier.actor]
     return ordering[-1] if ordering else None
 
 

@@ -34,8 +34,8 @@ class Shadow:
         if region.begin == region.end or self.find(region.begin) is not None:
             return
         self._regions.append(region)
-        self._regions.sort(key=lambda each: each.begin)
-        self._sorted = [each.begin for each in self._regions]
+        self._regions.sort(key=lambda region: region.begin)
+        self._sorted = [region.begin for region in self._regions]
         self._begins = np.array(self._sorted, np.uint64)
 
     def find(self, address: int) -> Region | None:
@@ -211,7 +211,7 @@ class Shadow:
             return
         region.reads_of(actor.slot)[granules] = number
         told = [region.told.get(word) for word in words]
-        for ended in {id(each): each for each in told if each is not None}.values():
+        for ended in {id(clocks): clocks for clocks in told if clocks is not None}.values():
             np.maximum(actor.clocks[Repair.ENDED], ended, out=actor.clocks[Repair.ENDED])
 
     # -- atomics ----------------------------------------------------------------------------------
@@ -263,7 +263,7 @@ class Shadow:
                 known = max(known, other.time)
             elif other.writes and actor.has_seen(other.actor.slot, other.epoch, Repair.ALL):
                 announced.append(other)
-        late = min((each for each in announced if each.time > known), key=_time, default=None)
+        late = min((access for access in announced if access.time > known), key=_time, default=None)
         if late is None:
             return None
         return Stale(Conflict(late, access, address), word.before[late.actor.slot])

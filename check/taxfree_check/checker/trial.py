@@ -39,8 +39,8 @@ class Trial:
         calls = 1 + max(variant.slots for variant in few) * min(len(few), 2)
         self._variants = [others.choice(few) for _ in range(calls)]
         self._configs = {
-            each: _draw_config(each, problem, rng) | {"XCDS": others.choice(_CHIPLETS)}
-            for each in dict.fromkeys(self._variants)
+            variant: _draw_config(variant, problem, rng) | {"XCDS": others.choice(_CHIPLETS)}
+            for variant in dict.fromkeys(self._variants)
         }
         self._outputs: list[tuple[int, int, torch.Tensor]] = []
 

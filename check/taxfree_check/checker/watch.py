@@ -180,12 +180,12 @@ class Watch:
 
     def _stale(self, access: Access, addresses: np.ndarray, size: int) -> list[Stale]:
         """The words of an atomic read that may be older than the reader expects."""
-        each = [
+        findings = [
             self._shadow.stale(access, region, word)
             for region, words in self._regions(access, addresses, size)
             for word in words.tolist()
         ]
-        return [stale for stale in each if stale is not None]
+        return [stale for stale in findings if stale is not None]
 
     def _settle(self, thread: Thread, poll: tuple[Any, ...], *, writes: bool) -> None:
         """Report what a thread has read too early, unless it only reads it once more."""

@@ -158,7 +158,9 @@ class World(Ranks):
         self, seed: int, call: Callable[..., object], calls: int, barrier: bool
     ) -> Outcome:
         parameters = inspect.signature(call).parameters.values()
-        required = [each for each in parameters if each.default is inspect.Parameter.empty]
+        required = [
+            parameter for parameter in parameters if parameter.default is inspect.Parameter.empty
+        ]
         takes_number = len(required) > 1
 
         def of_rank(rank: int, number: int) -> None:
@@ -212,10 +214,10 @@ class World(Ranks):
 
     def __exit__(self, kind: Any, *_: object) -> None:
         self._stack.close()
-        if kind is None and self._covered and not any(each.violation for each in self.checks):
+        if kind is None and self._covered and not any(check.violation for check in self.checks):
             together = Coverage()
-            for each in self.checks:
-                together.add(each.coverage)
+            for check in self.checks:
+                together.add(check.coverage)
             if together.missing(_WANTED):
                 first = self.checks[0]
                 raise CheckFailed(replace(first, name="all runs", coverage=together))

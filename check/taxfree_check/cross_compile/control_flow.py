@@ -94,7 +94,11 @@ class ControlFlow:
 
     def inside(self, loop: Loop) -> list[Instruction]:
         """The instructions of a loop, in the order of the text."""
-        return [each for index in sorted(loop.blocks) for each in self.blocks[index].instructions]
+        return [
+            instruction
+            for index in sorted(loop.blocks)
+            for instruction in self.blocks[index].instructions
+        ]
 
     def has(self, loop: Loop, *roles: Role) -> bool:
         """Whether a loop has an instruction with any of `roles`."""
@@ -197,7 +201,7 @@ def _connect(blocks: list[Block], tables: Mapping[str, list[str]]) -> None:
     index_of = {block.label: index for index, block in enumerate(blocks) if block.label}
     for index, block in enumerate(blocks):
         targets = tables.get(block.target, [block.target])
-        block.successors += [index_of[each] for each in targets if each in index_of]
+        block.successors += [index_of[target] for target in targets if target in index_of]
         if block.falls_through and index + 1 < len(blocks):
             block.successors.append(index + 1)
     _run_masked_acquires(blocks)

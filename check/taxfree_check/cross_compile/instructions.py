@@ -38,11 +38,11 @@ def digests(launches: Sequence[Launch], hardware: Hardware, assembly: bool) -> d
     _use_own_cache()
     made = [_digests(launch, hardware, assembly) for launch in launches]
     given = [
-        (each.kernel.grid, [arg for arg in flat(each.args) if isinstance(arg, int | float)])
-        for each in launches
+        (launch.kernel.grid, [arg for arg in flat(launch.args) if isinstance(arg, int | float)])
+        for launch in launches
     ]
     return {
-        form: _digest(repr([(each[form], *more) for each, more in zip(made, given, strict=True)]))
+        form: _digest(repr([(forms[form], *more) for forms, more in zip(made, given, strict=True)]))
         for form in (made[0] if made else ())
     }
 
@@ -93,7 +93,7 @@ def _use_own_cache() -> tempfile.TemporaryDirectory[str]:
 
 def _options(options: Any) -> str:
     values = vars(options).items()
-    return repr(sorted((name, each) for name, each in values if name not in _UNCOUNTED_OPTIONS))
+    return repr(sorted((name, value) for name, value in values if name not in _UNCOUNTED_OPTIONS))
 
 
 _CONSTANT = re.compile(r"\s*(%[\w.$-]+) = arith\.constant (.*)")

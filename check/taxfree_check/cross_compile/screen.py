@@ -69,12 +69,15 @@ class Screen:
         if self._hardware.backend == "interpreter":
             return found
         answers = self._pool.answers(
-            request(op, problem, each.variant, each.config, self._hardware, self._heap_bytes)
-            for each in found
-            if each.illegal_reason is None
+            request(
+                op, problem, candidate.variant, candidate.config, self._hardware, self._heap_bytes
+            )
+            for candidate in found
+            if candidate.illegal_reason is None
         )
         return [
-            each if each.illegal_reason else self._verdict(each, next(answers)) for each in found
+            candidate if candidate.illegal_reason else self._verdict(candidate, next(answers))
+            for candidate in found
         ]
 
     def begin(self, op: str, problem: Problem, candidates: Iterable[tuple[str, Config]]) -> None:

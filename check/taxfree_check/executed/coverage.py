@@ -66,20 +66,20 @@ class InstructionCoverage:
 def coverage(every: Iterable[Hits]) -> InstructionCoverage:
     """The coverage of one kernel, all that was compiled of it together."""
     by_key: dict[str, Hits] = {}
-    for each in every:
-        known = by_key.get(each.key, each)
-        by_key[each.key] = replace(
-            each, by_all=known.by_all | each.by_all, by_some=known.by_some | each.by_some
+    for hits in every:
+        known = by_key.get(hits.key, hits)
+        by_key[hits.key] = replace(
+            hits, by_all=known.by_all | hits.by_all, by_some=known.by_some | hits.by_some
         )
-    parts = [_coverage(each) for each in by_key.values()]
+    parts = [_coverage(hits) for hits in by_key.values()]
     return InstructionCoverage(
         parts[0].kernel,
         len(parts),
-        sum(each.instructions for each in parts),
-        sum(each.executed for each in parts),
-        sum(each.giving_up for each in parts),
-        sum(each.merging for each in parts),
-        tuple(text for each in parts for text in each.never),
+        sum(part.instructions for part in parts),
+        sum(part.executed for part in parts),
+        sum(part.giving_up for part in parts),
+        sum(part.merging for part in parts),
+        tuple(text for part in parts for text in part.never),
     )
 
 

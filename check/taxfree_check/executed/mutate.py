@@ -88,7 +88,7 @@ def changes(given: Instruction) -> Iterator[tuple[str, Instruction | None]]:
         bits = ["sc1"] if "atomic" in name else ["sc0", "sc1"]
         for bit in bits:
             if bit in given.modifiers:
-                what = next(each for each in ("atomic", "load", "store") if each in name)
+                what = next(kind for kind in ("atomic", "load", "store") if kind in name)
                 yield f"{bit} of a {what}", _without(given, bit)
     elif name == "s_waitcnt":
         counters = re.findall(r"(\w+)\((\d+)\)", given.text)
@@ -145,7 +145,7 @@ class Subject:
             # the first run decodes the kernels, and the others are watched
             self._run(problem, programs, 0, TACTICS[0][1])
             witness = Witness()
-            watched = {key: witness.watching(key, each) for key, each in programs.items()}
+            watched = {key: witness.watching(key, program) for key, program in programs.items()}
             longest = 0
             for seed, tactics in TACTICS[:3]:
                 longest = max(longest, self._run(problem, watched, seed, tactics))
@@ -169,7 +169,9 @@ class Subject:
         found: dict[tuple[str, int, str], Mutant] = {}
         for _, programs, _, _ in self._cases:
             for key, program in programs.items():
-                found |= {(each.key, each.at, each.kind): each for each in mutants(key, program)}
+                found |= {
+                    (mutant.key, mutant.at, mutant.kind): mutant for mutant in mutants(key, program)
+                }
         return list(found.values())
 
     def instructions(self) -> tuple[int, int]:
@@ -183,7 +185,7 @@ class Subject:
 
     def try_one(self, mutant: Mutant) -> Tried:
         """Whether a mutant is equivalent, and else what shows it."""
-        cases = [each for each in self._cases if mutant.key in each[1]]
+        cases = [case for case in self._cases if mutant.key in case[1]]
         reasons = [witness.reason(mutant.key, mutant.at, mutant.kind) for _, _, witness, _ in cases]
         if all(reasons):
             return Tried(mutant, "equivalent", reasons[0])

@@ -113,10 +113,14 @@ def argument_bytes(listing: Listing, values: Sequence[int], grid: int) -> bytes:
     }  # fmt: skip
     block = bytearray(listing.argument_bytes)
     given = iter(values)
-    for each in listing.arguments:
-        value = hidden.get(each.kind, 0) if each.kind.startswith("hidden_") else next(given, 0)
-        mask = (1 << 8 * each.size) - 1
-        block[each.offset : each.offset + each.size] = (value & mask).to_bytes(each.size, "little")
+    for argument in listing.arguments:
+        value = (
+            hidden.get(argument.kind, 0) if argument.kind.startswith("hidden_") else next(given, 0)
+        )
+        mask = (1 << 8 * argument.size) - 1
+        block[argument.offset : argument.offset + argument.size] = (value & mask).to_bytes(
+            argument.size, "little"
+        )
     return bytes(block)
 
 
@@ -127,8 +131,8 @@ class Workgroup:
         listing = launch.program.listing
         self.shared = Shared(launch.shared_bytes, launch.timing.poison)
         self.waves = [
-            Wave(launch.program, self, view, launch.timing, each)
-            for each in range(listing.threads // 64)
+            Wave(launch.program, self, view, launch.timing, wave)
+            for wave in range(listing.threads // 64)
         ]
         for wave in self.waves:
             at = listing.pointer_register
@@ -214,7 +218,7 @@ class KernelRun:
             raise BadAccess(error.message, f"{self.program.listing.name}, at: {text}") from None
         if stopped in (AT_BARRIER, END, ASLEEP):
             wave.state = stopped
-            self._regroup(next(each for each in self._groups if each is wave.group))
+            self._regroup(next(group for group in self._groups if group is wave.group))
         if stopped == AGAIN:
             wave.priority -= rng.choice((1, 9))  # most others go first, for long
         elif rng.random() < _FICKLENESS:

@@ -226,7 +226,8 @@ class _Session:
             for call in range(CALLS if self._shown.silent is None else 1):
                 inputs = op.make_inputs(problem, rank, self._shown.seed + call, cpu, False)
                 kept = [
-                    each if each is None else self._memory.copy_of(each, rank) for each in inputs
+                    value if value is None else self._memory.copy_of(value, rank)
+                    for value in inputs
                 ]
                 empty = op.empty_output(problem, cpu)
                 output = self._memory.copy_of(empty, rank).fill_(float("nan"))
@@ -296,7 +297,7 @@ class _Session:
                 rank = max(first, key=lambda rank: first[rank].priority)
                 wave = first[rank]
             else:
-                rank = self._rng.choices(list(ready), [weights[each] for each in ready])[0]
+                rank = self._rng.choices(list(ready), [weights[rank] for rank in ready])[0]
                 wave = self._rng.choice(ready[rank])
             launch = self._launches[rank]
             self._shown.instructions += launch.turn(wave)
@@ -397,7 +398,7 @@ def _values(
     Raises:
         ExecutionError: they are not those that its text names.
     """
-    known = [each for each in listing.arguments if not each.kind.startswith("hidden_")]
+    known = [argument for argument in listing.arguments if not argument.kind.startswith("hidden_")]
     kinds = iter(known)
     for param, given in zip(kernel.function.params, args, strict=False):
         for arg in flat((given,)):

@@ -275,7 +275,7 @@ def _out(given: Instruction) -> int:
 
 def _compare(given: Instruction) -> Row:
     kind, relations = _COMPARED[given.opcode]
-    first, second = (scalar_source(each, int(kind[1:]) // 32) for each in given.operands)
+    first, second = (scalar_source(operand, int(kind[1:]) // 32) for operand in given.operands)
     if given.opcode.startswith("s_cmpk") and kind == "i32":
         second = literal(_immediate(given))
     part = OperandPart([first, second, literal(relations)])
@@ -283,7 +283,7 @@ def _compare(given: Instruction) -> Row:
 
 
 def _bit_test(given: Instruction) -> Row:
-    part = OperandPart([scalar_source(each) for each in given.operands])
+    part = OperandPart([scalar_source(operand) for operand in given.operands])
     return row(Form.SCALAR, _number(given.opcode), part)
 
 

@@ -99,7 +99,7 @@ def _write(given: Instruction, size: int, offsets: list[int], *, upper: bool) ->
         is_on, shared = _lanes_on(wave), wave.group.shared
         places = wave.registers[base][is_on].astype(np.int64)
         taken = [wave.registers[row : row + words, is_on].T >> shift for row in rows]
-        values = [each.astype(f"u{min(size, 4)}") for each in taken]
+        values = [words.astype(f"u{min(size, 4)}") for words in taken]
 
         def effect() -> None:
             for offset, value in zip(offsets, values, strict=True):

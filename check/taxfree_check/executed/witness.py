@@ -44,10 +44,10 @@ def _registers(given: Instruction) -> frozenset[int]:
     found = [register(signs(text)[0]) for text in given.operands]
     least = 8 if "mfma" in given.opcode else 1
     numbers = {
-        row if each.is_vector else ~row
-        for each in found
-        if each is not None
-        for row in range(each.row, each.row + max(each.words, least))
+        row if register.is_vector else ~row
+        for register in found
+        if register is not None
+        for row in range(register.row, register.row + max(register.words, least))
     }
     return frozenset(numbers)
 
@@ -58,13 +58,16 @@ class _Wait:
     def __init__(self, key: tuple[Place, str], counter: str, gone: list[InFlight]) -> None:
         self.key, self.counter = key, counter
         self.registers = {
-            ~row if each.is_scalar else row for each in gone for row in range(*each.rows)
+            ~row if operation.is_scalar else row
+            for operation in gone
+            for row in range(*operation.rows)
         }
-        without_result = [each for each in gone if each.rows[0] == each.rows[1]]
+        without_result = [operation for operation in gone if operation.rows[0] == operation.rows[1]]
         self.orders = bool(without_result)
         #: the words that stores wrote; None for other operations, such as write-backs
         self.stored: list[range] | None = [
-            range(each.span[0] >> 2, (each.span[1] + 3) >> 2) for each in without_result
+            range(operation.span[0] >> 2, (operation.span[1] + 3) >> 2)
+            for operation in without_result
         ]
         if any(len(words) not in range(1, _MOST_STORED) for words in self.stored):
             self.stored = None
@@ -200,9 +203,9 @@ class Witness:
             ):
                 waits = self._waits[wave]
                 if leave <= len(queue):
-                    waits[:] = [each for each in waits if each.counter != counter]
+                    waits[:] = [wait for wait in waits if wait.counter != counter]
                 gone = queue[: max(len(queue) - leave, 0)]
-                if leave and any(each.is_scalar for each in queue):
+                if leave and any(operation.is_scalar for operation in queue):
                     gone = queue
                 if gone:
                     waits.append(_Wait((place, counter), counter, gone))
@@ -216,16 +219,16 @@ class Witness:
 
         def watch(wave: Wave) -> None:
             waits = self._waits[wave]
-            for each in waits:
-                if not each.registers.isdisjoint(named):
-                    self._waited.add(each.key)
-                elif each.orders and orders:
-                    if each.stored is None:
-                        self._waited.add(each.key)
+            for wait in waits:
+                if not wait.registers.isdisjoint(named):
+                    self._waited.add(wait.key)
+                elif wait.orders and orders:
+                    if wait.stored is None:
+                        self._waited.add(wait.key)
                     else:
-                        for words in each.stored:
-                            self._ordered[each.key][wave.view].update(words)
-            waits[:] = [each for each in waits if each.key not in self._waited]
+                        for words in wait.stored:
+                            self._ordered[wait.key][wave.view].update(words)
+            waits[:] = [wait for wait in waits if wait.key not in self._waited]
 
         return watch
 
@@ -292,7 +295,7 @@ class Witness:
         levels, used = wave.view.levels, wave.view.memory.used
         below = levels[scope].bytes[:used]
         stale = self._stale[wave.group]
-        for key in [each for each in stale if each[1] < scope and each[0] != place]:
+        for key in [key for key in stale if key[1] < scope and key[0] != place]:
             del stale[key]  # what the earlier one has dropped, this one would drop too
         for number in range(scope):
             differs = (levels[number].bytes[:used] != below).nonzero()[0] >> 2

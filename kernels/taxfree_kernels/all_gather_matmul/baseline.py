@@ -46,7 +46,7 @@ class BaselinePlan(GatheringPlan):
         shard = (problem.shard_rows, problem.shard_columns)
         gathered = (problem.world_size * shard[0], shard[1])
         matrix = (problem.m if self._is_by_columns else 0, problem.k)
-        sizes = ((each, getattr(torch, problem.dtype)) for each in (shard, gathered, matrix))
+        sizes = ((shape, getattr(torch, problem.dtype)) for shape in (shard, gathered, matrix))
         self._scratch = self._memory(fabric).scratch(*sizes)
         self._sized = fabric.workspace.by_size(self._of_size)
         top = self._sized[problem.m]

@@ -149,8 +149,8 @@ class OverlapPlan(Plan):
         return out
 
     def _send(self, messages: list[_Message], a: torch.Tensor) -> None:
-        for each in messages:
-            self._copies.send(each.target, a[each.rows], each.chunk, each.peer)
+        for message in messages:
+            self._copies.send(message.target, a[message.rows], message.chunk, message.peer)
 
 
 class Overlap(Variant):
@@ -179,7 +179,7 @@ class Overlap(Variant):
 
     def seed_configs(self, problem: AllGatherMatmul, hardware: Hardware) -> list[dict[str, Any]]:
         configs = first_copies(problem, self.space(problem, hardware), rows_at_once=1024)
-        return [each for each in configs if not self.illegal_reason(problem, hardware, each)]
+        return [config for config in configs if not self.illegal_reason(problem, hardware, config)]
 
     def plan(self, problem: AllGatherMatmul, fabric: Fabric, config: Config) -> Plan:
         return OverlapPlan(problem, fabric, config)

@@ -315,8 +315,8 @@ def _add_shares(
         for begin in range(0, COLUMNS, PIECE):
             here = _within(begin, PIECE, COLUMNS, LAYOUT, TILE)
             total = gl.zeros([_ROWS, PIECE], gl.float32, LAYOUT)
-            for each in gl.static_range(TILE.SPLIT_K):  # always in the same order
-                total += gl.load(share_ptr + each * stride + here)
+            for share in gl.static_range(TILE.SPLIT_K):  # always in the same order
+                total += gl.load(share_ptr + share * stride + here)
             if TILE.SWAP_AB:
                 _store(total, row + begin, col, call, GATHER, TILE)
             else:

@@ -109,5 +109,7 @@ def joint_problem(
         ALL_GATHER_MATMUL.problem(fabric, a_shard, weight, bias, 0, None)
         for weight, bias in zip(weights, biases, strict=True)
     ]
-    joint: AllGatherMatmul = resized(problems[0], n=sum(each.n for each in problems), bias=False)
+    joint: AllGatherMatmul = resized(
+        problems[0], n=sum(problem.n for problem in problems), bias=False
+    )
     return joint

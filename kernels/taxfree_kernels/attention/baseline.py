@@ -47,7 +47,7 @@ class BaselinePlan(Plan):
 
     def _with_lse(self, *qkv: torch.Tensor, scale: float | None) -> Any:
         """Output [batch, q_heads, length, head_dim], log-sum-exps [batch, q_heads, length]."""
-        operands = [each.transpose(1, 2) for each in qkv]
+        operands = [operand.transpose(1, 2) for operand in qkv]
         aten, causal = torch.ops.aten, self._problem.causal
         if self._on_host:
             flash = aten._scaled_dot_product_flash_attention_for_cpu
@@ -73,7 +73,7 @@ class BaselinePlan(Plan):
     ) -> None:
         for begin, end in pairwise(starts):
             if begin < end:
-                found = self._with_lse(*(each[None, begin:end] for each in qkv), scale=scale)
+                found = self._with_lse(*(operand[None, begin:end] for operand in qkv), scale=scale)
                 out[begin:end] = found[0][0].transpose(0, 1)
                 if lse is not None:
                     lse[:, begin:end] = found[1][0]

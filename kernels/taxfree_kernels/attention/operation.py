@@ -84,7 +84,7 @@ def attention64(
     for own in _sequences(problem, starts):
         for head in range(problem.q_heads):
             of_group = head * problem.kv_heads // problem.q_heads
-            keys, values = (each[own][:, of_group].double() for each in (k, v))
+            keys, values = (cache[own][:, of_group].double() for cache in (k, v))
             length = len(keys)
             chunk = max(1, _CHUNK_ELEMENTS // max(1, length))
             for begin in range(0, length, chunk):
@@ -149,7 +149,7 @@ def library(
     problem: Attention, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float | None
 ) -> torch.Tensor:
     """[batch, length, q_heads, head_dim], by whatever kernel torch prefers."""
-    q, k, v = (each.transpose(1, 2) for each in (q, k, v))
+    q, k, v = (operand.transpose(1, 2) for operand in (q, k, v))
     shares = problem.q_heads != problem.kv_heads
     found: torch.Tensor = scaled_dot_product_attention(
         q, k, v, is_causal=problem.causal, scale=scale, enable_gqa=shares

@@ -43,7 +43,7 @@ def _mappings(problem: Attention, hardware: Hardware) -> tuple[str, ...]:
     """Orders of programs; on one chiplet, swizzled ones are the same as naive ones."""
     if hardware.num_xcds > 1:
         return ATTENTION_MAPPINGS
-    return tuple(each for each in ATTENTION_MAPPINGS if each.startswith("naive"))
+    return tuple(mapping for mapping in ATTENTION_MAPPINGS if mapping.startswith("naive"))
 
 
 def seed_configs(problem: Attention, hardware: Hardware) -> list[dict[str, Any]]:
@@ -53,9 +53,9 @@ def seed_configs(problem: Attention, hardware: Hardware) -> list[dict[str, Any]]
     if hardware.num_xcds > 1:
         mapping = "balanced_head_first" if problem.causal else "swizzled_head_first"
     common = {"MAPPING": mapping, "XCDS": hardware.num_xcds, "waves_per_eu": 0}
-    guesses = [within(values, each | common) for each in _tiles(problem, hardware, wide)]
+    guesses = [within(values, tile | common) for tile in _tiles(problem, hardware, wide)]
     found = distinct(guesses)
-    return [each for each in found if illegal_reason(problem, hardware, each) is None]
+    return [config for config in found if illegal_reason(problem, hardware, config) is None]
 
 
 def _tiles(problem: Attention, hardware: Hardware, head_dim: int) -> list[dict[str, Any]]:
@@ -123,7 +123,7 @@ def specialized_seed_configs(problem: Attention, hardware: Hardware) -> list[dic
     by_head_dim = {64: [(128, 3, 3), (128, 3, 4)], 128: [(128, 2, 2), (64, 3, 4)]}
     tiles = by_head_dim.get(power_of_2(problem.head_dim, 64), [(64, 2, 2)])
     names = ("BLOCK_N", "CONSUMERS", "num_stages")
-    return [{"MAPPING": "naive_head_first"} | dict(zip(names, each, strict=True)) for each in tiles]
+    return [{"MAPPING": "naive_head_first"} | dict(zip(names, tile, strict=True)) for tile in tiles]
 
 
 def specialized_illegal_reason(

@@ -328,17 +328,15 @@ class WarpSpecializedPlan(AttentionPlan):
         dtype = {"float16": gl.float16, "bfloat16": gl.bfloat16}[problem.dtype]
         boxes = [[1, 1, rows, box] for rows in (ROWS, block_n, block_n)]
         self._descriptors = [
-            HeadDescriptors(
-                each, TensorDescriptor, gl.NVMMASharedLayout.get_default_for(each, dtype)
-            )
-            for each in boxes
+            HeadDescriptors(box, TensorDescriptor, gl.NVMMASharedLayout.get_default_for(box, dtype))
+            for box in boxes
         ]
 
     def _operands(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, starts: torch.Tensor | None
     ) -> tuple[Any, ...]:
         pairs = zip(self._descriptors, (q, k, v), strict=True)
-        return tuple([describe(each) for describe, each in pairs])
+        return tuple([describe(operand) for describe, operand in pairs])
 
 
 class WarpSpecialized(Variant):

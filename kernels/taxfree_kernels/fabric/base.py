@@ -105,12 +105,12 @@ class Fabric(ABC):
     @property
     def workspace_bytes(self) -> int:
         """Bytes of scratch memory of all kinds."""
-        return sum(each.nbytes for each in (self.workspace, *self.library_memory.values()))
+        return sum(memory.nbytes for memory in (self.workspace, *self.library_memory.values()))
 
     def keep_memory(self) -> None:
         """Keep the present scratch memory: a captured graph holds its addresses."""
-        for each in (self.workspace, *self.library_memory.values()):
-            each.capture()
+        for memory in (self.workspace, *self.library_memory.values()):
+            memory.capture()
 
     def side_stream(self) -> SideStream:
         """A stream beside the caller's."""
@@ -221,7 +221,7 @@ class Workspace:
     @property
     def nbytes(self) -> int:
         """Bytes held, those of captured graphs included."""
-        return sum(each.nbytes for each in (self._block, self._counters, *self._captured))
+        return sum(block.nbytes for block in (self._block, self._counters, *self._captured))
 
     def scratch(self, *pieces: Piece) -> Scratch:
         """Uninitialised tensors, side by side in the block; grows it if they do not fit."""
@@ -264,8 +264,8 @@ class Workspace:
     def _forget(self, old: torch.Tensor) -> None:
         if self._is_captured and old.numel():
             self._captured.append(old)
-        for each in self._dependents.values():
-            each.clear()
+        for dependent in self._dependents.values():
+            dependent.clear()
 
     def _carve(self, pieces: tuple[Piece, ...]) -> list[torch.Tensor]:
         begin, found = 0, []

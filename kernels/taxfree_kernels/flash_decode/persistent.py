@@ -186,8 +186,8 @@ class Persistent(ExchangingVariant):
             chunk = _kv_heads_per_chunk(problem, config) * problem.group_size
             return within(space, {**config, "ROWS": power_of_2(chunk, 1), "OUT_ROWS": combined})
 
-        signals_first = sorted(found, key=lambda each: bool(each["LL"]))
-        return spaces.runnable(problem, hardware, [sized(each) for each in signals_first])
+        signals_first = sorted(found, key=lambda config: bool(config["LL"]))
+        return spaces.runnable(problem, hardware, [sized(config) for config in signals_first])
 
     def plan(self, problem: FlashDecode, fabric: Fabric, config: Config) -> Plan:
         return PersistentPlan(problem, fabric, config)

@@ -99,7 +99,7 @@ class LocalAttention:
         self.scratch = fabric.workspace.scratch(
             ((slots * self._split_elements,), torch.float32),
             ((2 * problem.rows,), torch.int32),
-            *(((each,), torch.float32) for each in others),
+            *(((size,), torch.float32) for size in others),
         )
         self.constants = {
             "GROUP": Group(problem.world_size, fabric.backend),
@@ -187,7 +187,7 @@ class LocalAttention:
 
 def _is_aligned(cache: torch.Tensor) -> bool:
     """Whether compilers see that rows of a head start at multiples of 16 bytes."""
-    return cache.data_ptr() % 16 == 0 and all(each % 16 == 0 for each in cache.stride()[:3])
+    return cache.data_ptr() % 16 == 0 and all(stride % 16 == 0 for stride in cache.stride()[:3])
 
 
 def _parts_at_a_time(problem: FlashDecode, parts: int, rows: int) -> int:

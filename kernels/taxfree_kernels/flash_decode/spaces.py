@@ -77,7 +77,7 @@ def push_space(problem: FlashDecode, hardware: Hardware) -> Space:
 def words_space(problem: FlashDecode) -> Space:
     """LL and PACKED: send parts as LL packets, as packed Lamport words, or with signals."""
     packed = (False, True) if problem.v_head_dim % 2 == 0 else (False,)
-    fits = any(_fits_words(problem, each) for each in packed)
+    fits = any(_fits_words(problem, is_packed) for is_packed in packed)
     return {
         "LL": (False, True) if fits else (False,),
         "PACKED": packed if fits else (False,),
@@ -178,7 +178,9 @@ def runnable(
     problem: FlashDecode, hardware: Hardware, configs: Sequence[Config]
 ) -> list[dict[str, Any]]:
     """The configs that pass :func:`illegal_reason`, without duplicates."""
-    return [each for each in distinct(configs) if illegal_reason(problem, hardware, each) is None]
+    return [
+        config for config in distinct(configs) if illegal_reason(problem, hardware, config) is None
+    ]
 
 
 def _first_on_hopper(
@@ -214,7 +216,7 @@ def _first_on_hopper(
     ways = ((1, 4), (2, 4), (4, 4), (3, 3))
     if problem.page_size:  # more programs, because each waits for page numbers
         ways = ((3, 3), (2, 4), (4, 4), (1, 4))
-    resident = sorted(ways, key=lambda each: leaves_idle(*each))
+    resident = sorted(ways, key=lambda waves: leaves_idle(*waves))
     by_signals = guess(*resident[0], **signals, LL=False, PACKED=False)
     # Each row's words go to all ranks: with many ranks use one program per row, or signals.
     is_many = problem.world_size > _FEW_RANKS

@@ -293,7 +293,9 @@ class PushTwoShot(FusedReductionVariant):
         if tiles_in(problem, first) * first["SPLIT_K"] > units:  # more than one wave
             configs.append({**first, "STAGGERED": not first["STAGGERED"]})
             configs.append({**first, "AHEAD": space["AHEAD"][-1]})
-        return [each for each in configs if self.illegal_reason(problem, hardware, each) is None]
+        return [
+            config for config in configs if self.illegal_reason(problem, hardware, config) is None
+        ]
 
     def illegal_reason(
         self, problem: MatmulAllReduce, hardware: Hardware, config: Config

@@ -131,7 +131,7 @@ class TwoShotPlan(SumPlan):
 
     def add_up(self, partial: torch.Tensor, kernel: Kernel, *rest: torch.Tensor | None) -> None:
         bias, residual, _, _, out = rest
-        addends = Addends(*(out if each is None else each for each in (bias, residual)))
+        addends = Addends(*(out if addend is None else addend for addend in (bias, residual)))
         kernel(partial, addends, out)
 
 
@@ -164,7 +164,7 @@ class TwoShot(Variant):
         configs = spaces.first_sends(self.space(problem, hardware), sent, problem.n)
         # with an addend 32 elements a thread spill under Triton 3.7
         most = 4096 if problem.bias or problem.residual else 8192
-        return [{**each, "SEND_BLOCK": min(each["SEND_BLOCK"], most)} for each in configs]
+        return [{**config, "SEND_BLOCK": min(config["SEND_BLOCK"], most)} for config in configs]
 
     def plan(self, problem: MatmulAllReduce, fabric: Fabric, config: Config) -> Plan:
         return TwoShotPlan(problem, fabric, config)

@@ -152,7 +152,7 @@ class OverlapPlan(Plan):
         most = _PROGRAMS * fabric.hardware.compute_units
         grid = min(-(-rows * columns // self._add.constants["BLOCK"]), most)
         return _Sized(
-            empty=[each for each in messages if each.rows.start == each.rows.stop],
+            empty=[message for message in messages if message.rows.start == message.rows.stop],
             parts=[
                 _part(problem, part.rows, shards, messages)
                 for part in parts_of(problem, owners, chunks, self._config["CHUNKS_PER_WAIT"])
@@ -178,8 +178,8 @@ class OverlapPlan(Plan):
         return out
 
     def _send(self, messages: list[_Message]) -> None:
-        for each in messages:
-            self._copies.send(each.target, each.source, each.chunk, each.peer)
+        for message in messages:
+            self._copies.send(message.target, message.source, message.chunk, message.peer)
 
 
 def _messages(
@@ -210,7 +210,9 @@ def _part(
         rows = slice(part.start - owner * problem.m, part.stop - owner * problem.m)
         columns = slice(owner * width, (owner + 1) * width)
     within = [
-        each for each in messages if part.start <= each.rows.start < each.rows.stop <= part.stop
+        message
+        for message in messages
+        if part.start <= message.rows.start < message.rows.stop <= part.stop
     ]
     return _Part(rows, columns, shards[part], within)
 

@@ -516,7 +516,7 @@ class FusedReductionPlan(Plan):
         self, given: Sequence[torch.Tensor | None], out: torch.Tensor
     ) -> tuple[tuple[torch.Tensor, ...], ...]:
         """The kernel's argument for the addends of the sum, if the operation has any."""
-        tensors = [out if each is None else each for each in given]
+        tensors = [out if tensor is None else tensor for tensor in given]
         return (EpilogueTensors(*tensors),) if tensors else ()
 
 

@@ -159,7 +159,7 @@ class LamportVariant(FusedReductionVariant):
             self.with_room(problem, hardware, config)
             for config in super().seed_configs(problem, hardware)
         ]
-        return [each for each in configs if not self.illegal_reason(problem, hardware, each)]
+        return [config for config in configs if not self.illegal_reason(problem, hardware, config)]
 
     def with_room(self, problem: PartialSum, hardware: Hardware, config: Config) -> dict[str, Any]:
         """A seed config of tiles, changed so that the variant can run it."""

@@ -161,7 +161,7 @@ def most_added(problem: PartialSum) -> int:
 
     2048 take 78 to 80 registers under Triton 3.6 to 3.9, and spill with a residual.
     """
-    has_addends = any(getattr(problem, each, False) for each in ("bias", "residual"))
+    has_addends = any(getattr(problem, name, False) for name in ("bias", "residual"))
     return 1024 if has_addends else 2048
 
 

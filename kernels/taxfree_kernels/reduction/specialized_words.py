@@ -88,7 +88,7 @@ def words_layout(columns, swap, warps):
         return gl.BlockedLayout([1, 4], [32 // across, across], [warps, 1], [1, 0])
     whole = lines(columns, warps)
     bases = (whole.reg_bases[1:], whole.lane_bases, whole.warp_bases)
-    halved = [[[row, column // 2] for row, column in each] for each in bases]
+    halved = [[[row, column // 2] for row, column in base] for base in bases]
     return gl.DistributedLinearLayout(*halved, [], [16 * warps, columns // 2])
 
 
@@ -338,7 +338,7 @@ class Specialized(LamportVariant):
                            "num_warps": 8, "num_stages": 6}  # fmt: skip
         space, guesses = self.space(problem, hardware), [deep, two_at_once]
         configs = [within(space, guess) for guess in (guesses if rows <= 64 else [square])]
-        return [each for each in configs if not self.illegal_reason(problem, hardware, each)]
+        return [config for config in configs if not self.illegal_reason(problem, hardware, config)]
 
     def illegal_reason(self, problem: PartialSum, hardware: Hardware, config: Config) -> str | None:
         if hardware.backend != "interpreter":

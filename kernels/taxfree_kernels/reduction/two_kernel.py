@@ -93,7 +93,9 @@ class TwoKernelVariant(FusedReductionVariant):
 
     def seed_configs(self, problem: PartialSum, hardware: Hardware) -> list[dict[str, Any]]:
         configs = spaces.two_kernel_seeds(problem, hardware, self.space(problem, hardware))
-        return [each for each in configs if self.illegal_reason(problem, hardware, each) is None]
+        return [
+            config for config in configs if self.illegal_reason(problem, hardware, config) is None
+        ]
 
     def illegal_reason(self, problem: PartialSum, hardware: Hardware, config: Config) -> str | None:
         reason = spaces.piece_illegal_reason(problem, hardware, config)

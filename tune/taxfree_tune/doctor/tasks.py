@@ -113,7 +113,7 @@ def order(fabric: Fabric) -> StartOrder:
         fabric.synchronize()
         largest = max(largest, largest_inversion(tickets.tolist(), chiplets))
         elsewhere = max(elsewhere, off_their_chiplet(places.tolist(), chiplets))
-    worst = [max(each) for each in zip(*vote(fabric.group, (largest, elsewhere)), strict=True)]
+    worst = [max(values) for values in zip(*vote(fabric.group, (largest, elsewhere)), strict=True)]
     return StartOrder(programs, resident, chiplets, *worst)
 
 

@@ -35,7 +35,7 @@ class Watch:
         worked()
         if self._uuid:
             self._found += [shared_reason(self._uuid, self._own), slow_reason(self._uuid)]
-        found = [each for own in vote(self._group, self._found) for each in own if each]
+        found = [reason for own in vote(self._group, self._found) for reason in own if reason]
         return "; ".join(dict.fromkeys(found))
 
 
@@ -82,12 +82,12 @@ def shared_reason(uuid: str, own: Collection[int]) -> str:
     """
     try:
         index = nvidia.gpus(uuid)[0].index
-        there = [each for each in nvidia.processes() if each.gpu == index]
+        there = [process for process in nvidia.processes() if process.gpu == index]
     except Exception:
         return ""
     if len(there) <= len(own):
         return ""
-    others = [f"{each.name} ({each.pid})" for each in there if each.pid not in own]
+    others = [f"{process.name} ({process.pid})" for process in there if process.pid not in own]
     return f"GPU {index} is shared with {', '.join(others[:3])}"
 
 

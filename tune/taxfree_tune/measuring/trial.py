@@ -157,12 +157,14 @@ def hang(fabric: Fabric) -> str | None:
             pool.check_at_rest()
         except PeerTimeout as error:
             found = found or (error.is_secondary, error.message)
-    timeouts = [each for each in vote(fabric.group, found) if each is not None]
+    timeouts = [timeout for timeout in vote(fabric.group, found) if timeout is not None]
     if not timeouts:
         return None
     for pool in pools:
         pool.reset()
-    _, message = min(timeouts, key=lambda each: each[0])  # who waited, before whoever followed
+    _, message = min(
+        timeouts, key=lambda timeout: timeout[0]
+    )  # who waited, before whoever followed
     return str(message)
 
 

@@ -89,9 +89,11 @@ def aligned(
     """How clocks relate, from a comparison before and one after, by rank."""
     comparisons = list(zip(*by_rank, strict=True))
     return Alignment(
-        at_ns=np.array([[each.at_ns for each in row] for row in comparisons]),
-        offset_ns=np.array([[each.offset_ns for each in row] for row in comparisons]),
-        error_ns=np.array([[each.error_ns for each in row] for row in comparisons]).max(axis=0),
+        at_ns=np.array([[comparison.at_ns for comparison in row] for row in comparisons]),
+        offset_ns=np.array([[comparison.offset_ns for comparison in row] for row in comparisons]),
+        error_ns=np.array([[comparison.error_ns for comparison in row] for row in comparisons]).max(
+            axis=0
+        ),
         step_ns=clock_step_ns,
     )
 

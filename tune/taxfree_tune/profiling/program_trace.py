@@ -98,8 +98,8 @@ def trace_call(fabric: Fabric, call: timer.Call, repetitions: int) -> ProgramTra
     fabric.pool.control[peers.LOG.value] = 0
     own = (first, compare_clocks(fabric), np.array(logs))
     everyone = vote(fabric.group, own)
-    alignment = aligned([each[:2] for each in everyone], 0.0)
-    events = [each[2] for each in everyone]
+    alignment = aligned([answer[:2] for answer in everyone], 0.0)
+    events = [answer[2] for answer in everyone]
     return trace_of(events, alignment, np.array(timing.by_rank_us), len(grids))
 
 

@@ -100,7 +100,11 @@ def _explanations(document: Mapping[str, Any]) -> tuple[Explanation, ...]:
             rows[0]["hardware"],
             Bounds(*(rows[0][name] for name in _BOUNDS)),
             tuple(map(_pipeline, rows)),
-            tuple(each for each in skipped if (each.op, each.problem) == _named(rows[0])),
+            tuple(
+                pipeline
+                for pipeline in skipped
+                if (pipeline.op, pipeline.problem) == _named(rows[0])
+            ),
             _choice(choices.get(key)),
             (),
         )

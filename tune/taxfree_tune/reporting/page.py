@@ -44,9 +44,9 @@ def page(sources: Sources) -> str:
         script=_asset("page.js"),
         library=vl_convert.javascript_bundle(),
         sections=found,
-        filters=[each for each in _filters(figures) if len(each[2]) > 1],
+        filters=[selector for selector in _filters(figures) if len(selector[2]) > 1],
         summary=_summary(found),
-        data=_embedded({each.name: _data(each) for each in figures}),
+        data=_embedded({figure.name: _data(figure) for figure in figures}),
         origins=origins(sources),
         left_out=sources.left_out,
     )
@@ -112,10 +112,10 @@ def origins(sources: Sources) -> list[Origin]:
     """The tables, databases and files that a report is made from."""
     found = []
     alike: dict[tuple[str, ...], list[Any]] = {}
-    for each in sources.records:
-        software = software_words(vars(each.record.software))
-        alike.setdefault((each.source, machine_of_record(each.record), software), []).append(
-            each.record
+    for shown in sources.records:
+        software = software_words(vars(shown.record.software))
+        alike.setdefault((shown.source, machine_of_record(shown.record), software), []).append(
+            shown.record
         )
     for (source, machine, software), records in alike.items():
         times = [record.provenance.get("created", "") for record in records]

@@ -87,7 +87,7 @@ def read(database: Path, required: bool, results: Sequence[Path]) -> Sources:
         if required:
             raise
     found.records += [Recorded(record, SHIPPED) for record in shipped_records()]
-    found.records = [each for each in found.records if _is_known(each.record)]
+    found.records = [record for record in found.records if _is_known(record.record)]
     for given in results:
         if given.is_dir():
             for path in sorted(given.rglob("*.json")):

@@ -117,8 +117,8 @@ def _importances(trials: Sequence[_Tried]) -> dict[str, float]:
     if len(trials) < _LEAST_TRIALS or not values:
         return {}
     choices = {
-        name: optuna.distributions.CategoricalDistribution(tuple(each))
-        for name, each in values.items()
+        name: optuna.distributions.CategoricalDistribution(tuple(choices))
+        for name, choices in values.items()
     }
     study = optuna.create_study(direction="minimize")
     for config, us in trials:

@@ -171,7 +171,7 @@ class PipelineMeasurement:
         """Time that tracing adds to a call, of the slowest rank."""
         assert self.trace is not None
         plain = self.eager_us if self.graph_us is None else self.graph_us
-        recorded, usual = (np.median(each, axis=1).max() for each in (self.trace.call_us, plain))
+        recorded, usual = (np.median(times, axis=1).max() for times in (self.trace.call_us, plain))
         return float(recorded - usual)
 
     def only(self, kind: str) -> int | None:

@@ -162,7 +162,7 @@ def _inside(
     measured: PipelineMeasurement, trace: ProgramTrace, bounds: Bounds, rank: int
 ) -> tuple[list[tuple[Part, Times]], Times]:
     """Parts of a fused kernel's account, and its work beyond the bound."""
-    calls = [inside(trace, rank, each) for each in range(trace.call_us.shape[1])]
+    calls = [inside(trace, rank, call) for call in range(trace.call_us.shape[1])]
     by_name = {
         field.name: np.array([getattr(call, field.name) for call in calls])
         for field in dataclasses.fields(Inside)

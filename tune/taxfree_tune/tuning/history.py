@@ -69,11 +69,11 @@ class TuningHistory:
             for record in self.records
             if (record.op, record.problem) == (op, problem) and record.hardware.is_same(fingerprint)
         ]
-        measured = [each for r in records for each in (r.winner, *r.runners_up)]
+        measured = [measurement for r in records for measurement in (r.winner, *r.runners_up)]
         trials = [trial for trial in last.values() if trial.state == "measured"]
         trials.sort(key=lambda trial: min(trial.median_us.values()))
-        found = [Candidate(each.variant, each.config) for each in measured]
-        found += [Candidate(each.variant, each.config) for each in trials]
+        found = [Candidate(measurement.variant, measurement.config) for measurement in measured]
+        found += [Candidate(trial.variant, trial.config) for trial in trials]
         failed = {text for text, trial in last.items() if trial.state != "measured"}
         return [candidate for candidate in found if key(candidate) not in failed]
 

@@ -87,14 +87,14 @@ class RankTuner:
         found: list[Autotuned] = []
         reason = "out of budget"
         try:
-            for each in self._outcomes(fabric, ranks, problems, time.monotonic() + seconds):
-                found.append(each)
+            for outcome in self._outcomes(fabric, ranks, problems, time.monotonic() + seconds):
+                found.append(outcome)
         except PeerTimeout:
             raise
         except Exception as error:  # an engine serves on without records
             reason = one_line(error)
             _log.warning("tuning has ended: %s", reason, exc_info=not hasattr(error, "hint"))
-        return [*found, *(Autotuned(each, None, reason) for each in problems[len(found) :])]
+        return [*found, *(Autotuned(problem, None, reason) for problem in problems[len(found) :])]
 
     def _outcomes(
         self, fabric: Fabric, ranks: LocalGroup, problems: Sequence[Problem], deadline: float

@@ -297,8 +297,8 @@ class _Forwarding(Database):
 def _is_stored(database: Database, key: str, trial: TrialRecord) -> bool:
     """Whether a fleet has told this node the same trial."""
 
-    def content(each: TrialRecord) -> tuple[Any, ...]:
-        return each.variant, each.config, each.state, each.median_us, each.version
+    def content(trial: TrialRecord) -> tuple[Any, ...]:
+        return trial.variant, trial.config, trial.state, trial.median_us, trial.version
 
     return content(trial) in map(content, database.trials(key))
 

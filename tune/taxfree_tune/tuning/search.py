@@ -246,16 +246,16 @@ class Search:
         missing, asks = max(0, count - waiting), _ASKS_PER_CANDIDATE * count
         proposed: list[Candidate] = []
         if self._every is not None:
-            new = (each for each in self._every if key(each) not in known)
+            new = (candidate for candidate in self._every if key(candidate) not in known)
             proposed = list(itertools.islice(new, missing))
             asks = waiting + len(proposed)
         elif missing and self.measured >= _LEAST_KNOWN:
-            measured = [(each, us) for us, each in self.best(_MOST_KNOWN)]
+            measured = [(candidate, us) for us, candidate in self.best(_MOST_KNOWN)]
             failed = self._failed[-_MOST_KNOWN:]
-            pool = self._pool([each for each, _ in measured[:_STARTS]], known)
+            pool = self._pool([candidate for candidate, _ in measured[:_STARTS]], known)
             proposed = self._surrogate.propose(measured, failed, pool, missing)
-        for each in proposed:
-            self._study.enqueue_trial(self._parameters(each))
+        for candidate in proposed:
+            self._study.enqueue_trial(self._parameters(candidate))
         return asks
 
     def _pool(self, fastest: Sequence[Candidate], known: Set[str]) -> list[Candidate]:

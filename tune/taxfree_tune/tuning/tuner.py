@@ -293,18 +293,18 @@ class Tuner:
         trials = self._trials(op, problem)
         known = {key(candidate) for candidate, trial in trials if trial.state != "refused"}
         new = [
-            (each.variant, each.config)
-            for each in first
-            if each.variant in found
-            and key(each) not in known
-            and is_legal(found[each.variant], problem, self.hardware, each.config)
+            (candidate.variant, candidate.config)
+            for candidate in first
+            if candidate.variant in found
+            and key(candidate) not in known
+            and is_legal(found[candidate.variant], problem, self.hardware, candidate.config)
         ]
         self._screen.begin(op, problem, new[: self._batch])
 
     def _study(self, op: str, problem: Problem, found: Mapping[str, Variant]) -> str:
         """A name that changes with what a study cannot survive: kernels, compiler, and choices."""
         versions = fingerprints.versions(op)
-        spaces = [(name, each.space(problem, self.hardware)) for name, each in found.items()]
+        spaces = [(name, variant.space(problem, self.hardware)) for name, variant in found.items()]
         choices = hashlib.sha256(repr(spaces).encode()).hexdigest()[:16]
         return (
             f"{self._key(op, problem)} {sorted((n, versions[n]) for n in found)}"
@@ -315,11 +315,11 @@ class Tuner:
         """What the problem's own records name, measured with another version of its variant."""
         place, versions = self._key(op, problem), fingerprints.versions(op)
         shipped = (record for record in self._shipped if record.key == place)
-        winners = [each.winner for each in (self._database.get(place), *shipped) if each]
+        winners = [record.winner for record in (self._database.get(place), *shipped) if record]
         return [
-            Candidate(each.variant, each.config)
-            for each in winners
-            if each.variant != "baseline" and each.version != versions.get(each.variant)
+            Candidate(winner.variant, winner.config)
+            for winner in winners
+            if winner.variant != "baseline" and winner.version != versions.get(winner.variant)
         ]
 
     def _winners_nearby(self, op: str, problem: Problem) -> list[Candidate]:
@@ -428,8 +428,8 @@ class Tuner:
                 for trial in trials
                 if mode in trial.median_us and not trial.reason
             ]
-            valid = [each for each in tried if search.knows(each[1])]
-            fastest = sorted(valid, key=lambda each: each[0])[:OTHER_FINALISTS]
+            valid = [pair for pair in tried if search.knows(pair[1])]
+            fastest = sorted(valid, key=lambda pair: pair[0])[:OTHER_FINALISTS]
             found += [candidate for _, candidate in fastest if candidate not in found]
         known = self._known(op, problem)[: 1 if self._only is None else None]
         return [*found, *(candidate for candidate in known if candidate not in found)]
@@ -440,12 +440,14 @@ class Tuner:
         if record is None:
             return []
         measured = (record.winner, *record.runners_up)
-        found = variants_for(problem, self.hardware, [each.variant for each in measured])
+        found = variants_for(
+            problem, self.hardware, [measurement.variant for measurement in measured]
+        )
         return [
-            Candidate(each.variant, each.config)
-            for each in measured
-            if each.variant in found
-            and is_legal(found[each.variant], problem, self.hardware, each.config)
+            Candidate(measurement.variant, measurement.config)
+            for measurement in measured
+            if measurement.variant in found
+            and is_legal(found[measurement.variant], problem, self.hardware, measurement.config)
         ]
 
     def _decide(self, op: str, problem: Problem, search: Search, seconds: float) -> Record | None:
@@ -506,7 +508,7 @@ class Tuner:
             survivors = [candidate for candidate, _ in measured]
             return self._side_by_side(op, problem, search, survivors)
         self.disturbed = "; ".join(dict.fromkeys(o.disturbed for o in outcomes if o.disturbed))
-        return [measurement_of(op, *each, self.mode) for each in measured]
+        return [measurement_of(op, *pair, self.mode) for pair in measured]
 
     def _report(
         self,

@@ -72,12 +72,12 @@ def system_scope(kernel: CompiledKernel) -> Iterator[Finding]:
             wanted = sum(
                 name in _ORDERS[semantics] and scope == reach for semantics, scope in orders
             )
-            found = sum(each.scope == reach for each in made)
+            found = sum(instruction.scope == reach for instruction in made)
             if found < wanted:
                 yield Finding(
                     f"{wanted} {name}s at {reach} scope in the source, {found} in the assembly"
                 )
-        narrow = [each for each in made if each.scope != "sys"]
+        narrow = [instruction for instruction in made if instruction.scope != "sys"]
         if orders and len(narrow) > counters:
             yield Finding(f"{name} lost its system scope", narrow[0])
 
