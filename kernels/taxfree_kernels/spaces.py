@@ -77,17 +77,17 @@ def allowed(
 ) -> list[dict[str, Any]]:
     """The guesses that can run; if none can, the first one with SPLIT_K = 1."""
     configs = distinct([within(space, guess) for guess in guesses])
-    found = [config for config in configs if illegal_reason(problem, hardware, config) is None]
-    return found or [within(space, {**guesses[0], "SPLIT_K": 1})]
+    legal = [config for config in configs if illegal_reason(problem, hardware, config) is None]
+    return legal or [within(space, {**guesses[0], "SPLIT_K": 1})]
 
 
 def distinct(configs: Sequence[Config]) -> list[dict[str, Any]]:
     """Configs without duplicates, in their order."""
-    found: list[dict[str, Any]] = []
+    kept: list[dict[str, Any]] = []
     for config in configs:
-        if config not in found:
-            found.append(dict(config))
-    return found
+        if config not in kept:
+            kept.append(dict(config))
+    return kept
 
 
 def accumulators(hardware: Hardware) -> int:

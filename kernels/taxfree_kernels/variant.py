@@ -417,8 +417,8 @@ def operation_shapes(op: str) -> Shapes:
         PlanError: there is no such operation.
     """
     problem_class(op)
-    found: Shapes = importlib.import_module(f"taxfree_kernels.{op}.shapes").SHAPES
-    return found
+    shapes: Shapes = importlib.import_module(f"taxfree_kernels.{op}.shapes").SHAPES
+    return shapes
 
 
 @dataclass(frozen=True)
@@ -468,16 +468,16 @@ def operation(op: str) -> Operation:
         PlanError: there is no such operation.
     """
     problem_class(op)
-    found: Operation = importlib.import_module(f"taxfree_kernels.{op}.operation").OPERATION
-    return found
+    loaded: Operation = importlib.import_module(f"taxfree_kernels.{op}.operation").OPERATION
+    return loaded
 
 
 @cache
 def variants(op: str) -> Mapping[str, Variant]:
     """All variants of an operation, ``baseline`` first, then by name."""
     problem_class(op)
-    found = {variant.name: variant for variant in _discover(f"taxfree_kernels.{op}")}
-    return dict(sorted(found.items(), key=lambda item: (item[0] != "baseline", item[0])))
+    by_name = {variant.name: variant for variant in _discover(f"taxfree_kernels.{op}")}
+    return dict(sorted(by_name.items(), key=lambda item: (item[0] != "baseline", item[0])))
 
 
 def is_library(op: str, name: str) -> bool:

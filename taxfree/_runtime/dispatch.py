@@ -147,23 +147,23 @@ class Dispatcher:
         """
         if self._settings.disable:
             return Choice("disabled", "baseline", why="TAXFREE_DISABLE is set, or ranks differ")
-        found = self.answer(op, problem)
-        if self._settings.strict and found.kind != "exact":
-            raise NoRecord(*_explain_miss(problem, self._fingerprint, found))
-        if found.record is None or found.kind == "refused":
-            return self._library(found)
-        kind: Kind = found.kind if found.kind in ("neighbour", "lent") else "exact"
-        record = self._limited(op, problem, found.record)
-        return self.of_record(kind, problem, record, _source(op, problem, found, record))
+        answer = self.answer(op, problem)
+        if self._settings.strict and answer.kind != "exact":
+            raise NoRecord(*_explain_miss(problem, self._fingerprint, answer))
+        if answer.record is None or answer.kind == "refused":
+            return self._library(answer)
+        kind: Kind = answer.kind if answer.kind in ("neighbour", "lent") else "exact"
+        record = self._limited(op, problem, answer.record)
+        return self.of_record(kind, problem, record, _source(op, problem, answer, record))
 
-    def _library(self, found: LookUp) -> Choice:
+    def _library(self, answer: LookUp) -> Choice:
         """The library's path where no record serves, in graphs and in eager calls."""
-        baseline = Choice("baseline", "baseline", why=found.miss_reason)
+        baseline = Choice("baseline", "baseline", why=answer.miss_reason)
         graph, eager = (
-            Choice("baseline", variant, dict(config), found.why_library)
+            Choice("baseline", variant, dict(config), answer.why_library)
             if variant != "baseline" and self._may_run(variant)
             else baseline
-            for variant, config in (found.library.get(mode, _BASELINE) for mode in _MODES)
+            for variant, config in (answer.library.get(mode, _BASELINE) for mode in _MODES)
         )
         alike = (graph.variant, graph.config) == (eager.variant, eager.config)
         return graph if alike else dataclasses.replace(graph, eager=eager)
@@ -294,41 +294,41 @@ def resolve(
         hardware: the same with its limits; None if they are not known, and nothing is refused.
     """
     table = table.own(fingerprint)
-    found = _found(op, problem, table, fingerprint, hardware)
-    if found.is_recorded:
-        return found
-    found = _lent(found, op, problem, table.lent_to(fingerprint), fingerprint, hardware)
-    if found.kind == "lent":
-        return found
-    return _with_library(found, problem, fingerprint, hardware)
+    answer = _found(op, problem, table, fingerprint, hardware)
+    if answer.is_recorded:
+        return answer
+    answer = _lent(answer, op, problem, table.lent_to(fingerprint), fingerprint, hardware)
+    if answer.kind == "lent":
+        return answer
+    return _with_library(answer, problem, fingerprint, hardware)
 
 
 def _with_library(
-    found: LookUp,
+    answer: LookUp,
     problem: Problem,
     fingerprint: HardwareFingerprint,
     hardware: Hardware | None,
 ) -> LookUp:
     """A look-up with the library's fastest path, and its step."""
     if hardware is None:
-        return found
+        return answer
     paths, why = fastest(problem, fingerprint, hardware)
     runs = {mode: (path.variant, path.config) for mode, path in paths.items()}
-    found = dataclasses.replace(found, library=runs)
+    answer = dataclasses.replace(answer, library=runs)
     is_other = any(path != BASELINE for path in paths.values())
-    return _with_step(found, LookupStep(LIBRARY_STEP, is_other, why))
+    return _with_step(answer, LookupStep(LIBRARY_STEP, is_other, why))
 
 
-def _tried(found: LookUp) -> tuple[LookupStep, ...]:
+def _tried(answer: LookUp) -> tuple[LookupStep, ...]:
     """The steps of a look-up, without the nearest record, with which a miss ends."""
-    return found.lookup_trace[: len(found.lookup_trace) - (found.kind == "miss")]
+    return answer.lookup_trace[: len(answer.lookup_trace) - (answer.kind == "miss")]
 
 
-def _with_step(found: LookUp, step: LookupStep) -> LookUp:
+def _with_step(answer: LookUp, step: LookupStep) -> LookUp:
     """A look-up with one more step."""
-    tried = _tried(found)
-    steps = (*tried, step, *found.lookup_trace[len(tried) :])
-    return dataclasses.replace(found, lookup_trace=steps)
+    tried = _tried(answer)
+    steps = (*tried, step, *answer.lookup_trace[len(tried) :])
+    return dataclasses.replace(answer, lookup_trace=steps)
 
 
 def _found(
@@ -363,14 +363,14 @@ def _found(
         fingerprints.NEIGHBOUR_OCTAVES,
         illegal_reason,
     )
-    found = look_up(table, query, nearest)
-    if found.record is not None and found.kind == "neighbour":
-        return dataclasses.replace(found, record=fingerprints.transferred(found.record, problem))
-    return found
+    answer = look_up(table, query, nearest)
+    if answer.record is not None and answer.kind == "neighbour":
+        return dataclasses.replace(answer, record=fingerprints.transferred(answer.record, problem))
+    return answer
 
 
 def _lent(
-    found: LookUp,
+    answer: LookUp,
     op: str,
     problem: Problem,
     lent: Table,
@@ -379,14 +379,14 @@ def _lent(
 ) -> LookUp:
     """The record that another device lends, else what was found, with the reason."""
     if not any(record.op == op for record in lent.records()):
-        return found
+        return answer
     other = _found(op, problem, lent, fingerprint, hardware, nearest=False)
     looked_for = "a record of a device that computes alike"
     if other.record is None or not other.is_recorded:
-        return _with_step(found, LookupStep(looked_for, False, other.miss_reason))
+        return _with_step(answer, LookupStep(looked_for, False, other.miss_reason))
     step = LookupStep(looked_for, True, f"lent: {other.record.lender}")
-    more = (step for step in other.lookup_trace if step not in found.lookup_trace)
-    return dataclasses.replace(other, kind="lent", lookup_trace=(*_tried(found), step, *more))
+    more = (step for step in other.lookup_trace if step not in answer.lookup_trace)
+    return dataclasses.replace(other, kind="lent", lookup_trace=(*_tried(answer), step, *more))
 
 
 def _of_version(kind: Kind, op: str, measured: Measurement) -> Kind:
@@ -395,12 +395,12 @@ def _of_version(kind: Kind, op: str, measured: Measurement) -> Kind:
     return kind if is_current or kind != "exact" else "another version"
 
 
-def _source(op: str, problem: Problem, found: LookUp, record: Record) -> str:
+def _source(op: str, problem: Problem, answer: LookUp, record: Record) -> str:
     """The record that serves a problem, in one line."""
     stale = stale_reason(record, fingerprints.versions(op))
     suffix = f", {stale}" if stale else ""
-    if found.kind not in ("neighbour", "lent"):
-        flags = ", ".join(found.soft_mismatches)
+    if answer.kind not in ("neighbour", "lent"):
+        flags = ", ".join(answer.soft_mismatches)
         own = "its own record" + (
             f", of a winner that {record.lender} lent" if record.is_lent else ""
         )
@@ -409,15 +409,15 @@ def _source(op: str, problem: Problem, found: LookUp, record: Record) -> str:
     ignored = fingerprints.ignored_fields(op)
     differing = [name for name in ignored if fields[name] != getattr(problem, name)]
     named = (*fingerprints.interpolated_fields(op), *differing)
-    whose = f"{record.lender}'s" if found.kind == "lent" else "the"
+    whose = f"{record.lender}'s" if answer.kind == "lent" else "the"
     return f"{whose} record of " + " ".join(f"{name}={fields[name]}" for name in named) + suffix
 
 
 def _explain_miss(
-    problem: Problem, hardware: HardwareFingerprint, found: LookUp
+    problem: Problem, hardware: HardwareFingerprint, answer: LookUp
 ) -> tuple[str, str]:
     message = f"no record of its own for {problem}"
-    nearest = found.record or found.nearest
+    nearest = answer.record or answer.nearest
     if nearest is None:
         return message, "the table is empty: run `taxfree tune`"
     differing = differing_fields(nearest, dataclasses.asdict(problem), hardware).items()

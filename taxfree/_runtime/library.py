@@ -113,15 +113,15 @@ def fastest(
     around = _around(problem, own) or _around(problem, alike)
     if around is None:
         return {}, "no results of devices alike are near enough"
-    found, said = {}, []
+    fastest_paths, said = {}, []
     legal = _legal(problem, around, hardware)
     for mode, where in (("graph", "in graphs"), ("eager", "in eager calls")):
         ratios = [_ratio(problem, path.variant, mode, around) for path in legal]
         ratio, best = min(zip(ratios, legal, strict=True), key=lambda pair: pair[0])
-        found[mode] = best if ratio <= _WORTH_IT else BASELINE
+        fastest_paths[mode] = best if ratio <= _WORTH_IT else BASELINE
         said.append(f"{best} {where} {ratio:.2f}")
     where = f"{' and '.join(map(_sizes, around))} on {around[0].hardware.gpu}"
-    return found, f"{', '.join(said)} of the baseline's time, by {where}"
+    return fastest_paths, f"{', '.join(said)} of the baseline's time, by {where}"
 
 
 def _around(problem: Problem, known: Iterable[Measured]) -> tuple[Measured, Measured] | None:
@@ -147,8 +147,8 @@ def _around(problem: Problem, known: Iterable[Measured]) -> tuple[Measured, Meas
 
 
 def _sizes(measured: Measured) -> str:
-    found = operation(measured.op)
-    names = (*found.interpolated_fields, *found.family_fields)
+    op = operation(measured.op)
+    names = (*op.interpolated_fields, *op.family_fields)
     return " ".join(f"{name}={getattr(measured.problem, name)}" for name in names)
 
 

@@ -66,8 +66,8 @@ def _keep(ctx: Any, inputs: Sequence[Any], output: torch.Tensor) -> None:
 
 def _backward(formula: Callable[..., Gradients], ctx: Any, grad: torch.Tensor) -> Gradients:
     """The gradients of all arguments, None of the last ones."""
-    found = formula(ctx, grad)
-    return *found, *[None] * (len(ctx.arguments) - len(found))
+    gradients = formula(ctx, grad)
+    return *gradients, *[None] * (len(ctx.arguments) - len(gradients))
 
 
 def _without_gradient(name: str, *arguments: Any) -> Any:

@@ -208,13 +208,13 @@ class Plans:
 
     def __iter__(self) -> Iterator[Entry]:
         """Each entry once, with those that were replaced."""
-        found = {
+        distinct = {
             id(entry): entry
             for entries in list(self._entries.values())
             for entry in entries
             if entry
         }
-        return iter((found | self._replaced).values())
+        return iter((distinct | self._replaced).values())
 
     def clear(self) -> None:
         """Forget all."""
@@ -234,8 +234,8 @@ class Plans:
 
     def is_tuned(self, problem: Problem) -> bool:
         """Whether the largest problem that is planned with this one was tuned."""
-        found = self._dispatcher.answer(op_of(problem), self.bucket(problem).problem)
-        return found.kind == "exact" and found.record is not None and not found.record.lender
+        answer = self._dispatcher.answer(op_of(problem), self.bucket(problem).problem)
+        return answer.kind == "exact" and answer.record is not None and not answer.record.lender
 
     def untuned(self, ranges: Iterable[SizeRange]) -> Iterator[Problem]:
         """Problems whose records would serve all sizes of the ranges that were not tuned yet."""
@@ -262,20 +262,20 @@ class Plans:
 
     def kernels(self) -> dict[str, int]:
         """How many kernels are compiled for the sizes of each operation."""
-        found = {
+        counts = {
             (op_of(entry.bucket.problem), kernel) for entry in self for kernel in entry.kernels
         }
-        return dict(Counter(op for op, _ in found))
+        return dict(Counter(op for op, _ in counts))
 
     def buckets(self, sizes: SizeRange) -> dict[Problem, Bucket]:
         """The buckets that hold some of these sizes, each by the problem of the first such size."""
         first, last = sizes.bounds
-        size, found = max(first, 1), {}  # calls without rows need no plan
+        size, buckets = max(first, 1), {}  # calls without rows need no plan
         while size <= last:
             problem = resized(sizes.problem, **{rows_field(op_of(sizes.problem)): size})
-            found[problem] = self.bucket(problem)
-            size = found[problem].high + 1
-        return found
+            buckets[problem] = self.bucket(problem)
+            size = buckets[problem].high + 1
+        return buckets
 
     def _family(self, problem: Problem) -> Any:
         """A problem without rows; the keys that it has room for are those of its bucket."""
@@ -375,8 +375,8 @@ class Plans:
 
     def _add_ours(self, steps: Sequence[tuple[_Made, str, Choice]]) -> None:
         """Make the choices ready; where one fails on a rank, the library serves its bucket."""
-        found = ready_plans(self._fabric, [partial(self._make, *step) for step in steps])
-        for (made, mode, choice), plan in zip(steps, found, strict=True):
+        plans = ready_plans(self._fabric, [partial(self._make, *step) for step in steps])
+        for (made, mode, choice), plan in zip(steps, plans, strict=True):
             if made.modes.get(mode) is not choice:  # it has fallen back
                 continue
             if isinstance(plan, Failure):
@@ -450,8 +450,8 @@ class Plans:
             entry.parts["library"] = _Part(kernels=kernels)
             return plan
 
-        found = ready_plans(self._fabric, [partial(make, entry) for entry in made])
-        for entry, plan in zip(made, found, strict=True):
+        plans = ready_plans(self._fabric, [partial(make, entry) for entry in made])
+        for entry, plan in zip(made, plans, strict=True):
             if isinstance(plan, Failure):
                 raise TaxfreeError(f"rank {plan.rank} {plan.why}", "is its memory exhausted?")
             entry.parts["library"].plan = plan

@@ -360,8 +360,8 @@ class Runtime(contextlib.AbstractContextManager["Runtime"]):
             self._require_ours(problem)
             entry = self._plans.find(problem) or self._planned(problem, self._plans)
             if entry.choice.kind != "unprepared":
-                found = problem, self._plans.by_size(problem), rows_of(problem)
-                _remember(self._given, id(problem), found)
+                planned = problem, self._plans.by_size(problem), rows_of(problem)
+                _remember(self._given, id(problem), planned)
         if self._collecting:
             self._collect(entry, *_sizes_of(problem))
         return self._launch(entry, tensors, out)
@@ -472,19 +472,19 @@ class Runtime(contextlib.AbstractContextManager["Runtime"]):
 
     def _on_device(self, *numbers: float) -> torch.Tensor:
         """float32 [len(numbers)], made once; under capture it is part of the graph."""
-        found = self._numbers.get(numbers)
-        if found is None:
+        tensor = self._numbers.get(numbers)
+        if tensor is None:
             if self._is_capturing():
                 return self._filled(numbers)
-            found = aside(self._fabric.device, partial(self._filled, numbers))
-            _remember(self._numbers, numbers, found)
-        return found
+            tensor = aside(self._fabric.device, partial(self._filled, numbers))
+            _remember(self._numbers, numbers, tensor)
+        return tensor
 
     def _filled(self, numbers: tuple[float, ...]) -> torch.Tensor:
-        found = torch.empty(len(numbers), dtype=torch.float32, device=self._fabric.device)
+        tensor = torch.empty(len(numbers), dtype=torch.float32, device=self._fabric.device)
         for at, number in enumerate(numbers):  # a kernel each: copies from the host would wait
-            found[at].fill_(number)
-        return found
+            tensor[at].fill_(number)
+        return tensor
 
     def _plan_of(self, entry: Entry) -> Ready:
         """The plan that a call of this moment runs, on this stream."""
@@ -596,14 +596,14 @@ class Runtime(contextlib.AbstractContextManager["Runtime"]):
 
     def _tune(self, tuning: Autotuning, problems: Sequence[Problem]) -> list[Autotuned]:
         """Tune problems on these ranks, and plan what is planned by the new records; collective."""
-        found = tuning.tune(problems)
-        records = [outcome.record for outcome in found if outcome.record is not None]
+        outcomes = tuning.tune(problems)
+        records = [outcome.record for outcome in outcomes if outcome.record is not None]
         if records:
             for plans in (self._plans, self._gather_plans):
                 plans.renew(records)
             for held in (self._by_arguments, self._seen, self._given):
                 held.clear()
-        return found
+        return outcomes
 
     def _unprepared_entry(self, problem: Problem, plans: Plans, why: str) -> Entry:
         largest = plans.bucket(problem).problem  # one warning for what one plan would serve
@@ -679,13 +679,13 @@ class Runtime(contextlib.AbstractContextManager["Runtime"]):
 
     def stats(self) -> dict[str, dict[str, int]]:
         """Calls by problem (as text, with its sizes) and kind of choice, such as "exact"."""
-        found: dict[str, Counter[str]] = {}
+        counters: dict[str, Counter[str]] = {}
         for entry in self._entries():
             if entry.calls:
-                found.setdefault(str(entry), Counter())[entry.choice.source] += entry.calls
+                counters.setdefault(str(entry), Counter())[entry.choice.source] += entry.calls
         for problem, calls in self._unprepared.items():
-            found.setdefault(str(problem), Counter())["unprepared"] += calls
-        return {problem: dict(kinds) for problem, kinds in found.items()}
+            counters.setdefault(str(problem), Counter())["unprepared"] += calls
+        return {problem: dict(kinds) for problem, kinds in counters.items()}
 
     def kernels(self) -> dict[str, int]:
         """How many compiled kernels the planned sizes launch, by operation."""

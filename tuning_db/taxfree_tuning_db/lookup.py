@@ -286,24 +286,24 @@ def _neighbour(others: Iterable[Record], trace: _Trace) -> Record | None:
     """Return the first neighbour that serves the problem, those of larger sizes first."""
     query = trace.query
     looked_for = f"a neighbour that differs in {', '.join(query.fields) or 'nothing'}"
-    found = neighbours(
+    nearby = neighbours(
         others, query.problem, query.hardware, query.interpolated_fields, query.ignored_fields
     )
 
     def described(record: Record) -> str:
-        which = "nearest" if record is found[0] else "next"
+        which = "nearest" if record is nearby[0] else "next"
         stale = stale_reason(record, query.versions)
         fields = _shown({name: record.problem[name] for name in query.fields})
         return f"{which} is {fields}" + (f", {stale}" if stale else "")
 
-    near = [record for record in found if query.distance(record) <= query.max_log2_distance]
+    near = [record for record in nearby if query.distance(record) <= query.max_log2_distance]
     for record in sorted(near, key=query.is_larger):
         if trace.step(looked_for, True, described(record)) and trace.runs(record):
             return record
-    for record in found[len(near) :][:1]:
+    for record in nearby[len(near) :][:1]:
         factor = f"a factor of {2 ** query.distance(record):.3g} away"
         trace.step(looked_for, False, f"{described(record)}, {factor}")
-    if not found:
+    if not nearby:
         trace.step(looked_for, False, "no record agrees in all other fields")
     return None
 
@@ -387,8 +387,8 @@ def _nearest(table: Table, query: Query) -> tuple[Record | None, str]:
         whose = nearest.hardware.gpu
         # of two alike, the rest tells them apart
         if whose == machine:
-            found = differing_fields(nearest, query.problem, query.hardware)
-            names = sorted(name for name in found if name.startswith("hardware."))
+            apart = differing_fields(nearest, query.problem, query.hardware)
+            names = sorted(name for name in apart if name.startswith("hardware."))
             machine = f"{machine} of other {', '.join(name.partition('.')[2] for name in names)}"
         reasons.insert(0, f"no record of {machine}; the nearest is of {whose}")
     return nearest, "; ".join(reasons)

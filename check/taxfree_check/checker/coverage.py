@@ -107,10 +107,10 @@ class Coverage:
 def _callee(call: ast.Call, caller: Any) -> Any | None:
     """The device function that a device function calls, or None."""
     first, *rest = ast.unparse(call.func).split(".")
-    found = caller.fn.__globals__.get(first)
+    value = caller.fn.__globals__.get(first)
     for attribute in rest:
-        found = getattr(found, attribute, None)
-    return interpreted(found) if is_device_function(found) else None
+        value = getattr(value, attribute, None)
+    return interpreted(value) if is_device_function(value) else None
 
 
 def parsed(function: Any) -> tuple[ast.FunctionDef, int]:
@@ -176,7 +176,7 @@ def _reachable(
         return {}
     definition, offset = parsed(function)
     known = dict(constants)
-    found: dict[Line, int] = {}
+    counts: dict[Line, int] = {}
     for statement, reaching in _live(definition.body, known, programs):
         for call in calls_in(statement):
             if not call_synchronises(call, function):
@@ -190,8 +190,8 @@ def _reachable(
                     continue
             reached = {**reached, own: len(reaching)}
             for line, count in reached.items():
-                found[line] = max(found.get(line, 0), count)
-    return found
+                counts[line] = max(counts.get(line, 0), count)
+    return counts
 
 
 def _handed_on(

@@ -105,8 +105,8 @@ class _Hooks:
         self, pointers: Any, expected: Any, value: Any, sem: Any, scope: Any
     ) -> Any:
         def change() -> Change:
-            found = self._seen(pointers, _everywhere(pointers)).data
-            changes = bool(np.any((found == expected.data) & (expected.data != value.data)))
+            before = self._seen(pointers, _everywhere(pointers)).data
+            changes = bool(np.any((before == expected.data) & (expected.data != value.data)))
             return Change(changes, changes)
 
         what = b"CAS" + b"".join(

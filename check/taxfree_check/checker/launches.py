@@ -184,12 +184,12 @@ class _Builtins:
         if id(names) in self._known:
             return
         self._known.add(id(names))
-        found = [
+        builtins = [
             (name, builtin)
             for name, builtin in names.items()
             if tl.core.is_builtin(builtin) and builtin.__module__.startswith("triton.language")
         ]
-        for name, function in found:
+        for name, function in builtins:
             self._originals.append((names, name, function))
             names[name] = partial(_interpret, function)
 

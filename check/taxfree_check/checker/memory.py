@@ -149,11 +149,11 @@ class Region:
 
     def word(self, address: int, size: int) -> Word:
         """The synchronisation word at `address`, which becomes one now if it is not yet."""
-        found = self.words.get(address)
-        if found is None:
-            found = self.words[address] = Word(size)
+        word = self.words.get(address)
+        if word is None:
+            word = self.words[address] = Word(size)
             self.has_word[self.granules(np.array([address], np.uint64), size)] = True
-        return found
+        return word
 
     def words_in(self, address: int, size: int) -> Iterator[tuple[int, Word]]:
         """The synchronisation words that share bytes with `size` bytes at `address`."""

@@ -102,7 +102,7 @@ class _Instruction:
 def _parse(assembly: str) -> tuple[tuple[_Instruction, ...], dict[str, int]]:
     """Instructions, and the labels that point to them."""
     text = re.sub(r"//[^\n]*|/\*.*?\*/", " ", assembly, flags=re.S)
-    found: list[_Instruction] = []
+    instructions: list[_Instruction] = []
     labels: dict[str, int] = {}
     separators = r"[;\n]" if ";" not in text else r";"
     # Braces of blocks stand alone; those of vectors follow a comma or a space inside operands.
@@ -112,7 +112,7 @@ def _parse(assembly: str) -> tuple[tuple[_Instruction, ...], dict[str, int]]:
     for statement in re.split(separators, text):
         statement = statement.strip().strip("{}" if "," not in statement else "").strip()
         while label := re.match(r"([$%\w]+)\s*:(?!:)\s*", statement):
-            labels[label[1]] = len(found)
+            labels[label[1]] = len(instructions)
             statement = statement[label.end() :].strip("{ \t\n")
         if not statement or statement.startswith("."):
             continue
@@ -124,8 +124,8 @@ def _parse(assembly: str) -> tuple[tuple[_Instruction, ...], dict[str, int]]:
         name, *modifiers = re.split(r"[.]+", opcode.replace("::", "_"))
         split = re.findall(r"\{[^}]*\}|\[[^\]]*\]|[^,\s]+", " ".join([*tail, operands]))
         instruction = " ".join(statement.split())
-        found.append(_Instruction(instruction, guard, name, tuple(modifiers), tuple(split)))
-    return tuple(found), labels
+        instructions.append(_Instruction(instruction, guard, name, tuple(modifiers), tuple(split)))
+    return tuple(instructions), labels
 
 
 def run_assembly(

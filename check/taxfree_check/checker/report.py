@@ -176,11 +176,11 @@ def _signal(conflict: Conflict) -> Taken | None:
     earlier, later = conflict.earlier, conflict.later
     if conflict.is_narrow:
         return None
-    found = list(later.actor.taken.values())
+    receipts = list(later.actor.taken.values())
     slot = earlier.actor.slot
     ordering = [
-        receipt for receipt in found if receipt.message.clocks[Repair.ALL, slot] >= earlier.epoch
-    ] or [receipt for receipt in found if receipt.message.access.actor is earlier.actor]
+        receipt for receipt in receipts if receipt.message.clocks[Repair.ALL, slot] >= earlier.epoch
+    ] or [receipt for receipt in receipts if receipt.message.access.actor is earlier.actor]
     return ordering[-1] if ordering else None
 
 

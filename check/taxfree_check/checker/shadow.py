@@ -187,8 +187,8 @@ class Shadow:
             return self._conflict(access, region, granules, last, stale)
         if not access.empties and arrived.any():
             return self._conflict(access, region, granules, last, arrived)
-        found = np.array([access.empties and word in region.found for word in words])
-        wrong = self._unordered(access, last) & ~found
+        is_empty = np.array([access.empties and word in region.found for word in words])
+        wrong = self._unordered(access, last) & ~is_empty
         conflict = self._conflict(access, region, granules, last, wrong)
         for slot, reads in region.reads.items():
             if slot != access.actor.slot:

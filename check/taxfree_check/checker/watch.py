@@ -158,13 +158,13 @@ class Watch:
         access = self._access(thread.actor, writes=writes, scope=scope, sem=sem)
         self.coverage.note(access.site, access.actor)
         self._settle(thread, poll, writes=writes)
-        found = [] if writes or not poll else self._stale(access, addresses, size)
-        if found:
-            with _as_before(found):
+        stale = [] if writes or not poll else self._stale(access, addresses, size)
+        if stale:
+            with _as_before(stale):
                 if change().writes:  # a compare-and-swap that the old value would let succeed
-                    found = []
-        if found:
-            conflict = found[0].conflict
+                    stale = []
+        if stale:
+            conflict = stale[0].conflict
             region = self._shadow.find(conflict.address)
             assert region is not None
             thread.doubts[poll] = report.race(conflict, region, self._shadow.find)
@@ -175,8 +175,8 @@ class Watch:
             access.actor.step()
         if changes:
             self._touch(addresses)
-        self._remember(thread, () if changes else poll, addresses, is_new=not found)
-        return _as_before(found) if found else nullcontext()
+        self._remember(thread, () if changes else poll, addresses, is_new=not stale)
+        return _as_before(stale) if stale else nullcontext()
 
     def _stale(self, access: Access, addresses: np.ndarray, size: int) -> list[Stale]:
         """The words of an atomic read that may be older than the reader expects."""
@@ -378,9 +378,9 @@ class Watch:
 
 
 @contextmanager
-def _as_before(found: list[Stale]) -> Iterator[None]:
+def _as_before(words: list[Stale]) -> Iterator[None]:
     """Within the context, memory holds what it held before these writes."""
-    places = [(stale.conflict.address, stale.before) for stale in found]
+    places = [(stale.conflict.address, stale.before) for stale in words]
     now = [(address, ctypes.string_at(address, len(before))) for address, before in places]
     try:
         for address, before in places:

@@ -122,10 +122,10 @@ class World(Ranks):
                 never_reuses = outcome.calls_to_reuse == number
                 schedules, accesses = schedules + 1, accesses + outcome.accesses
                 coverage.add(outcome.coverage)
-                found = outcome.violation or (None if outcome.has_timed_out else _failure(check))
-                if found is not None:
-                    violation = replace(found, replay=self._replay(seed))
-                    if found.reason is not Reason.ASSUMPTION:  # others may show more
+                failure = outcome.violation or (None if outcome.has_timed_out else _failure(check))
+                if failure is not None:
+                    violation = replace(failure, replay=self._replay(seed))
+                    if failure.reason is not Reason.ASSUMPTION:  # others may show more
                         break
         self._outside = []
         seconds = time.process_time() - begin
@@ -194,8 +194,8 @@ class World(Ranks):
 
     def _name_after(self, call: Callable[..., object]) -> None:
         """Name tensors after the variables that a function knows them by."""
-        found = inspect.getclosurevars(inspect.unwrap(call))
-        for name, value in {**found.globals, **found.nonlocals}.items():
+        variables = inspect.getclosurevars(inspect.unwrap(call))
+        for name, value in {**variables.globals, **variables.nonlocals}.items():
             if isinstance(value, Symmetric) and value.name.startswith("symmetric tensor"):
                 value.name = name
 

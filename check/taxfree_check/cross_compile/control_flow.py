@@ -155,9 +155,9 @@ class ControlFlow:
             changed = False
             for index in range(1, len(self.blocks)):
                 above = [dominators[before] for before in self.predecessors[index]]
-                found = {index} | (set.intersection(*above) if above else set())
-                if found != dominators[index]:
-                    dominators[index], changed = found, True
+                dominating = {index} | (set.intersection(*above) if above else set())
+                if dominating != dominators[index]:
+                    dominators[index], changed = dominating, True
         return dominators
 
 
@@ -193,8 +193,8 @@ def _parse(text: str, syntax: Syntax) -> list[Block]:
 
 def _jump_tables(text: str) -> dict[str, list[str]]:
     """The labels of each table of a PTX kernel; with roles, a warp jumps to its role's code."""
-    found = re.findall(r"^\s*(\$?\w+):\s*\.branchtargets([^;]*);", text, re.MULTILINE)
-    return {name: re.findall(r"\$\w+", labels) for name, labels in found}
+    tables = re.findall(r"^\s*(\$?\w+):\s*\.branchtargets([^;]*);", text, re.MULTILINE)
+    return {name: re.findall(r"\$\w+", labels) for name, labels in tables}
 
 
 def _connect(blocks: list[Block], tables: Mapping[str, list[str]]) -> None:

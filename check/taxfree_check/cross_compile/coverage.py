@@ -75,13 +75,13 @@ def other_configs(variant: Variant, problem: Problem, hardware: Hardware) -> lis
         return variant.illegal_reason(problem, hardware, config) is not None
 
     default, *others = variant.seed_configs(problem, hardware)
-    found: list[Config] = list(others)
+    configs: list[Config] = list(others)
     for end in (0, -1):
         ends = {name: values[end] for name, values in variant.space(problem, hardware).items()}
         moved = [(name, value) for name, value in ends.items() if value != default[name]]
         for pair in (moved[start : start + 2] for start in range(0, len(moved), 2)):
             together = {**default, **dict(pair)}
             alone = [{**default, name: value} for name, value in pair]
-            found += alone if is_illegal(together) else [together]
-    distinct = [one for at, one in enumerate(found) if one not in (default, *found[:at])]
+            configs += alone if is_illegal(together) else [together]
+    distinct = [one for at, one in enumerate(configs) if one not in (default, *configs[:at])]
     return [one for one in distinct if not is_illegal(one)]

@@ -48,7 +48,7 @@ def digests(launches: Sequence[Launch], hardware: Hardware, assembly: bool) -> d
 
 
 def _digests(launch: Launch, hardware: Hardware, assembly: bool) -> dict[str, str]:
-    found: dict[str, str] = {}
+    digests: dict[str, str] = {}
 
     def watch(*stage_args: Any) -> Any:
         if not stage_args:  # asked for what the hook adds to the cache's key
@@ -58,13 +58,13 @@ def _digests(launch: Launch, hardware: Hardware, assembly: bool) -> dict[str, st
         lower = stages["ttgir"]
 
         def after_ttir(module: Any, metadata: Any) -> Any:
-            found["ttir"] = _digest(f"{_options(options)}\n{plain_ttir(module.str_nodebug())}")
+            digests["ttir"] = _digest(f"{_options(options)}\n{plain_ttir(module.str_nodebug())}")
             if not assembly:
                 raise _Stop
             return lower(module, metadata)
 
         def instead_of_assembling(text: str, metadata: Any) -> Any:
-            found["assembly"] = _digest(plain_assembly(text))
+            digests["assembly"] = _digest(plain_assembly(text))
             raise _Stop
 
         stages["ttgir"], stages[binary_stage] = after_ttir, instead_of_assembling
@@ -75,7 +75,7 @@ def _digests(launch: Launch, hardware: Hardware, assembly: bool) -> dict[str, st
     try:
         warm_up(launch, hardware)
     except _Stop:
-        return found
+        return digests
     finally:
         triton.knobs.runtime.add_stages_inspection_hook = before
     raise RuntimeError(f"{launch.name} was compiled without being looked at")
@@ -113,8 +113,8 @@ def plain_ttir(text: str) -> str:
 def _plain_lines(lines: Iterable[str]) -> Iterator[str]:
     names: dict[str, str] = {}
 
-    def name(found: re.Match[str]) -> str:
-        return names.setdefault(found[0], f"%{len(names)}")
+    def name(match: re.Match[str]) -> str:
+        return names.setdefault(match[0], f"%{len(names)}")
 
     for line in lines:
         if line.lstrip().startswith("tt.func"):

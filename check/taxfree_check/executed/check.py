@@ -206,10 +206,10 @@ def _hits(programs: Mapping[str, Program]) -> dict[str, frozenset[int]]:
     }
 
 
-def rows(found: Sequence[Checked]) -> list[tuple[Any, ...]]:
+def rows(checks: Sequence[Checked]) -> list[tuple[Any, ...]]:
     """A row for each variant: verdict, runs, runs in which ranks gave up, instructions, seconds."""
     by_variant: dict[tuple[str, str], list[Executed]] = {}
-    for checked in found:
+    for checked in checks:
         by_variant.setdefault((checked.op, checked.variant), []).extend(checked.runs)
     result = []
     for (op, variant), runs in by_variant.items():
@@ -222,10 +222,10 @@ def rows(found: Sequence[Checked]) -> list[tuple[Any, ...]]:
     return result
 
 
-def kernels(found: Sequence[Checked]) -> list[tuple[str, str, InstructionCoverage]]:
+def kernels(checks: Sequence[Checked]) -> list[tuple[str, str, InstructionCoverage]]:
     """The coverage of each kernel of each variant."""
     by_kernel: dict[tuple[str, str, str], list[Hits]] = {}
-    for checked in found:
+    for checked in checks:
         for hit in checked.hits:
             key = checked.op, checked.variant, hit.listing.name
             by_kernel.setdefault(key, []).append(hit)

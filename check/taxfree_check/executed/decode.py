@@ -159,8 +159,8 @@ def _arguments(text: str) -> list[tuple[str, str, str]]:
 
 
 def _field(text: str, name: str) -> int:
-    found = re.search(rf"\.amdhsa_{name} (\d+)", text)
-    return int(found[1]) if found else 0
+    match = re.search(rf"\.amdhsa_{name} (\d+)", text)
+    return int(match[1]) if match else 0
 
 
 def _split(rest: str) -> tuple[list[str], list[str]]:

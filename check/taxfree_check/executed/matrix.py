@@ -54,11 +54,11 @@ def build(given: Instruction) -> Step:
     Raises:
         UnknownInstruction: of another shape or type.
     """
-    found = _NAME.fullmatch(given.opcode)
-    if found is None or given.opcode not in OPCODES or given.modifiers:
+    match = _NAME.fullmatch(given.opcode)
+    if match is None or given.opcode not in OPCODES or given.modifiers:
         raise UnknownInstruction(f"unknown instruction {given.text}")
-    shape = layout(int(found[1][:2]), int(found[2]))
-    is_bfloat16 = found[3] == "bf16"
+    shape = layout(int(match[1][:2]), int(match[2]))
+    is_bfloat16 = match[3] == "bf16"
     out, first, second = (row_of(text) for text in given.operands[:3])
     addend = register(given.operands[3])
     initial = 0.0

@@ -166,13 +166,13 @@ class Subject:
 
     def mutants(self) -> list[Mutant]:
         """Of instructions that a problem executes; of a kernel that several have, once."""
-        found: dict[tuple[str, int, str], Mutant] = {}
+        by_place: dict[tuple[str, int, str], Mutant] = {}
         for _, programs, _, _ in self._cases:
             for key, program in programs.items():
-                found |= {
+                by_place |= {
                     (mutant.key, mutant.at, mutant.kind): mutant for mutant in mutants(key, program)
                 }
-        return list(found.values())
+        return list(by_place.values())
 
     def instructions(self) -> tuple[int, int]:
         """Of all kernels, those executed, and all."""

@@ -198,14 +198,14 @@ class KernelRun:
         Raises:
             Hang: all wait at barriers that others have passed.
         """
-        found = [
+        waves = [
             wave
             for wave in self._waves
             if not wave.state or (wave.state == ASLEEP and wave.has_woken)
         ]
-        if not found and all(wave.state in (AT_BARRIER, END) for wave in self._waves):
+        if not waves and all(wave.state in (AT_BARRIER, END) for wave in self._waves):
             raise Hang(f"{self.program.listing.name}: all waves wait at barriers", self.places())
-        return found
+        return waves
 
     def turn(self, wave: Wave) -> int:
         """Let a wave run for a while; returns how many instructions it executed."""

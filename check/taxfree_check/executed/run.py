@@ -346,13 +346,13 @@ class _Session:
         if self._memory.holds(tensor):
             return tensor.data_ptr()
         storage = tensor.untyped_storage()
-        found = self._mirrors.get(storage.data_ptr())
-        if found is None or found[0].numel() != storage.nbytes():
+        mirror = self._mirrors.get(storage.data_ptr())
+        if mirror is None or mirror[0].numel() != storage.nbytes():
             flat = torch.empty(0, dtype=torch.uint8).set_(storage)
-            found = flat, self._memory.empty(storage.nbytes(), torch.uint8, home)
-            self._mirrors[storage.data_ptr()] = found
-        found[1].copy_(found[0])
-        return found[1].data_ptr() + int(tensor.storage_offset()) * tensor.element_size()
+            mirror = flat, self._memory.empty(storage.nbytes(), torch.uint8, home)
+            self._mirrors[storage.data_ptr()] = mirror
+        mirror[1].copy_(mirror[0])
+        return mirror[1].data_ptr() + int(tensor.storage_offset()) * tensor.element_size()
 
     def _compare(self, call: int) -> None:
         """Compare the results of a call that all ranks have made."""

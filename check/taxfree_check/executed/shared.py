@@ -30,26 +30,26 @@ def build(given: Instruction) -> Step:
         return _swap(given)
     if given.opcode == "ds_read_b64_tr_b16":
         return _read_transposed(given)
-    found = _NAME.fullmatch(given.opcode)
-    if found is None or not {"offset", "offset0", "offset1"}.issuperset(given.modifiers):
+    match = _NAME.fullmatch(given.opcode)
+    if match is None or not {"offset", "offset0", "offset1"}.issuperset(given.modifiers):
         raise UnknownInstruction(f"unknown instruction {given.text}")
     size, offsets = _pieces(given)
-    if found[1] == "read":
-        if found[5]:
+    if match[1] == "read":
+        if match[5]:
             raise UnknownInstruction(f"unknown instruction {given.text}")
         return _read(given, size, offsets)
-    return _write(given, size, offsets, upper=bool(found[5]))
+    return _write(given, size, offsets, upper=bool(match[5]))
 
 
 def _pieces(given: Instruction) -> tuple[int, list[int]]:
     """Bytes of each access of a lane, and their offsets from its address."""
-    found = _NAME.fullmatch(given.opcode)
-    if found is None:  # transposed
+    match = _NAME.fullmatch(given.opcode)
+    if match is None:  # transposed
         return 8, [given.number("offset")]
-    size = int(found[4]) // 8
-    if not found[2]:
+    size = int(match[4]) // 8
+    if not match[2]:
         return size, [given.number("offset")]
-    unit = size * (64 if found[3] else 1)
+    unit = size * (64 if match[3] else 1)
     return size, [unit * given.number("offset0"), unit * given.number("offset1")]
 
 
@@ -133,11 +133,11 @@ def _permute(given: Instruction) -> Step:
 
 def _swap(given: Instruction) -> Step:
     """Exchange neighbouring groups of lanes."""
-    found = re.fullmatch(r"swizzle\(SWAP,(\d+)\)", given.modifiers.get("offset", ""))
-    if found is None:
+    match = re.fullmatch(r"swizzle\(SWAP,(\d+)\)", given.modifiers.get("offset", ""))
+    if match is None:
         raise UnknownInstruction(f"unknown form of {given.text}")
     row, value = row_of(given.operands[0]), row_of(given.operands[1])
-    partners = LANES ^ int(found[1])
+    partners = LANES ^ int(match[1])
 
     def step(wave: Wave) -> None:
         is_on, values = wave.mask, wave.registers[value]

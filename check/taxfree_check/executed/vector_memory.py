@@ -48,17 +48,17 @@ def build(given: Instruction) -> Step:
         return _cache_control(given)
     if not _KNOWN.issuperset(given.modifiers):
         raise UnknownInstruction(f"unknown modifier of {given.text}")
-    if found := _ATOMIC.fullmatch(given.opcode):
-        if found[1] in _ATOMICS:
-            return _atomic(given, _ATOMICS[found[1]], 8 if found[2] else 4)
-    elif (found := _NAME.fullmatch(given.opcode)) and found[4] in _SHAPES:
-        size, count = _SHAPES[found[4]]
-        if found[3] or "lds" in given.modifiers:
+    if match := _ATOMIC.fullmatch(given.opcode):
+        if match[1] in _ATOMICS:
+            return _atomic(given, _ATOMICS[match[1]], 8 if match[2] else 4)
+    elif (match := _NAME.fullmatch(given.opcode)) and match[4] in _SHAPES:
+        size, count = _SHAPES[match[4]]
+        if match[3] or "lds" in given.modifiers:
             return _load_into_shared(given, size * count)
-        if found[2] == "load" and not found[5]:
-            return _load(given, size, count, is_signed=found[4] == "sshort")
-        if found[2] == "store":
-            return _store(given, size, count, upper=bool(found[5]))
+        if match[2] == "load" and not match[5]:
+            return _load(given, size, count, is_signed=match[4] == "sshort")
+        if match[2] == "store":
+            return _store(given, size, count, upper=bool(match[5]))
     raise UnknownInstruction(f"unknown instruction {given.text}")
 
 
@@ -88,14 +88,14 @@ def _done() -> InFlight:
 
 def touched(given: Instruction) -> Callable[[Wave], Lanes]:
     """Wave -> the words of memory that an instruction touches, by number."""
-    if found := _ATOMIC.fullmatch(given.opcode):
-        at, size = int("sc0" in given.modifiers), 8 if found[2] else 4
+    if match := _ATOMIC.fullmatch(given.opcode):
+        at, size = int("sc0" in given.modifiers), 8 if match[2] else 4
     else:
-        found = _NAME.fullmatch(given.opcode)
-        assert found is not None
-        to_shared = found[3] or "lds" in given.modifiers
+        match = _NAME.fullmatch(given.opcode)
+        assert match is not None
+        to_shared = match[3] or "lds" in given.modifiers
         at = 0 if to_shared or given.opcode.startswith("global_store") else 1
-        element, count = _SHAPES[found[4]]
+        element, count = _SHAPES[match[4]]
         size = element * count
     addresses, first = _addresses(given, at, size), np.arange(0, size, 4)
     return lambda wave: (
@@ -198,9 +198,9 @@ def _load(given: Instruction, size: int, count: int, *, is_signed: bool) -> Step
     addresses = _addresses(given, 1, size * count)
 
     def step(wave: Wave) -> int | None:
-        found, inside = addresses(wave)
+        lane_addresses, inside = addresses(wave)
         is_on = wave.mask
-        places, span = wave.view.memory.places(found, size * count)
+        places, span = wave.view.memory.places(lane_addresses, size * count)
         if scope and wave.polls_in_vain(step, places):
             return ASLEEP
         wave.poison(row, count)
@@ -224,8 +224,8 @@ def _store(given: Instruction, size: int, count: int, *, upper: bool) -> Step:
     shift = np.uint32(16 if upper else 0)
 
     def step(wave: Wave) -> None:
-        found, inside = addresses(wave)
-        places, span = wave.view.memory.places(found, size * count)
+        lane_addresses, inside = addresses(wave)
+        places, span = wave.view.memory.places(lane_addresses, size * count)
         words = _taken(wave, row, count, inside)
         values = (words >> shift if upper else words).astype(f"u{size}", "C")
 
@@ -246,8 +246,8 @@ def _atomic(given: Instruction, function: Callable[[int, int], int], size: int) 
     addresses, words = _addresses(given, at, size), size // 4
 
     def step(wave: Wave) -> int | None:
-        found, inside = addresses(wave)
-        places, span = wave.view.memory.places(found, size)
+        lane_addresses, inside = addresses(wave)
+        places, span = wave.view.memory.places(lane_addresses, size)
         if returns and wave.polls_in_vain(step, places):
             return ASLEEP
         taken = _taken(wave, value_row, words, inside)
@@ -277,9 +277,9 @@ def _load_into_shared(given: Instruction, size: int) -> Step:
     words = size // 4
 
     def step(wave: Wave) -> None:
-        found, inside = addresses(wave)
+        lane_addresses, inside = addresses(wave)
         is_on = wave.mask
-        places, span = wave.view.memory.places(found, size)
+        places, span = wave.view.memory.places(lane_addresses, size)
         targets = (wave.s.item(M0) & 0xFFFF) + fixed + LANES * size
 
         def effect() -> None:

@@ -41,11 +41,11 @@ _CONFLICTS = {
 
 def _registers(given: Instruction) -> frozenset[int]:
     """The registers that an instruction names, or uses without naming them; scalar ones below 0."""
-    found = [register(signs(text)[0]) for text in given.operands]
+    registers = [register(signs(text)[0]) for text in given.operands]
     least = 8 if "mfma" in given.opcode else 1
     numbers = {
         row if register.is_vector else ~row
-        for register in found
+        for register in registers
         if register is not None
         for row in range(register.row, register.row + max(register.words, least))
     }

@@ -74,5 +74,5 @@ class GatheringPlan(SeveralWeightsPlan):
 
 def several_weights() -> dict[str, SeveralWeights]:
     """The variants that can serve several weights, by name."""
-    found = variants("all_gather_matmul").items()
-    return {name: variant for name, variant in found if isinstance(variant, SeveralWeights)}
+    known = variants("all_gather_matmul").items()
+    return {name: variant for name, variant in known if isinstance(variant, SeveralWeights)}

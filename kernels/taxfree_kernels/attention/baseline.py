@@ -33,16 +33,16 @@ class BaselinePlan(Plan):
             if lse is None:
                 out.copy_(library(self._problem, q, k, v, factor))
                 return flat
-            found = self._with_lse(q, k, v, scale=factor)
-            out.copy_(found[0].transpose(1, 2))
-            lse.copy_(found[1])
+            result = self._with_lse(q, k, v, scale=factor)
+            out.copy_(result[0].transpose(1, 2))
+            lse.copy_(result[1])
         elif self._on_host:
             self._one_by_one((q, k, v), starts.tolist(), factor, out, lse)
         else:
-            found = self._packed(q, k, v, starts, scale=factor)
-            out.copy_(found[0])
+            result = self._packed(q, k, v, starts, scale=factor)
+            out.copy_(result[0])
             if lse is not None:
-                lse.copy_(found[1])
+                lse.copy_(result[1])
         return flat
 
     def _with_lse(self, *qkv: torch.Tensor, scale: float | None) -> Any:
@@ -73,10 +73,10 @@ class BaselinePlan(Plan):
     ) -> None:
         for begin, end in pairwise(starts):
             if begin < end:
-                found = self._with_lse(*(operand[None, begin:end] for operand in qkv), scale=scale)
-                out[begin:end] = found[0][0].transpose(0, 1)
+                result = self._with_lse(*(operand[None, begin:end] for operand in qkv), scale=scale)
+                out[begin:end] = result[0][0].transpose(0, 1)
                 if lse is not None:
-                    lse[:, begin:end] = found[1][0]
+                    lse[:, begin:end] = result[1][0]
 
 
 class Baseline(Variant):

@@ -151,10 +151,10 @@ def library(
     """[batch, length, q_heads, head_dim], by whatever kernel torch prefers."""
     q, k, v = (operand.transpose(1, 2) for operand in (q, k, v))
     shares = problem.q_heads != problem.kv_heads
-    found: torch.Tensor = scaled_dot_product_attention(
+    output: torch.Tensor = scaled_dot_product_attention(
         q, k, v, is_causal=problem.causal, scale=scale, enable_gqa=shares
     )
-    return found.transpose(1, 2)
+    return output.transpose(1, 2)
 
 
 def vendor_kernel(problem: Attention, device: torch.device) -> Callable[..., torch.Tensor] | None:

@@ -25,7 +25,7 @@ def space(problem: Attention, hardware: Hardware) -> Space:
             "MAPPING": ATTENTION_MAPPINGS,
         }
     has_tma = hardware.architecture == "sm_90" and problem.is_aligned
-    found: dict[str, tuple[Any, ...]] = {
+    values: dict[str, tuple[Any, ...]] = {
         "BLOCK_M": up_to(power_of_2(problem.length, 64), (64, 128, 256)),
         "BLOCK_N": (16, 32, 64, 128),
         "TMA": (True, False) if has_tma else (False,),
@@ -34,9 +34,9 @@ def space(problem: Attention, hardware: Hardware) -> Space:
         "num_stages": (1, 2, 3, 4),
     }
     if hardware.backend == "hip":
-        found |= cdna_space(hardware)
-        found["num_stages"] = (1, 2)
-    return found
+        values |= cdna_space(hardware)
+        values["num_stages"] = (1, 2)
+    return values
 
 
 def _mappings(problem: Attention, hardware: Hardware) -> tuple[str, ...]:
@@ -54,8 +54,8 @@ def seed_configs(problem: Attention, hardware: Hardware) -> list[dict[str, Any]]
         mapping = "balanced_head_first" if problem.causal else "swizzled_head_first"
     common = {"MAPPING": mapping, "XCDS": hardware.num_xcds, "waves_per_eu": 0}
     guesses = [within(values, tile | common) for tile in _tiles(problem, hardware, wide)]
-    found = distinct(guesses)
-    return [config for config in found if illegal_reason(problem, hardware, config) is None]
+    configs = distinct(guesses)
+    return [config for config in configs if illegal_reason(problem, hardware, config) is None]
 
 
 def _tiles(problem: Attention, hardware: Hardware, head_dim: int) -> list[dict[str, Any]]:

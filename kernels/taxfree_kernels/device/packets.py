@@ -125,10 +125,10 @@ def _load_words(words, GROUP: tl.constexpr):
     # Relaxed loads at system scope, up to 16 bytes wide; atomics that add 0 would stay single.
     if GROUP.BACKEND == "hip":
         tl.debug_barrier()  # without one between two polls, LLVM merges their buffer loads
-        found = tl.load(words, volatile=True, cache_modifier=".cv")
+        seen = tl.load(words, volatile=True, cache_modifier=".cv")
     else:
-        found = tl.load(words, volatile=True)
-    return found
+        seen = tl.load(words, volatile=True)
+    return seen
 
 
 @triton.jit

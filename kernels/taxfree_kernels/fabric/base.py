@@ -268,12 +268,12 @@ class Workspace:
             dependent.clear()
 
     def _carve(self, pieces: tuple[Piece, ...]) -> list[torch.Tensor]:
-        begin, found = 0, []
+        begin, tensors = 0, []
         for shape, dtype in pieces:
             size = _bytes(shape, dtype)
-            found.append(self._block[begin : begin + size].view(dtype).view(shape))
+            tensors.append(self._block[begin : begin + size].view(dtype).view(shape))
             begin += aligned(size)
-        return found
+        return tensors
 
     def _nothing(self) -> torch.Tensor:
         return torch.empty(0, dtype=torch.uint8, device=self._device)

@@ -145,8 +145,8 @@ def _lengths(problem: FlashDecode, seed: int, integers: bool) -> list[list[int]]
     empty = seed % (problem.batch + 1)
     if empty < problem.batch:
         lengths[:, empty] = 0
-    found: list[list[int]] = lengths.tolist()
-    return found
+    rows: list[list[int]] = lengths.tolist()
+    return rows
 
 
 def _cache_size(problem: FlashDecode) -> tuple[int, int]:

@@ -330,8 +330,8 @@ def size_of(inputs: Sequence[Any]) -> Size:
 
 def _resized(problem: FlashDecode, size: Size) -> FlashDecode:
     batch, capacity = size
-    found: FlashDecode = resized(problem, batch=batch, kv_len_per_rank=capacity)
-    return found
+    other: FlashDecode = resized(problem, batch=batch, kv_len_per_rank=capacity)
+    return other
 
 
 class PartsExchange:

@@ -137,8 +137,8 @@ def _push_two_shot_lamport(
                     target_ptr = translate(sums_ptr, peers, peer)
                     packets.send(peers, target_ptr + at, sent, peer, mask=is_sent)
             if EPILOGUE.BLOCK_ROW == 0:
-                found, came = packets.receive(peers, sums_ptr + place, owner, GROUP, mask=has_row)
-                low, high = halves_of(found, ELEMENT)
+                sums, came = packets.receive(peers, sums_ptr + place, owner, GROUP, mask=has_row)
+                low, high = halves_of(sums, ELEMENT)
                 result = tl.reshape(tl.join(low, high), (TILE.BLOCK_M, TILE.BLOCK_N))
                 rows = row_begin + tl.arange(0, TILE.BLOCK_M)
                 cols = col_begin + tl.arange(0, TILE.BLOCK_N)

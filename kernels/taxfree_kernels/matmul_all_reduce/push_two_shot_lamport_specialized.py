@@ -115,11 +115,11 @@ def _reduce(
                 peers, sums_at_peers + slot + (own * SLICE + in_slice)[None, :], sent[None, :],
                 peer[:, None], mask=is_sent[None, :] & (step < GROUP.WORLD)[:, None],
             )  # fmt: skip
-        found, came = packets.receive(
+        sums, came = packets.receive(
             peers, sums_ptr + slot + row[:, None] * WIDTH + column, owner[:, None], GROUP,
             mask=has_row,
         )  # fmt: skip
-        low, high = halves_of(found, ELEMENT)
+        low, high = halves_of(sums, ELEMENT)
         result = gl.join(low, high).reshape([TILE.BLOCK_M, TILE.BLOCK_N])
         OUT: gl.constexpr = result.type.layout
         rows = place.row + gl.arange(0, TILE.BLOCK_M, gl.SliceLayout(1, OUT))[:, None]

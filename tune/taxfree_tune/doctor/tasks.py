@@ -73,9 +73,9 @@ def _sizes(fabric: Fabric) -> _Sizes:
 
 def rates(fabric: Fabric) -> Rates:
     """Measure what bounds are computed with."""
-    found = peaks(fabric, "bfloat16")
-    links = found.link_bytes_per_s * 1e-9 if fabric.world_size > 1 else None
-    return Rates(found.flops_per_s * 1e-12, found.memory_bytes_per_s * 1e-9, links)
+    dense = peaks(fabric, "bfloat16")
+    links = dense.link_bytes_per_s * 1e-9 if fabric.world_size > 1 else None
+    return Rates(dense.flops_per_s * 1e-12, dense.memory_bytes_per_s * 1e-9, links)
 
 
 def memory(fabric: Fabric) -> MemoryBandwidth:

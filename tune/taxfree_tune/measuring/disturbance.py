@@ -35,8 +35,8 @@ class Watch:
         worked()
         if self._uuid:
             self._found += [shared_reason(self._uuid, self._own), slow_reason(self._uuid)]
-        found = [reason for own in vote(self._group, self._found) for reason in own if reason]
-        return "; ".join(dict.fromkeys(found))
+        reasons = [reason for own in vote(self._group, self._found) for reason in own if reason]
+        return "; ".join(dict.fromkeys(reasons))
 
 
 _last_work = -_QUIET_S

@@ -199,7 +199,7 @@ def run(
 def _explain(group: WorkerGroup, tracing: WorkerGroup, result: ProblemResult) -> Explanation:
     taken, fields = _timed_candidates(result), dataclasses.asdict(result.problem)
     on_host = result.hardware.backend == "interpreter"
-    (found, *_) = group.call(
+    (outcome, *_) = group.call(
         measure_pipelines, deadline_s(result.hardware), op=result.op, problem=fields,
         candidates=taken, repetitions=_HOST_REPETITIONS if on_host else _GPU_REPETITIONS,
     )  # fmt: skip
@@ -209,7 +209,7 @@ def _explain(group: WorkerGroup, tracing: WorkerGroup, result: ProblemResult) ->
         for row in result.rows
     }
     pipelines = []
-    for candidate, timed in zip(taken, found, strict=True):
+    for candidate, timed in zip(taken, outcome, strict=True):
         name = candidate.variant
         measured = dataclasses.replace(timed.measurement, trace=traces.get(name))
         pipelines.append(
@@ -269,10 +269,10 @@ def _signals(
     variant: Variant, problem: Problem, config: Config, hardware: Hardware
 ) -> dict[str, int] | None:
     """The signals of a :class:`Pipeline`."""
-    found = variant.signals(problem, config)
-    if found is None or hardware.num_xcds == 1:
-        return None if found is None else found._asdict()
-    return found._asdict() | {"by_chiplet": min(found.programs, hardware.num_xcds)}
+    signals = variant.signals(problem, config)
+    if signals is None or hardware.num_xcds == 1:
+        return None if signals is None else signals._asdict()
+    return signals._asdict() | {"by_chiplet": min(signals.programs, hardware.num_xcds)}
 
 
 def model(op: str, problem: Problem, machine: Machine, only: Sequence[str] = ()) -> Explanation:

@@ -69,12 +69,12 @@ def trace_programs(
         The last call of each chain, by candidate; empty except on rank 0.
     """
     bench = open_bench(fabric, op, problem)
-    found = [
+    traces = [
         trace_call(fabric, bench.call(plan), repetitions) for plan in map(bench.plan, candidates)
     ]
     fabric.synchronize()
     fabric.pool.check()
-    return found if fabric.rank == 0 else []
+    return traces if fabric.rank == 0 else []
 
 
 def trace_call(fabric: Fabric, call: timer.Call, repetitions: int) -> ProgramTrace:

@@ -63,16 +63,16 @@ def load(path: Path) -> Saved:
     except (ValueError, RecursionError) as error:
         raise _not_saved(path) from error
     try:
-        found = Saved(
+        saved = Saved(
             str(document["environment"].get("created", "")),
             () if "pictures" in document else _explanations(document),
             tuple(map(_timelines, document.get("pictures", ()))),
         )
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise _not_saved(path) from error
-    if not (found.explanations or found.timelines):
+    if not (saved.explanations or saved.timelines):
         raise _not_saved(path)
-    return found
+    return saved
 
 
 def _not_saved(path: Path) -> UsageError:

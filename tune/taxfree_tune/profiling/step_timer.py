@@ -96,7 +96,7 @@ def measure_pipelines(
 ) -> list[TimedPipeline]:
     """Time the parts of candidates that are known to be right; a task of the workers."""
     bench = open_bench(fabric, op, problem)
-    found = []
+    pipelines_timed = []
     for candidate in candidates:
         plan = bench.plan(candidate)
 
@@ -104,10 +104,10 @@ def measure_pipelines(
             copy = step % len(bench.inputs)
             return list(plan.steps(*bench.inputs[copy], bench.outputs[copy]))
 
-        found.append(time_steps(fabric, bench.call(plan), steps, repetitions))
+        pipelines_timed.append(time_steps(fabric, bench.call(plan), steps, repetitions))
     fabric.synchronize()
     fabric.pool.check()
-    return found
+    return pipelines_timed
 
 
 def time_steps(
@@ -144,8 +144,8 @@ def time_steps(
             readings[name].append(sequence.read())
 
     first = compare_clocks(fabric)
-    found = timer.time_together(fabric, [slot[1:] for slot in slots], repetitions, after)
-    timings = {name: timing for (name, _, _), timing in zip(slots, found, strict=True)}
+    times = timer.time_together(fabric, [slot[1:] for slot in slots], repetitions, after)
+    timings = {name: timing for (name, _, _), timing in zip(slots, times, strict=True)}
     second = compare_clocks(fabric)
     own = _Own(first, second, clock_step(fabric), readings, rates)
     infos = tuple(
@@ -212,16 +212,16 @@ def _read_host_clock(log: torch.Tensor, index: int) -> None:
 def _sequences(fabric: Fabric, steps_of: StepsOf, steps: Sequence[Step]) -> dict[str, _Sequence]:
     """The sequence in place, and those that differ from it in one thing."""
     make = functools.partial(_Sequence, fabric, steps_of, len(steps), timer.chain_of(fabric))
-    found = {"in place": make()}
+    sequences = {"in place": make()}
     if any(step.latency_probe is not None for step in steps):
-        found["latency probe"] = make(latency_probe=True)
+        sequences["latency probe"] = make(latency_probe=True)
     consumer = next((i for i, step in enumerate(steps) if step.reads is not None), None)
     if consumer is not None:
-        found["hot"] = make(before={consumer: _touch})
+        sequences["hot"] = make(before={consumer: _touch})
         # On the host there is no telling what its cache holds.
         if fabric.has_graphs:
-            found["cold"] = make(before={consumer: _evict(fabric)})
-    return found
+            sequences["cold"] = make(before={consumer: _evict(fabric)})
+    return sequences
 
 
 def _touch(step: Step) -> None:
@@ -350,12 +350,12 @@ def _slowest_rate(everyone: Sequence[_Own], name: str) -> float | None:
 def _spans(measured: PipelineMeasurement) -> tuple[Span, ...]:
     """The last repetition, on the common clock."""
     names = [step.name for step in measured.steps]
-    found = []
+    spans = []
     for rank, repetitions in enumerate(measured.in_place.clock_ns):
         times = measured.alignment.common_us(rank, repetitions[-1]).tolist()
         for index, (begin, end) in enumerate(itertools.pairwise(times)):
-            found.append(Span(rank, names[index % len(names)], begin, end))
-    return tuple(found)
+            spans.append(Span(rank, names[index % len(names)], begin, end))
+    return tuple(spans)
 
 
 # -- kernels of a step --

@@ -50,8 +50,8 @@ class Timeline:
     @property
     def ranks(self) -> list[int]:
         """Those that did anything, in order."""
-        found = {step.rank for step in self.steps}
-        return sorted(found | {activity.rank for activity in self.activities})
+        ranks = {step.rank for step in self.steps}
+        return sorted(ranks | {activity.rank for activity in self.activities})
 
     def bars(self) -> list[Bar]:
         """A step fills the band of its rank; programs share it, the lowest id on top."""
@@ -105,11 +105,11 @@ def _middle_call(pipeline: Pipeline) -> tuple[Span, ...]:
     assert pipeline.timed is not None
     steps = len(pipeline.timed.measurement.steps)
     first = pipeline.timed.measurement.calls // 2 * steps
-    found: list[Span] = []
+    spans: list[Span] = []
     for rank in range(len(pipeline.accounts)):
         own = [span for span in pipeline.timed.spans if span.rank == rank]
-        found += own[first : first + steps]
-    return tuple(found)
+        spans += own[first : first + steps]
+    return tuple(spans)
 
 
 def _from_zero(timed: tuple[_Timed, ...]) -> tuple[_Timed, ...]:
@@ -122,11 +122,11 @@ def _from_zero(timed: tuple[_Timed, ...]) -> tuple[_Timed, ...]:
     )
 
 
-def chrome_trace(found: Sequence[Timeline]) -> dict[str, Any]:
+def chrome_trace(timelines: Sequence[Timeline]) -> dict[str, Any]:
     """Timelines as a Chrome trace: a process per pipeline and rank, a track per program."""
     events: list[dict[str, Any]] = []
     process = 0
-    for timeline in found:
+    for timeline in timelines:
         for rank in timeline.ranks:
             name = {"name": f"{timeline.variant} rank {rank}"}
             events.append({"ph": "M", "pid": process, "name": "process_name", "args": name})

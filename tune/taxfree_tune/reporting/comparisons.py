@@ -82,8 +82,10 @@ def comparisons(sources: Sources) -> list[Comparison]:
     newest: dict[str, Comparison] = {}
     for comparison in sorted(every, key=lambda comparison: comparison.created):
         newest[comparison.key] = comparison
-    found = [_with_bound(comparison, bounds.get(comparison.key)) for comparison in newest.values()]
-    return sorted(found, key=_order)
+    compared = [
+        _with_bound(comparison, bounds.get(comparison.key)) for comparison in newest.values()
+    ]
+    return sorted(compared, key=_order)
 
 
 def _order(comparison: Comparison) -> tuple[Any, ...]:
@@ -183,8 +185,8 @@ def _timed(row: Row) -> Timed:
     return Timed(variant, config, row.mode, row.median_us, row.version == known)
 
 
-def _fastest(found: Sequence[Timed], *default: Any) -> Any:
-    return min(found, key=lambda call: call.us) if found or not default else default[0]
+def _fastest(candidates: Sequence[Timed], *default: Any) -> Any:
+    return min(candidates, key=lambda call: call.us) if candidates or not default else default[0]
 
 
 def _with_bound(comparison: Comparison, measured_us: float | None) -> Comparison:
@@ -204,12 +206,12 @@ def _with_bound(comparison: Comparison, measured_us: float | None) -> Comparison
 # -- rows of figures and tables --
 
 
-def rows(found: Sequence[Comparison]) -> list[dict[str, Any]]:
+def rows(compared: Sequence[Comparison]) -> list[dict[str, Any]]:
     """A row per problem, with words for tables and hovers; ratios are of the library's time.
 
     Where there are several machines, or times are modelled, a family says of which machine it is.
     """
-    rows = [_row(comparison) for comparison in found]
+    rows = [_row(comparison) for comparison in compared]
     if len({row["machine"] for row in rows}) > 1:
         for row in rows:
             row["family"] += f", {row['machine']}"

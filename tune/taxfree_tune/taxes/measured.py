@@ -164,8 +164,8 @@ class PipelineMeasurement:
 
     def step_us(self) -> list[float]:
         """Time of each step in its place, with the clock reading before it, of the slowest rank."""
-        found: list[float] = np.median(self.in_place.step_us(), axis=1).max(axis=0).tolist()
-        return found
+        medians: list[float] = np.median(self.in_place.step_us(), axis=1).max(axis=0).tolist()
+        return medians
 
     def program_trace_us(self) -> float:
         """Time that tracing adds to a call, of the slowest rank."""

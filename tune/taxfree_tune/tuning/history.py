@@ -72,10 +72,12 @@ class TuningHistory:
         measured = [measurement for r in records for measurement in (r.winner, *r.runners_up)]
         trials = [trial for trial in last.values() if trial.state == "measured"]
         trials.sort(key=lambda trial: min(trial.median_us.values()))
-        found = [Candidate(measurement.variant, measurement.config) for measurement in measured]
-        found += [Candidate(trial.variant, trial.config) for trial in trials]
+        candidates = [
+            Candidate(measurement.variant, measurement.config) for measurement in measured
+        ]
+        candidates += [Candidate(trial.variant, trial.config) for trial in trials]
         failed = {text for text, trial in last.items() if trial.state != "measured"}
-        return [candidate for candidate in found if key(candidate) not in failed]
+        return [candidate for candidate in candidates if key(candidate) not in failed]
 
     def _last_trials(self, op: str, place: str) -> dict[str, TrialRecord]:
         """The last trial of each candidate with today's kernels."""

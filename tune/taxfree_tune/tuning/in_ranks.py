@@ -66,11 +66,11 @@ class RankTuner:
         timeout_s = self._fabric.pool.timeout_s
         if self._fabric.has_graphs:  # interpreted ranks may be that late
             _bound_waits(self._fabric, min(timeout_s, _WAIT_S))
-        found = aside(self._fabric.device, partial(self._tune, problems, seconds))
+        outcomes = aside(self._fabric.device, partial(self._tune, problems, seconds))
         close_bench()
         if self._fabric.has_graphs:
             _bound_waits(self._fabric, timeout_s)
-        return found
+        return outcomes
 
     @torch.no_grad()
     def _tune(self, problems: Sequence[Problem], seconds: float) -> list[Autotuned]:
@@ -84,17 +84,20 @@ class RankTuner:
     def _lead(
         self, fabric: Fabric, problems: Sequence[Problem], seconds: float, ranks: LocalGroup
     ) -> list[Autotuned]:
-        found: list[Autotuned] = []
+        outcomes: list[Autotuned] = []
         reason = "out of budget"
         try:
             for outcome in self._outcomes(fabric, ranks, problems, time.monotonic() + seconds):
-                found.append(outcome)
+                outcomes.append(outcome)
         except PeerTimeout:
             raise
         except Exception as error:  # an engine serves on without records
             reason = one_line(error)
             _log.warning("tuning has ended: %s", reason, exc_info=not hasattr(error, "hint"))
-        return [*found, *(Autotuned(problem, None, reason) for problem in problems[len(found) :])]
+        return [
+            *outcomes,
+            *(Autotuned(problem, None, reason) for problem in problems[len(outcomes) :]),
+        ]
 
     def _outcomes(
         self, fabric: Fabric, ranks: LocalGroup, problems: Sequence[Problem], deadline: float

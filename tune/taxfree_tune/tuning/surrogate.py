@@ -69,15 +69,15 @@ class Surrogate:
         chance = np.ones(len(pool))
         if failed:
             chance -= _kernel(points, self._coordinates(failed), lengths).max(axis=1)
-        found: list[int] = []
+        chosen: list[int] = []
         for _ in range(min(count, len(pool))):
             mu, sigma = _posterior(x, z, points, lengths, _NOISE / spread)
             gain = chance * _expected_gain(best, mu, sigma)
-            gain[found] = -1.0
+            gain[chosen] = -1.0
             at = int(gain.argmax())
-            found.append(at)
+            chosen.append(at)
             x, z = np.vstack([x, points[at]]), np.append(z, mu[at])  # as if it were as predicted
-        return [pool[at] for at in found]
+        return [pool[at] for at in chosen]
 
     def _coordinates(self, candidates: Sequence[Candidate]) -> Array:
         """[candidates, variants + parameters]; what a variant lacks is 0."""

@@ -242,18 +242,18 @@ class Tuner:
     # -- the search --------------------------------------------------------------------------
 
     def _search(self, op: str, problem: Problem) -> Search:
-        found = variants_for(problem, self.hardware, self._only)
+        variants = variants_for(problem, self.hardware, self._only)
         every = self._most = None
         if self._is_exhaustive:
-            every = every_candidate(found, problem, self.hardware, self._seed)
+            every = every_candidate(variants, problem, self.hardware, self._seed)
             self._most = len(every)
         search = Search(
-            found,
+            variants,
             problem,
             self.hardware,
             self._seed,
             None if self._is_hasty else self._database.path.with_suffix(".journal"),
-            self._study(op, problem, found),
+            self._study(op, problem, variants),
             self._fleet,
             every,
         )
@@ -280,14 +280,14 @@ class Tuner:
     def _first_candidates(self, op: str, problem: Problem) -> list[Candidate]:
         if self._ahead is not None and self._ahead[0] == problem:
             return self._ahead[1]
-        found = variants_for(problem, self.hardware, self._only)
+        variants = variants_for(problem, self.hardware, self._only)
         nearby = self._winners_nearby(op, problem)
-        first = first_candidates(found, problem, self.hardware, nearby)
+        first = first_candidates(variants, problem, self.hardware, nearby)
         return [*self._winners_of_other_versions(op, problem), *first]
 
     def _compile_ahead(self, problem: Problem) -> None:
         """Let the screen compile what the search of the next problem asks for first."""
-        op, found = op_of(problem), variants_for(problem, self.hardware, self._only)
+        op, variants = op_of(problem), variants_for(problem, self.hardware, self._only)
         first = self._first_candidates(op, problem)
         self._ahead = problem, first  # what wins until then does not change it
         trials = self._trials(op, problem)
@@ -295,19 +295,21 @@ class Tuner:
         new = [
             (candidate.variant, candidate.config)
             for candidate in first
-            if candidate.variant in found
+            if candidate.variant in variants
             and key(candidate) not in known
-            and is_legal(found[candidate.variant], problem, self.hardware, candidate.config)
+            and is_legal(variants[candidate.variant], problem, self.hardware, candidate.config)
         ]
         self._screen.begin(op, problem, new[: self._batch])
 
-    def _study(self, op: str, problem: Problem, found: Mapping[str, Variant]) -> str:
+    def _study(self, op: str, problem: Problem, variants: Mapping[str, Variant]) -> str:
         """A name that changes with what a study cannot survive: kernels, compiler, and choices."""
         versions = fingerprints.versions(op)
-        spaces = [(name, variant.space(problem, self.hardware)) for name, variant in found.items()]
+        spaces = [
+            (name, variant.space(problem, self.hardware)) for name, variant in variants.items()
+        ]
         choices = hashlib.sha256(repr(spaces).encode()).hexdigest()[:16]
         return (
-            f"{self._key(op, problem)} {sorted((n, versions[n]) for n in found)}"
+            f"{self._key(op, problem)} {sorted((n, versions[n]) for n in variants)}"
             f" triton {fingerprints.software_fingerprint().triton} spaces {choices}"
         )
 
@@ -336,13 +338,13 @@ class Tuner:
             fingerprints.interpolated_fields(op),
             fingerprints.ignored_fields(op),
         )
-        found = []
+        winners = []
         for neighbour in nearest[:_NEIGHBOURS]:
             record = fingerprints.transferred(neighbour, problem)
             for measured in (record.winner, *record.runners_up):
                 if measured.variant != "baseline":
-                    found.append(Candidate(measured.variant, measured.config))
-        return found
+                    winners.append(Candidate(measured.variant, measured.config))
+        return winners
 
     @functools.cached_property
     def _shipped(self) -> tuple[Record, ...]:
@@ -420,7 +422,7 @@ class Tuner:
         The recorded winner is one of them, so that it is replaced by what is faster side by side. A
         search restricted to some variants keeps all of the record's candidates.
         """
-        found = [candidate for _, candidate in search.best(FINALISTS)]
+        finalists = [candidate for _, candidate in search.best(FINALISTS)]
         trials = self._database.trials(self._key(op, problem))
         for mode in self.modes[1:]:
             tried = [
@@ -430,9 +432,9 @@ class Tuner:
             ]
             valid = [pair for pair in tried if search.knows(pair[1])]
             fastest = sorted(valid, key=lambda pair: pair[0])[:OTHER_FINALISTS]
-            found += [candidate for _, candidate in fastest if candidate not in found]
+            finalists += [candidate for _, candidate in fastest if candidate not in finalists]
         known = self._known(op, problem)[: 1 if self._only is None else None]
-        return [*found, *(candidate for candidate in known if candidate not in found)]
+        return [*finalists, *(candidate for candidate in known if candidate not in finalists)]
 
     def _known(self, op: str, problem: Problem) -> list[Candidate]:
         """The candidates of the problem's record that are still valid, of any version."""
@@ -440,14 +442,14 @@ class Tuner:
         if record is None:
             return []
         measured = (record.winner, *record.runners_up)
-        found = variants_for(
+        variants = variants_for(
             problem, self.hardware, [measurement.variant for measurement in measured]
         )
         return [
             Candidate(measurement.variant, measurement.config)
             for measurement in measured
-            if measurement.variant in found
-            and is_legal(found[measurement.variant], problem, self.hardware, measurement.config)
+            if measurement.variant in variants
+            and is_legal(variants[measurement.variant], problem, self.hardware, measurement.config)
         ]
 
     def _decide(self, op: str, problem: Problem, search: Search, seconds: float) -> Record | None:

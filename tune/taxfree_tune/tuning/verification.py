@@ -189,7 +189,7 @@ def lacking(problems: Iterable[Problem], table: Table, gpu: str | None) -> list[
     for key in [record.key for record in table.records() if record.hardware.gpu == gpu]:
         for record in table.layers(key):
             of_gpu.setdefault(_place(record.op, record.problem), []).append(record)
-    found = []
+    lacking_records = []
     for problem in problems:
         op = op_of(problem)
         versions = fingerprints.versions(op)
@@ -199,8 +199,8 @@ def lacking(problems: Iterable[Problem], table: Table, gpu: str | None) -> list[
             for record in records
         ]
         if None not in stale:
-            found.append(Lacking(problem, next(filter(None, stale), "no record")))
-    return found
+            lacking_records.append(Lacking(problem, next(filter(None, stale), "no record")))
+    return lacking_records
 
 
 def _place(op: str, problem: Mapping[str, Any]) -> tuple[str, str]:

@@ -170,7 +170,7 @@ def _is_better_off_without(record: Record, rows: Sequence[Row]) -> str | None:
 def _measured(rows: Sequence[Row]) -> list[Measurement]:
     """Unchanged variants that were timed in all modes; the baseline first, if it is among them."""
     modes = {row.mode for row in rows}
-    found = []
+    measurements = []
     for variant, version in fingerprints.versions(rows[0].op).items():
         by_mode = {row.mode: row for row in rows if row.variant == variant}
         if by_mode.keys() != modes:
@@ -178,7 +178,7 @@ def _measured(rows: Sequence[Row]) -> list[Measurement]:
         row = by_mode[_deciding_mode(modes)]
         if row.version != version:
             continue
-        found.append(
+        measurements.append(
             Measurement(
                 variant=variant,
                 config=row.config,
@@ -189,7 +189,7 @@ def _measured(rows: Sequence[Row]) -> list[Measurement]:
                 relative_error=row.relative_error,
             )
         )
-    return found
+    return measurements
 
 
 def _deciding_mode(modes: Collection[str]) -> Mode:
