@@ -206,8 +206,8 @@ class Dispatcher:
         apart = {*fingerprints.interpolated_fields(op), *fingerprints.ignored_fields(op)}
         family = tuple((k, v) for k, v in dataclasses.asdict(problem).items() if k not in apart)
         ends = self._ends(op, name, family)
-        at = bisect.bisect_left(ends, size)
-        return ends[at - 1] + 1, ends[at]
+        index = bisect.bisect_left(ends, size)
+        return ends[index - 1] + 1, ends[index]
 
     @functools.cache  # noqa: B019  as long as the dispatcher
     def _ends(self, op: str, name: str, family: tuple[tuple[str, Any], ...]) -> list[int]:
@@ -218,9 +218,11 @@ class Dispatcher:
         for record in self._table.records():
             if record.op == op and all(record.problem.get(k) == value for k, value in family):
                 alike.add(int(record.problem[name]))
-        own = [0, *sorted(alike), 1 << 62]
-        ends = set(own)
-        for last, size, following in zip(own, own[1:], own[2:], strict=False):
+        ends_of_alike = [0, *sorted(alike), 1 << 62]
+        ends = set(ends_of_alike)
+        for last, size, following in zip(
+            ends_of_alike, ends_of_alike[1:], ends_of_alike[2:], strict=False
+        ):
             ends |= {max(last, -(-size // 2) - 1), min(2 * size, max(size, -(-following // 2) - 1))}
         served = [range(-(-size // 2), 2 * size + 1) for size in alike]
         ends |= {other for other in others if not any(other in sizes for sizes in served)}
@@ -401,10 +403,10 @@ def _source(op: str, problem: Problem, answer: LookUp, record: Record) -> str:
     suffix = f", {stale}" if stale else ""
     if answer.kind not in ("neighbour", "lent"):
         flags = ", ".join(answer.soft_mismatches)
-        own = "its own record" + (
+        standing = "its own record" + (
             f", of a winner that {record.lender} lent" if record.is_lent else ""
         )
-        return f"{own}{suffix}" + (f", measured with another {flags}" if flags else "")
+        return f"{standing}{suffix}" + (f", measured with another {flags}" if flags else "")
     fields = record.problem
     ignored = fingerprints.ignored_fields(op)
     differing = [name for name in ignored if fields[name] != getattr(problem, name)]

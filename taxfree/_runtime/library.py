@@ -108,9 +108,9 @@ def fastest(
         known: results; by default all that are committed.
     """
     results = evidence() if known is None else known
-    own = [result for result in results if result.hardware.is_same(fingerprint)]
+    results_here = [result for result in results if result.hardware.is_same(fingerprint)]
     alike = [result for result in results if result.hardware.computes_like(fingerprint)]
-    around = _around(problem, own) or _around(problem, alike)
+    around = _around(problem, results_here) or _around(problem, alike)
     if around is None:
         return {}, "no results of devices alike are near enough"
     fastest_paths, said = {}, []

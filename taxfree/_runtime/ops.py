@@ -48,11 +48,11 @@ def _run(signature: Signature, *arguments: Any) -> torch.Tensor:
 
 def _fake(signature: Signature, *arguments: Any) -> torch.Tensor:
     """An output without memory (meta)."""
-    *given, group_name = arguments
+    *call_arguments, group_name = arguments
     world_size = runtime_of(group_name).world_size
-    rows, *_ = signature.sizes(world_size, *given)
-    shape = signature.shape(world_size, rows, *given)
-    empty: torch.Tensor = given[0].new_empty(shape)
+    rows, *_ = signature.sizes(world_size, *call_arguments)
+    shape = signature.shape(world_size, rows, *call_arguments)
+    empty: torch.Tensor = call_arguments[0].new_empty(shape)
     return empty
 
 

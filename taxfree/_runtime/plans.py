@@ -426,12 +426,12 @@ class Plans:
             more = [problem for problem in problems if problem not in others]
             return f"prepares {more[0] if more else 'less'}"
 
-        own = calls[self._fabric.rank]
+        own_calls = calls[self._fabric.rank]
         for rank, theirs in enumerate(calls):
-            if theirs != own:
+            if theirs != own_calls:
                 raise UsageError(
-                    f"rank {self._fabric.rank} {said(*own, theirs[0])}, "
-                    f"rank {rank} {said(*theirs, own[0])}",
+                    f"rank {self._fabric.rank} {said(*own_calls, theirs[0])}, "
+                    f"rank {rank} {said(*theirs, own_calls[0])}",
                     "all ranks make the same calls in the same order",
                 )
 

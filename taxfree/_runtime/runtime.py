@@ -482,8 +482,8 @@ class Runtime(contextlib.AbstractContextManager["Runtime"]):
 
     def _filled(self, numbers: tuple[float, ...]) -> torch.Tensor:
         tensor = torch.empty(len(numbers), dtype=torch.float32, device=self._fabric.device)
-        for at, number in enumerate(numbers):  # a kernel each: copies from the host would wait
-            tensor[at].fill_(number)
+        for index, number in enumerate(numbers):  # a kernel each: copies from the host would wait
+            tensor[index].fill_(number)
         return tensor
 
     def _plan_of(self, entry: Entry) -> Ready:

@@ -213,8 +213,8 @@ class Query:
 
     def is_larger(self, record: Record) -> bool:
         """Whether the problem is larger than a neighbour's in some field."""
-        own, asked = record.problem, self.problem
-        return any(own[name] < asked[name] for name in self.interpolated_fields)  # type: ignore[operator]
+        recorded, asked = record.problem, self.problem
+        return any(recorded[name] < asked[name] for name in self.interpolated_fields)  # type: ignore[operator]
 
 
 def look_up(table: Table, query: Query, nearest: bool = True) -> LookUp:
@@ -230,17 +230,17 @@ def look_up(table: Table, query: Query, nearest: bool = True) -> LookUp:
         InvalidRecord: a field of the problem is not a finite scalar.
     """
     trace = _Trace(query)
-    own = table.layers(record_key(query.op, query.problem, query.hardware), query.versions)
-    record = _own_record(own, trace)
+    records = table.layers(record_key(query.op, query.problem, query.hardware), query.versions)
+    record = _own_record(records, trace)
     if record is not None:
         is_current = stale_reason(record, query.versions) is None
         return trace.answer("exact" if is_current else "another version", record)
     others = [record for record in table.serving(query.versions) if record.op == query.op]
-    record = _neighbour([other for other in others if other not in own], trace)
+    record = _neighbour([other for other in others if other not in records], trace)
     if record is not None:
         return trace.answer("neighbour", record)
-    if own:
-        return trace.answer("refused", own[0])
+    if records:
+        return trace.answer("refused", records[0])
     if not nearest:
         return LookUp("miss", None, (), tuple(trace.steps))
     record, why = _nearest(table, query)
@@ -268,13 +268,15 @@ class _Trace:
         return LookUp(kind, record, mismatches, tuple(self.steps))
 
 
-def _own_record(own: Sequence[Record], trace: _Trace) -> Record | None:
+def _own_record(records: Sequence[Record], trace: _Trace) -> Record | None:
     """Return the first of a problem's own records that serves it."""
     query = trace.query
-    sources = " and ".join(record.provenance.get("source", "unnamed") for record in own)
+    sources = " and ".join(record.provenance.get("source", "unnamed") for record in records)
     asked = f"{query.op} with {_shown(query.problem)} on {query.hardware.gpu}"
-    trace.step(asked, bool(own), f"record: {sources}" if own else "not measured on this hardware")
-    for record in own:
+    trace.step(
+        asked, bool(records), f"record: {sources}" if records else "not measured on this hardware"
+    )
+    for record in records:
         reason = stale_reason(record, query.versions) or "measured with today's version"
         is_known = trace.step(_KNOWN, record.winner.variant in query.versions, reason)
         if is_known and trace.runs(record):
@@ -376,8 +378,8 @@ def _nearest(table: Table, query: Query) -> tuple[Record | None, str]:
         differing = differing_fields(record, query.problem, query.hardware)
         return len(differing), _distance(record.problem, query.problem, differing), record.key
 
-    own = (record for record in table.records() if record.op == query.op)
-    nearest = min(own, key=rank, default=None)
+    candidates = (record for record in table.records() if record.op == query.op)
+    nearest = min(candidates, key=rank, default=None)
     if nearest is None:
         return None, f"{query.op} was never tuned"
     pairs = differing_fields(nearest, query.problem).items()

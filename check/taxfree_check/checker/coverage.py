@@ -67,10 +67,10 @@ class Coverage:
     def expect(self, function: Any, constants: Mapping[str, Any], programs: int) -> None:
         """Count the lines that a launch can reach; of kernels without peers there are none."""
         self.has_launches = True
-        given = tuple(
+        fixed = tuple(
             sorted((name, value) for name, value in constants.items() if _is_fixed(value))
         )
-        for line, reaching in _reachable(function, given, range(programs)).items():
+        for line, reaching in _reachable(function, fixed, range(programs)).items():
             executed = self.lines.setdefault(line, Executed())
             executed.most_programs = max(executed.most_programs, reaching)
 
@@ -199,12 +199,12 @@ def _handed_on(
 ) -> tuple[tuple[str, Any], ...]:
     """The constants that a call gives to a device function."""
     parameters = inspect.signature(callee.fn).parameters
-    given = {name: parameter.default for name, parameter in parameters.items()}
-    given |= {
+    bound = {name: parameter.default for name, parameter in parameters.items()}
+    bound |= {
         name: _value(argument, known) for name, argument in zip(parameters, call.args, strict=False)
     }
-    given |= {str(keyword.arg): _value(keyword.value, known) for keyword in call.keywords}
-    return tuple(sorted((name, value) for name, value in given.items() if value is not _UNKNOWN))
+    bound |= {str(keyword.arg): _value(keyword.value, known) for keyword in call.keywords}
+    return tuple(sorted((name, value) for name, value in bound.items() if value is not _UNKNOWN))
 
 
 def _live(

@@ -157,10 +157,10 @@ class Region:
 
     def words_in(self, address: int, size: int) -> Iterator[tuple[int, Word]]:
         """The synchronisation words that share bytes with `size` bytes at `address`."""
-        for at in range(address - _WIDEST_WORD + 1, address + size):
-            word = self.words.get(at)
-            if word is not None and at + word.size > address:
-                yield at, word
+        for start in range(address - _WIDEST_WORD + 1, address + size):
+            word = self.words.get(start)
+            if word is not None and start + word.size > address:
+                yield start, word
 
     def reads_of(self, slot: int) -> np.ndarray:
         if slot not in self.reads:

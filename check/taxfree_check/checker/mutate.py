@@ -157,8 +157,8 @@ def _changes_of_call(call: ast.Call, function: Any) -> Iterator[Change]:
             yield f"{name}: channel 0", _with_argument(call, position, nothing)
         else:
             own_rank = ast.Attribute(call.args[_PEERS[name]], "rank", ast.Load())
-            own = ast.BinOp(nothing, ast.Add(), own_rank)
-            yield f"{name}: own rank as {what}", _with_argument(call, position, own)
+            own_rank_only = ast.BinOp(nothing, ast.Add(), own_rank)
+            yield f"{name}: own rank as {what}", _with_argument(call, position, own_rank_only)
     match call.func:
         case ast.Attribute(value=whose, attr="to") if _last_name(whose) in ("rank", "source"):
             yield f"the block of {_last_name(whose)} 0", _product(call, 0)
@@ -256,11 +256,13 @@ def _partly_stored(call: ast.Call) -> ast.stmt:
 def _signals_first(node: ast.FunctionDef | ast.If) -> Iterator[Change]:
     """The signal before the data that it announces."""
     called = [{_name(call) for call in calls_in(statement)} for statement in node.body]
-    stores = [at for at, names in enumerate(called) if "copy" in names and not names & _SIGNALS]
+    stores = [
+        index for index, names in enumerate(called) if "copy" in names and not names & _SIGNALS
+    ]
     signals = [
-        at
-        for at, statement in enumerate(node.body)
-        if isinstance(statement, ast.Expr | ast.If) and called[at] & _SIGNALS
+        index
+        for index, statement in enumerate(node.body)
+        if isinstance(statement, ast.Expr | ast.If) and called[index] & _SIGNALS
     ]
     if stores and signals:
         body = [statement for statement in node.body if statement is not node.body[stores[0]]]

@@ -186,18 +186,18 @@ class _Thread:
         self._watch, self.registers = watch, registers
 
     def run(self, instructions: Sequence[_Instruction], labels: dict[str, int]) -> None:
-        at = steps = 0
-        while at < len(instructions):
+        index = steps = 0
+        while index < len(instructions):
             steps += 1
             if steps > _MOST_STEPS:
-                raise Unknown(f"{instructions[at].text}: a loop that no memory access ends")
-            instruction = instructions[at]
-            at += 1
+                raise Unknown(f"{instructions[index].text}: a loop that no memory access ends")
+            instruction = instructions[index]
+            index += 1
             guard = instruction.guard
             if guard and bool(self._value(guard.lstrip("!"), "b32")) == guard.startswith("!"):
                 continue
             if instruction.name == "bra":
-                at = labels[instruction.operands[0]]
+                index = labels[instruction.operands[0]]
             elif instruction.name in ("ret", "exit"):
                 return
             else:
@@ -222,8 +222,8 @@ class _Thread:
         elif _WITHOUT_EFFECT.match(text):
             return
         elif name == "setp":
-            target, *given = instruction.operands
-            one, other = (self._typed(operand, instruction.type) for operand in given)
+            target, *operands = instruction.operands
+            one, other = (self._typed(operand, instruction.type) for operand in operands)
             self.registers[target] = int(_COMPARISONS[modifiers[0]](one, other))
         elif name == "selp":
             target, one, other, which = instruction.operands
@@ -235,14 +235,14 @@ class _Thread:
             raise Unknown(f"{text}: this instruction cannot be interpreted")
 
     def _compute(self, instruction: _Instruction) -> None:
-        target, *given = instruction.operands
+        target, *operands = instruction.operands
         name, kind, modifiers = instruction.name, instruction.type, instruction.modifiers
-        if name == "mov" and "{" in target + given[0]:
-            self._split(target, given[0], kind)
+        if name == "mov" and "{" in target + operands[0]:
+            self._split(target, operands[0], kind)
             return
         if name == "mov" and {"v2", "v4"} & set(modifiers):
             for component in "xyzw":
-                self.registers[f"{target}.{component}"] = self._value(given[0], kind)
+                self.registers[f"{target}.{component}"] = self._value(operands[0], kind)
             return
         if name == "cvt" and "f" in "".join(
             modifier for modifier in modifiers if _TYPE.fullmatch(modifier)
@@ -252,7 +252,7 @@ class _Thread:
         if kind in _PAIRS:
             single = kind.removesuffix("x2")
             halves = [
-                [_decode(self._value(operand, "b32") >> shift, single) for operand in given]
+                [_decode(self._value(operand, "b32") >> shift, single) for operand in operands]
                 for shift in (0, 16)
             ]
             low, high = (_encode(function(*half), single) for half in halves)
@@ -260,7 +260,7 @@ class _Thread:
             return
         # `cvt` names the type of its result first, and that of its operand last.
         types = [modifier for modifier in modifiers if _TYPE.fullmatch(modifier)]
-        values = [self._typed(operand, kind) for operand in given]
+        values = [self._typed(operand, kind) for operand in operands]
         wanted = types[0] if name == "cvt" and types else kind
         if "wide" in modifiers:
             wanted = f"{kind[0]}{2 * int(kind[1:])}"
@@ -322,7 +322,7 @@ class _Thread:
 
     def _modify(self, instruction: _Instruction, operands: list[str]) -> int:
         """Run an atomic; the old value."""
-        place, *given = operands
+        place, *sources = operands
         kind = instruction.type
         operation = next(
             (
@@ -335,7 +335,7 @@ class _Thread:
         if operation is None or kind in _PAIRS:
             raise Unknown(f"{instruction.text}: this atomic cannot be interpreted")
         (address,), size = self._addresses(place, kind, 1)
-        values = [self._typed(operand, kind) for operand in given]
+        values = [self._typed(operand, kind) for operand in sources]
         word = _INTEGERS[size].from_address(address)
 
         def result() -> int:
@@ -358,9 +358,9 @@ class _Thread:
             old, word.value = word.value, result()
         return old
 
-    def _addresses(self, place: str, kind: str, count: int) -> tuple[list[int], int]:
+    def _addresses(self, text: str, kind: str, count: int) -> tuple[list[int], int]:
         """The addresses of consecutive elements, and the bytes of one."""
-        parts = [part.strip() for part in place.strip("[] ").split("+")]
+        parts = [part.strip() for part in text.strip("[] ").split("+")]
         first = sum(self._value(part, "b64") for part in parts)
         size = int(re.sub(r"\D", "", kind)) // 8
         if size not in _INTEGERS:

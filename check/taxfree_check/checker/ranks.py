@@ -39,10 +39,10 @@ class Symmetric:
         """The element at a byte offset, for reports."""
         index = offset // self.dtype.itemsize
         if len(self.shape) > 1 and index < self._locals[0].numel():
-            place = ", ".join(
+            position_text = ", ".join(
                 str(position) for position in np.unravel_index(index, tuple(self.shape))
             )
-            return f"{self.name}[{place}]"
+            return f"{self.name}[{position_text}]"
         return f"{self.name}[{index}]"
 
 

@@ -120,17 +120,17 @@ class Shadow:
         """The conflict with the first earlier access, by number, that is wrong, or None."""
         if not wrong.any():
             return None
-        at = int(wrong.argmax())
-        address = region.begin + int(granules[at]) * region.granule
-        return Conflict(self._access(int(earlier[at])), access, address)
+        index = int(wrong.argmax())
+        address = region.begin + int(granules[index]) * region.granule
+        return Conflict(self._access(int(earlier[index])), access, address)
 
     def _plain_against_words(
         self, access: Access, region: Region, addresses: np.ndarray, size: int
     ) -> Conflict | None:
         touched = {
-            at: word
+            start: word
             for address in sorted(set(addresses.tolist()))
-            for at, word in region.words_in(address, size)
+            for start, word in region.words_in(address, size)
         }
         conflict = None
         for address, word in touched.items():
@@ -229,8 +229,8 @@ class Shadow:
         word, actor = region.word(address, size), access.actor
         granules = region.granules(np.array([address], np.uint64), size)[0]
         conflict = self._word_against_plain(access, region, granules)
-        for at, other in region.words_in(address, size):
-            conflict = conflict or _against_atomics(access, other, at, is_same=other is word)
+        for start, other in region.words_in(address, size):
+            conflict = conflict or _against_atomics(access, other, start, is_same=other is word)
         word.messages.is_signal |= access.writes and actor.rank != region.rank
         if reads:
             acquires = access.sem in ("acquire", "acq_rel")

@@ -83,8 +83,8 @@ class Trial:
             error = (output.double() - wanted).abs().max()
             if not error <= _TOLERANCE * wanted.abs().max().clamp(min=1.0):
                 generation = self._first_generation + number
-                place = f"rank {rank}, generation {generation}: off by {error:.3g} at most"
-                return Violation(Reason.WRONG_RESULT, (place, str(self._problem)))
+                text = f"rank {rank}, generation {generation}: off by {error:.3g} at most"
+                return Violation(Reason.WRONG_RESULT, (text, str(self._problem)))
         return None
 
 

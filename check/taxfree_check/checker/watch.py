@@ -336,8 +336,8 @@ class Watch:
         """The addresses of an access by region; one that is in no region ends the run."""
         for region, inside in self._shadow.split(addresses, size):
             if region is None:
-                place = f"address {int(inside.max()):#x}:"
-                self._found(self._about(Reason.OUTSIDE, place, access))
+                text = f"address {int(inside.max()):#x}:"
+                self._found(self._about(Reason.OUTSIDE, text, access))
             else:
                 yield region, inside
 
@@ -346,9 +346,9 @@ class Watch:
     ) -> None:
         for region, inside in self._regions(access, addresses, size):
             if region.word_bytes not in (0, size):
-                place = report.where(region, int(inside[0]))
-                place = f"{place}, {region.word_bytes} bytes, in parts:"
-                self._found(self._about(Reason.TORN, place, access))
+                text = report.where(region, int(inside[0]))
+                text = f"{text}, {region.word_bytes} bytes, in parts:"
+                self._found(self._about(Reason.TORN, text, access))
             elif region.is_lamport:
                 self._race(self._shadow.lamport_words(access, region, inside), region, at_once)
             elif region.word_bytes:
@@ -372,8 +372,8 @@ class Watch:
             reason = Reason.TIMEOUT
         self._found(report.race(conflict, region, self._shadow.find, reason), at_once=at_once)
 
-    def _about(self, reason: Reason, place: str, access: Access) -> Violation:
-        details = (place, *report.describe(access))
+    def _about(self, reason: Reason, text: str, access: Access) -> Violation:
+        details = (text, *report.describe(access))
         return Violation(reason, details, (access.site.lines[0].where,))
 
 

@@ -74,12 +74,12 @@ class World(Ranks):
         heap_bytes: int = _HEAP_BYTES,
         covered: bool = True,
     ) -> None:
-        given = overrides.get() or Overrides()
-        super().__init__(given.ranks or ranks, heap_bytes)
-        given.worlds.append(self)
-        first = first_seed if given.first_seed is None else given.first_seed
-        self.seeds = range(first, first + (given.seeds or seeds))
-        self._replay_command = given.replay
+        steering = overrides.get() or Overrides()
+        super().__init__(steering.ranks or ranks, heap_bytes)
+        steering.worlds.append(self)
+        first = first_seed if steering.first_seed is None else steering.first_seed
+        self.seeds = range(first, first + (steering.seeds or seeds))
+        self._replay_command = steering.replay
         self.co_resident, self._covered = co_resident, covered
         self._sizes = Sizes()
         self.checks: list[Checked] = []

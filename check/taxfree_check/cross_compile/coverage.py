@@ -46,8 +46,8 @@ def cases(
         examples: only so many of the operation's problems to compile.
     """
     shapes = registry.operation_shapes(op)
-    for at, problem in enumerate((*shapes.aligned, *shapes.ragged)[:examples]):
-        yield from _cases_of(problem, at < len(shapes.aligned), device, corners)
+    for index, problem in enumerate((*shapes.aligned, *shapes.ragged)[:examples]):
+        yield from _cases_of(problem, index < len(shapes.aligned), device, corners)
 
 
 def smallest_cases(op: str, device: str) -> Iterator[Case]:
@@ -83,5 +83,5 @@ def other_configs(variant: Variant, problem: Problem, hardware: Hardware) -> lis
             together = {**default, **dict(pair)}
             alone = [{**default, name: value} for name, value in pair]
             configs += alone if is_illegal(together) else [together]
-    distinct = [one for at, one in enumerate(configs) if one not in (default, *configs[:at])]
+    distinct = [one for index, one in enumerate(configs) if one not in (default, *configs[:index])]
     return [one for one in distinct if not is_illegal(one)]

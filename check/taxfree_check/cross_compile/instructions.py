@@ -37,12 +37,14 @@ def digests(launches: Sequence[Launch], hardware: Hardware, assembly: bool) -> d
     """
     _use_own_cache()
     made = [_digests(launch, hardware, assembly) for launch in launches]
-    given = [
+    numbers = [
         (launch.kernel.grid, [arg for arg in flat(launch.args) if isinstance(arg, int | float)])
         for launch in launches
     ]
     return {
-        form: _digest(repr([(forms[form], *more) for forms, more in zip(made, given, strict=True)]))
+        form: _digest(
+            repr([(forms[form], *more) for forms, more in zip(made, numbers, strict=True)])
+        )
         for form in (made[0] if made else ())
     }
 

@@ -50,9 +50,9 @@ def _answer(request: dict[str, Any]) -> dict[str, Any]:
             {
                 "kernel": kernel.name,
                 "resources": asdict(kernel.resources),
-                "violations": checked(replace(kernel, begins_call=at == 0), request["aligned"]),
+                "violations": checked(replace(kernel, begins_call=index == 0), request["aligned"]),
             }
-            for at, kernel in enumerate(compiled)
+            for index, kernel in enumerate(compiled)
         ]
     }
 

@@ -163,9 +163,9 @@ def check_config(
     programs: dict[str, Program] = {}
 
     def tried(problem: Problem, seed: int, silent: int | None = None) -> Executed:
-        given = op, variant, problem, config, seed, architecture
+        case = op, variant, problem, config, seed, architecture
         try:
-            return run(*given, silent=silent, programs=programs)
+            return run(*case, silent=silent, programs=programs)
         except UnknownInstruction as error:
             return Executed(
                 op, variant, problem, config, architecture, seed, "error", error.message
@@ -201,7 +201,7 @@ def _grown(problem: Problem, name: str, by: int) -> Problem:
 
 def _hits(programs: Mapping[str, Program]) -> dict[str, frozenset[int]]:
     return {
-        key: frozenset(at for at, was_hit in enumerate(program.hits) if was_hit)
+        key: frozenset(index for index, was_hit in enumerate(program.hits) if was_hit)
         for key, program in programs.items()
     }
 

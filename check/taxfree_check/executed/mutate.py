@@ -77,24 +77,24 @@ class Tried:
     reason: str = ""
 
 
-def changes(given: Instruction) -> Iterator[tuple[str, Instruction | None]]:
+def changes(instruction: Instruction) -> Iterator[tuple[str, Instruction | None]]:
     """Kinds of changes to an instruction, and what it becomes."""
-    name = given.opcode
+    name = instruction.opcode
     if name in ("buffer_wbl2", "buffer_inv"):
         yield name, None
-        if "sc0" in given.modifiers:
-            yield f"{name} sc0", _without(given, "sc0")
+        if "sc0" in instruction.modifiers:
+            yield f"{name} sc0", _without(instruction, "sc0")
     elif name.startswith(("global_", "buffer_")):
         bits = ["sc1"] if "atomic" in name else ["sc0", "sc1"]
         for bit in bits:
-            if bit in given.modifiers:
+            if bit in instruction.modifiers:
                 what = next(kind for kind in ("atomic", "load", "store") if kind in name)
-                yield f"{bit} of a {what}", _without(given, bit)
+                yield f"{bit} of a {what}", _without(instruction, bit)
     elif name == "s_waitcnt":
-        counters = re.findall(r"(\w+)\((\d+)\)", given.text)
+        counters = re.findall(r"(\w+)\((\d+)\)", instruction.text)
         for counter, _ in counters:
             rest = [f"{one}({count})" for one, count in counters if one != counter]
-            yield f"s_waitcnt {counter}", replace(given, text=f"s_waitcnt {' '.join(rest)}")
+            yield f"s_waitcnt {counter}", replace(instruction, text=f"s_waitcnt {' '.join(rest)}")
     elif name == "s_barrier":
         yield name, None
     elif "mfma" in name:
@@ -103,14 +103,14 @@ def changes(given: Instruction) -> Iterator[tuple[str, Instruction | None]]:
         yield ("ds_write" if "write" in name else "ds_read"), None
     elif name.startswith(("s_cbranch_scc", "s_cbranch_vcc")):
         yield "branch never goes", None
-        yield "branch always goes", replace(given, opcode="s_branch")
+        yield "branch always goes", replace(instruction, opcode="s_branch")
     elif name == "s_cbranch_execz":  # going on with no lane on only takes time
-        yield "branch always goes", replace(given, opcode="s_branch")
+        yield "branch always goes", replace(instruction, opcode="s_branch")
 
 
-def _without(given: Instruction, bit: str) -> Instruction:
-    kept = {name: value for name, value in given.modifiers.items() if name != bit}
-    return replace(given, modifiers=kept)
+def _without(instruction: Instruction, bit: str) -> Instruction:
+    kept = {name: value for name, value in instruction.modifiers.items() if name != bit}
+    return replace(instruction, modifiers=kept)
 
 
 def mutants(key: str, program: Program) -> Iterator[Mutant]:
@@ -119,10 +119,10 @@ def mutants(key: str, program: Program) -> Iterator[Mutant]:
     Args:
         key: of the program, Triton's.
     """
-    for at, given in enumerate(program.listing.instructions):
-        if program.hits[at]:
-            for kind, after in changes(given):
-                yield Mutant(key, program.listing.name, kind, at, given, after)
+    for index, instruction in enumerate(program.listing.instructions):
+        if program.hits[index]:
+            for kind, after in changes(instruction):
+                yield Mutant(key, program.listing.name, kind, index, instruction, after)
 
 
 class Subject:

@@ -152,8 +152,8 @@ def source(text: str, kind: str, part: tuple[int, int] | None = None, which: int
     operand = register(text)
     if operand is None:
         bits = constant(text, kind)
-        at = literal(bits if kind in WIDE else bits & WORD).at
-        return Source(Kind.CONSTANT, at, shift, mask, flip)
+        index = literal(bits if kind in WIDE else bits & WORD).at
+        return Source(Kind.CONSTANT, index, shift, mask, flip)
     kinds = (
         (Kind.VECTOR, Kind.VECTOR_PAIR) if operand.is_vector else (Kind.SCALAR, Kind.SCALAR_PAIR)
     )
@@ -185,7 +185,7 @@ def row(form: Form, operation: int = 0, *parts: OperandPart, **fields: int) -> R
     made["form"], made["operation"], made["count"], made["on"] = form, operation, len(parts), -1
     for name, value in fields.items():
         made[name] = value
-    for at, (sources, *rest) in enumerate(parts):
+    for index, (sources, *rest) in enumerate(parts):
         filled = [*sources, *[literal(0)] * (4 - len(sources))]
-        made["parts"][at] = (*rest, filled)
+        made["parts"][index] = (*rest, filled)
     return made

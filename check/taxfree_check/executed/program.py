@@ -54,49 +54,51 @@ class Program:
         self.rows = np.zeros(count + 1, INSTRUCTION)  # at the last one, compiled code stops
         self.steps: list[Step | None] = [None] * count
         self.hits = bytearray(count)
-        for at, given in enumerate(listing.instructions):
-            built = _build(given, listing.labels)
+        for index, instruction in enumerate(listing.instructions):
+            built = _build(instruction, listing.labels)
             if callable(built):
-                self.steps[at] = built
+                self.steps[index] = built
             else:
-                self.rows[at] = built
-            if given.opcode == "s_waitcnt":
-                vector, local = scalar.left_in_flight(given)
-                self.rows[at] = row(Form.WAIT, vector=vector, local=local)
+                self.rows[index] = built
+            if instruction.opcode == "s_waitcnt":
+                vector, local = scalar.left_in_flight(instruction)
+                self.rows[index] = row(Form.WAIT, vector=vector, local=local)
 
-    def step(self, at: int) -> Step:
+    def step(self, index: int) -> Step:
         """The function that executes an instruction."""
-        return self.steps[at] or interpreter.alone(self.rows[at])
+        return self.steps[index] or interpreter.alone(self.rows[index])
 
     def with_steps(self, steps: Mapping[int, Step]) -> Program:
         """The same, but for some steps; as if it had never run."""
         changed = copy(self)
         changed.rows, changed.steps = self.rows.copy(), self.steps.copy()
         changed.hits = bytearray(len(self.steps))
-        for at, step in steps.items():
-            changed.rows["form"][at], changed.steps[at] = Form.PYTHON, step
+        for index, step in steps.items():
+            changed.rows["form"][index], changed.steps[index] = Form.PYTHON, step
         return changed
 
 
-def build_step(given: Instruction, labels: Mapping[str, int]) -> Step:
+def build_step(instruction: Instruction, labels: Mapping[str, int]) -> Step:
     """Make the function that an instruction is.
 
     Raises:
         UnknownInstruction: the executor does not know it.
     """
-    built = _build(given, labels)
+    built = _build(instruction, labels)
     return built if callable(built) else interpreter.alone(built)
 
 
-def _build(given: Instruction, labels: Mapping[str, int]) -> Row | Step:
-    family = given.opcode.split("_")[0]
+def _build(instruction: Instruction, labels: Mapping[str, int]) -> Row | Step:
+    family = instruction.opcode.split("_")[0]
     if family == "s":
-        if given.opcode.startswith("s_load"):
-            return scalar_memory.build(given)
-        return scalar.build(given, labels)
+        if instruction.opcode.startswith("s_load"):
+            return scalar_memory.build(instruction)
+        return scalar.build(instruction, labels)
     if family == "v":
-        return matrix.build(given) if "mfma" in given.opcode else vector.build(given)
-    return shared.build(given) if family == "ds" else vector_memory.build(given)
+        return (
+            matrix.build(instruction) if "mfma" in instruction.opcode else vector.build(instruction)
+        )
+    return shared.build(instruction) if family == "ds" else vector_memory.build(instruction)
 
 
 def argument_bytes(listing: Listing, values: Sequence[int], grid: int) -> bytes:
@@ -112,10 +114,12 @@ def argument_bytes(listing: Listing, values: Sequence[int], grid: int) -> bytes:
         "hidden_grid_dims": 1,
     }  # fmt: skip
     block = bytearray(listing.argument_bytes)
-    given = iter(values)
+    remaining = iter(values)
     for argument in listing.arguments:
         value = (
-            hidden.get(argument.kind, 0) if argument.kind.startswith("hidden_") else next(given, 0)
+            hidden.get(argument.kind, 0)
+            if argument.kind.startswith("hidden_")
+            else next(remaining, 0)
         )
         mask = (1 << 8 * argument.size) - 1
         block[argument.offset : argument.offset + argument.size] = (value & mask).to_bytes(

@@ -258,7 +258,7 @@ class _Session:
             fabrics = self._fabrics(problem.world_size, slot_bytes)
             try:
                 config = self._shown.config
-                return fabrics, [Ready(variant.plan(problem, at, config)) for at in fabrics]
+                return fabrics, [Ready(variant.plan(problem, fabric, config)) for fabric in fabrics]
             except HeapExhausted as error:
                 exhausted = error
         raise exhausted
@@ -310,7 +310,7 @@ class _Session:
                 raise Hang(f"no end after {self._most:,} instructions", self._where())
 
     def _where(self) -> str:
-        return " | ".join(f"rank {at} {one.places()}" for at, one in self._launches.items())
+        return " | ".join(f"rank {rank} {one.places()}" for rank, one in self._launches.items())
 
     def _take(self, host: _Host) -> None:
         """Begin what a host asks for."""
@@ -400,8 +400,8 @@ def _values(
     """
     known = [argument for argument in listing.arguments if not argument.kind.startswith("hidden_")]
     kinds = iter(known)
-    for param, given in zip(kernel.function.params, args, strict=False):
-        for arg in flat((given,)):
+    for param, value in zip(kernel.function.params, args, strict=False):
+        for arg in flat((value,)):
             if arg is None or (type(arg) is int and arg == 1 and not param.do_not_specialize):
                 continue
             is_tensor = isinstance(arg, torch.Tensor)

@@ -39,10 +39,10 @@ _CONFLICTS = {
 }
 
 
-def _registers(given: Instruction) -> frozenset[int]:
+def _registers(instruction: Instruction) -> frozenset[int]:
     """The registers that an instruction names, or uses without naming them; scalar ones below 0."""
-    registers = [register(signs(text)[0]) for text in given.operands]
-    least = 8 if "mfma" in given.opcode else 1
+    registers = [register(signs(text)[0]) for text in instruction.operands]
+    least = 8 if "mfma" in instruction.opcode else 1
     numbers = {
         row if register.is_vector else ~row
         for register in registers
@@ -140,31 +140,31 @@ class Witness:
     def watching(self, key: str, program: Program) -> Program:
         """The program, but watched."""
         steps = {}
-        for at, given in enumerate(program.listing.instructions):
-            step = program.step(at)
-            if given.opcode.startswith("s_cbranch"):
-                step = self._branch((key, at), step)
-            elif (watch := self._watch((key, at), given)) is not None:
+        for index, instruction in enumerate(program.listing.instructions):
+            step = program.step(index)
+            if instruction.opcode.startswith("s_cbranch"):
+                step = self._branch((key, index), step)
+            elif (watch := self._watch((key, index), instruction)) is not None:
                 step = _behind(watch, step)
-            if given.opcode.startswith("ds_") or "mfma" in given.opcode:
-                step = self._destination((key, at), given, step)
-            steps[at] = _behind(self._open_waits(given), step)
+            if instruction.opcode.startswith("ds_") or "mfma" in instruction.opcode:
+                step = self._destination((key, index), instruction, step)
+            steps[index] = _behind(self._open_waits(instruction), step)
         return program.with_steps(steps)
 
-    def _watch(self, place: Place, given: Instruction) -> Callable[[Wave], None] | None:
-        name = given.opcode
+    def _watch(self, place: Place, instruction: Instruction) -> Callable[[Wave], None] | None:
+        name = instruction.opcode
         if name == "s_waitcnt":
-            return self._wait(place, given)
+            return self._wait(place, instruction)
         if name == "s_barrier":
             return lambda wave: self._barrier(place, wave)
         if name == "buffer_wbl2":
             return lambda wave: self._write_back(place, wave)
         if name == "buffer_inv":
-            return lambda wave: self._invalidate(place, wave, scope_of(given.modifiers))
+            return lambda wave: self._invalidate(place, wave, scope_of(instruction.modifiers))
         if name.startswith(("global_", "buffer_")):
-            return self._access(place, given)
+            return self._access(place, instruction)
         if name.startswith(("ds_read", "ds_write")):
-            return self._share(given)
+            return self._share(instruction)
         return None
 
     def _branch(self, place: Place, step: Step) -> Step:
@@ -175,8 +175,8 @@ class Witness:
 
         return watched
 
-    def _destination(self, place: Place, given: Instruction, step: Step) -> Step:
-        first = row_of(given.operands[0])
+    def _destination(self, place: Place, instruction: Instruction, step: Step) -> Step:
+        first = row_of(instruction.operands[0])
         rows = slice(first, first + 16)
 
         def watched(wave: Wave) -> int | None:
@@ -193,9 +193,9 @@ class Witness:
 
         return watched
 
-    def _wait(self, place: Place, given: Instruction) -> Callable[[Wave], None]:
+    def _wait(self, place: Place, instruction: Instruction) -> Callable[[Wave], None]:
         """Note what it lets go of; a wait that follows covers what nobody has used till then."""
-        left = left_in_flight(given)
+        left = left_in_flight(instruction)
 
         def watch(wave: Wave) -> None:
             for counter, leave, queue in zip(
@@ -212,10 +212,14 @@ class Witness:
 
         return watch
 
-    def _open_waits(self, given: Instruction) -> Callable[[Wave], None]:
+    def _open_waits(self, instruction: Instruction) -> Callable[[Wave], None]:
         """Note the waits whose results an instruction needs."""
-        named = _registers(given)
-        orders = given.opcode == "s_barrier" or "atomic" in given.opcode or "wbl2" in given.opcode
+        named = _registers(instruction)
+        orders = (
+            instruction.opcode == "s_barrier"
+            or "atomic" in instruction.opcode
+            or "wbl2" in instruction.opcode
+        )
 
         def watch(wave: Wave) -> None:
             waits = self._waits[wave]
@@ -242,8 +246,8 @@ class Witness:
             group.barriers.append(place)
         phases.append(_Phase())
 
-    def _share(self, given: Instruction) -> Callable[[Wave], None]:
-        touched, writes = shared.touched(given), "write" in given.opcode
+    def _share(self, instruction: Instruction) -> Callable[[Wave], None]:
+        touched, writes = shared.touched(instruction), "write" in instruction.opcode
 
         def watch(wave: Wave) -> None:
             phase = self._phase(wave)
@@ -251,15 +255,15 @@ class Witness:
 
         return watch
 
-    def _access(self, place: Place, given: Instruction) -> Callable[[Wave], None]:
-        touched, changes = vector_memory.touched(given), "store" in given.opcode
+    def _access(self, place: Place, instruction: Instruction) -> Callable[[Wave], None]:
+        touched, changes = vector_memory.touched(instruction), "store" in instruction.opcode
         operand = None
-        if "atomic" in given.opcode:
+        if "atomic" in instruction.opcode:
             changes = True
-            if re.search("_(add|or)(_x2)?$", given.opcode):  # of 0: a poll
-                operand = row_of(given.operands[2 if "sc0" in given.modifiers else 1])
-        has_scope = scope_of(given.modifiers) > Scope.UNIT or "atomic" in given.opcode
-        words_of_operand = 2 if given.opcode.endswith("_x2") else 1
+            if re.search("_(add|or)(_x2)?$", instruction.opcode):  # of 0: a poll
+                operand = row_of(instruction.operands[2 if "sc0" in instruction.modifiers else 1])
+        has_scope = scope_of(instruction.modifiers) > Scope.UNIT or "atomic" in instruction.opcode
+        words_of_operand = 2 if instruction.opcode.endswith("_x2") else 1
 
         def watch(wave: Wave) -> None:
             words, view, writes = set(touched(wave).tolist()), wave.view, changes
@@ -276,7 +280,7 @@ class Witness:
                         self._freshened.add(key)
             if has_scope:
                 (self._written if writes else self._polled)[place][view] |= words
-            if "lds" in given.modifiers or "_lds_" in given.opcode:
+            if "lds" in instruction.modifiers or "_lds_" in instruction.opcode:
                 self._phase(wave).does |= _WRITE
 
         return watch

@@ -25,8 +25,8 @@ def look(guard: Guard) -> Software:
     )
     packages = tuple(_package(guard, name, distributions.get(name, [])) for name in _PACKAGES)
     libraries: dict[str, str] = guard("torch's libraries", _of_torch, {})
-    own = {"taxfree": __version__, "python": platform.python_version()}
-    return Software(own | libraries, packages, _iris())
+    versions = {"taxfree": __version__, "python": platform.python_version()}
+    return Software(versions | libraries, packages, _iris())
 
 
 def _package(guard: Guard, name: str, distributions: list[str]) -> Package:

@@ -125,8 +125,8 @@ def off_their_chiplet(places: Sequence[int], chiplets: int) -> int:
     """
     free, kept = set(places), 0
     for chiplet in range(chiplets):
-        own = Counter(place for place in places[chiplet::chiplets] if place in free)
-        for place, count in own.most_common(1):
+        counts = Counter(place for place in places[chiplet::chiplets] if place in free)
+        for place, count in counts.most_common(1):
             free.remove(place)
             kept += count
     return len(places) - kept
@@ -141,9 +141,11 @@ def largest_inversion(tickets: Sequence[int], chiplets: int = 1) -> int:
     """
     largest = 0
     for chiplet in range(chiplets):
-        own = tickets[chiplet::chiplets]
-        place = {ticket: index for index, ticket in enumerate(sorted(own))}
-        largest = max([largest, *(index - place[ticket] for index, ticket in enumerate(own))])
+        own_tickets = tickets[chiplet::chiplets]
+        rank_of = {ticket: index for index, ticket in enumerate(sorted(own_tickets))}
+        largest = max(
+            [largest, *(index - rank_of[ticket] for index, ticket in enumerate(own_tickets))]
+        )
     return largest
 
 

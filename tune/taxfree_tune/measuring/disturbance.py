@@ -35,7 +35,12 @@ class Watch:
         worked()
         if self._uuid:
             self._found += [shared_reason(self._uuid, self._own), slow_reason(self._uuid)]
-        reasons = [reason for own in vote(self._group, self._found) for reason in own if reason]
+        reasons = [
+            reason
+            for reasons_of_rank in vote(self._group, self._found)
+            for reason in reasons_of_rank
+            if reason
+        ]
         return "; ".join(dict.fromkeys(reasons))
 
 
@@ -72,7 +77,7 @@ def busy_reason(uuid: str) -> str:
     return f"GPU {index} is in use by {percent:.0f} %"
 
 
-def shared_reason(uuid: str, own: Collection[int]) -> str:
+def shared_reason(uuid: str, own_pids: Collection[int]) -> str:
     """Reason that processes of others are on a GPU, or empty.
 
     They are counted, because in a container the driver may give other process ids than ours.
@@ -85,9 +90,9 @@ def shared_reason(uuid: str, own: Collection[int]) -> str:
         there = [process for process in nvidia.processes() if process.gpu == index]
     except Exception:
         return ""
-    if len(there) <= len(own):
+    if len(there) <= len(own_pids):
         return ""
-    others = [f"{process.name} ({process.pid})" for process in there if process.pid not in own]
+    others = [f"{process.name} ({process.pid})" for process in there if process.pid not in own_pids]
     return f"GPU {index} is shared with {', '.join(others[:3])}"
 
 

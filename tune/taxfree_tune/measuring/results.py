@@ -193,7 +193,7 @@ _DIVISORS = ("median_us", "t_bound_us")
 
 def _list(kind: type[_T], entries: Any, name: str) -> tuple[_T, ...]:
     _require(isinstance(entries, list), name, "is not a list")
-    return tuple(_entry(kind, f"{name}[{at}]", entry) for at, entry in enumerate(entries))
+    return tuple(_entry(kind, f"{name}[{index}]", entry) for index, entry in enumerate(entries))
 
 
 def _entry(kind: Any, where: str, document: Any) -> Any:

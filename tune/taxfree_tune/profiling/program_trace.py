@@ -127,8 +127,8 @@ def trace_of(
     """
     times = np.array(
         [
-            np.where(own > 0, alignment.common_us(rank, own), np.nan)
-            for rank, own in enumerate(events)
+            np.where(events_of_rank > 0, alignment.common_us(rank, events_of_rank), np.nan)
+            for rank, events_of_rank in enumerate(events)
         ]
     )
 

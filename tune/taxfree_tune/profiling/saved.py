@@ -138,8 +138,10 @@ def _pipeline(row: Mapping[str, Any]) -> Pipeline:
     others = [rank for rank in row.get("ranks", ()) if rank["rank"] != row["rank"]]
     accounts = [_account(row, parts, row.get("unsplit", ""))]
     for rank in others:
-        own = [Part(part.name, part.tax, rank["parts"][part.name], None, "") for part in parts]
-        accounts.append(_account(rank, own))
+        own_parts = [
+            Part(part.name, part.tax, rank["parts"][part.name], None, "") for part in parts
+        ]
+        accounts.append(_account(rank, own_parts))
     return Pipeline(
         row["variant"],
         row["config"],

@@ -147,11 +147,11 @@ def time_steps(
     times = timer.time_together(fabric, [slot[1:] for slot in slots], repetitions, after)
     timings = {name: timing for (name, _, _), timing in zip(slots, times, strict=True)}
     second = compare_clocks(fabric)
-    own = _Own(first, second, clock_step(fabric), readings, rates)
+    result = _Own(first, second, clock_step(fabric), readings, rates)
     infos = tuple(
         StepInfo(step.name, step.kind, _kernels(fabric, step), step.memory_bytes) for step in steps
     )
-    return _timed(fabric, steps, infos, timings, vote(fabric.group, own))
+    return _timed(fabric, steps, infos, timings, vote(fabric.group, result))
 
 
 # -- sequences --
@@ -287,14 +287,14 @@ def _timed(
     everyone: Sequence[_Own],
 ) -> TimedPipeline:
     alignment = aligned(
-        [(own.first, own.second) for own in everyone],
-        max(own.clock_step_ns for own in everyone),
+        [(result.first, result.second) for result in everyone],
+        max(result.clock_step_ns for result in everyone),
     )
 
     def read(name: str) -> ClockReadings | None:
         if name not in everyone[0].readings or not everyone[0].readings[name]:
             return None
-        return ClockReadings(np.array([own.readings[name] for own in everyone]), len(steps))
+        return ClockReadings(np.array([result.readings[name] for result in everyone]), len(steps))
 
     def times(name: str) -> Times:
         return np.array(timings[name].by_rank_us)
@@ -343,7 +343,7 @@ def _gaps_us(timings: Mapping[str, timer.Timing]) -> Times:
 
 
 def _slowest_rate(everyone: Sequence[_Own], name: str) -> float | None:
-    rate = min(float(np.median(own.rates[name])) for own in everyone)
+    rate = min(float(np.median(result.rates[name])) for result in everyone)
     return None if np.isnan(rate) else rate
 
 

@@ -107,8 +107,8 @@ def _middle_call(pipeline: Pipeline) -> tuple[Span, ...]:
     first = pipeline.timed.measurement.calls // 2 * steps
     spans: list[Span] = []
     for rank in range(len(pipeline.accounts)):
-        own = [span for span in pipeline.timed.spans if span.rank == rank]
-        spans += own[first : first + steps]
+        spans_of_rank = [span for span in pipeline.timed.spans if span.rank == rank]
+        spans += spans_of_rank[first : first + steps]
     return tuple(spans)
 
 

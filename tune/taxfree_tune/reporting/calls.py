@@ -80,13 +80,13 @@ def timelines(sources: Sources) -> list[dict[str, Any]]:
         for timeline in map(Timeline.from_json, entry["timelines"]):
             pipeline = common | {"variant": timeline.variant}
             for bar in timeline.bars():
-                place = {"top": round(bar.top, 4), "bottom": round(bar.bottom, 4)}
+                edges = {"top": round(bar.top, 4), "bottom": round(bar.bottom, 4)}
                 timed = bar.timed
                 times = {"rank": timed.rank, "begin_us": timed.begin_us, "end_us": timed.end_us}
                 kind: dict[str, Any] = {"kind": bar.kind}
                 if isinstance(timed, Activity):
                     kind["program"] = timed.program
-                rows.append(pipeline | place | times | kind)
+                rows.append(pipeline | edges | times | kind)
     return rows
 
 

@@ -96,7 +96,7 @@ def _origins_of(figure: Figure) -> str:
     dates: dict[str, list[str]] = {}
     for row in figure.rows:
         dates.setdefault(row["source"], []).append(row["measured"])
-    return "; ".join(f"{name}, {_period(min(own), max(own))}" for name, own in dates.items())
+    return "; ".join(f"{name}, {_period(min(days), max(days))}" for name, days in dates.items())
 
 
 def _period(first: str, last: str) -> str:

@@ -88,14 +88,14 @@ def read(database: Path, required: bool, results: Sequence[Path]) -> Sources:
             raise
     sources.records += [Recorded(record, SHIPPED) for record in shipped_records()]
     sources.records = [record for record in sources.records if _is_known(record.record)]
-    for given in results:
-        if given.is_dir():
-            for path in sorted(given.rglob("*.json")):
-                if not _add(sources, path, path.relative_to(given).as_posix()):
-                    sources.left_out.append(path.relative_to(given).as_posix())
-        elif not _add(sources, given, given.name):
+    for result in results:
+        if result.is_dir():
+            for path in sorted(result.rglob("*.json")):
+                if not _add(sources, path, path.relative_to(result).as_posix()):
+                    sources.left_out.append(path.relative_to(result).as_posix())
+        elif not _add(sources, result, result.name):
             raise UsageError(
-                f"{given} holds nothing that a report shows",
+                f"{result} holds nothing that a report shows",
                 "give files of bench --out, explain --json or explain --trace",
             )
     return sources

@@ -77,8 +77,8 @@ class ClockReadings:
         """Arrival of the last rank at a step minus own, the mean of a chain: [rank, rep]."""
         arrivals = np.stack(
             [
-                alignment.common_us(rank, own[:, step :: self.steps])
-                for rank, own in enumerate(self.clock_ns)
+                alignment.common_us(rank, clocks[:, step :: self.steps])
+                for rank, clocks in enumerate(self.clock_ns)
             ]
         )
         calls = (self.clock_ns.shape[2] - 1) // self.steps

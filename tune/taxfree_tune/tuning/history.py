@@ -79,7 +79,7 @@ class TuningHistory:
         failed = {text for text, trial in last.items() if trial.state != "measured"}
         return [candidate for candidate in candidates if key(candidate) not in failed]
 
-    def _last_trials(self, op: str, place: str) -> dict[str, TrialRecord]:
+    def _last_trials(self, op: str, record_key: str) -> dict[str, TrialRecord]:
         """The last trial of each candidate with today's kernels."""
         if self.path is None:
             return {}
@@ -87,6 +87,6 @@ class TuningHistory:
         with Database(self.path, read_only=True) as database:
             return {
                 key(Candidate(trial.variant, trial.config)): trial
-                for trial in database.trials(place)
+                for trial in database.trials(record_key)
                 if trial.version == versions.get(trial.variant)
             }

@@ -108,15 +108,15 @@ class RankTuner:
             with alone(database.path, deadline + _GRACE_S - time.monotonic()):
                 tuner = Tuner(database, ranks, fabric.hardware, self._screen, is_hasty=True)
                 took = 0.0
-                for at, problem in enumerate(problems):
+                for index, problem in enumerate(problems):
                     begun = time.monotonic()
                     if (record := _own_record(database, fabric, problem)) is not None:
                         yield Autotuned(problem, record)  # others have tuned it since
                         continue
                     if deadline - begun < took:
                         return
-                    share = min(_MOST_S, (deadline - begun) / (len(problems) - at))
-                    following = problems[at + 1] if at + 1 < len(problems) else None
+                    share = min(_MOST_S, (deadline - begun) / (len(problems) - index))
+                    following = problems[index + 1] if index + 1 < len(problems) else None
                     outcome = _tuned(tuner, problem, Budget(TRIALS, share), following)
                     took = time.monotonic() - begun
                     _log.info("%s, %.1f s", _said(outcome, tuner.mode), took)
@@ -126,11 +126,11 @@ class RankTuner:
 def _with_own_scratch(fabric: Fabric) -> Fabric:
     """The same ranks, with scratch memory that is freed, and a barrier that failed ranks leave."""
     memory = fabric.library_memory  # what is registered stays so
-    own = copy.copy(fabric)
-    own.__dict__["library_memory"] = memory
-    own.__dict__["workspace"] = Workspace(fabric.device, beside=fabric.workspace)
-    own.__dict__["barrier"] = partial(_meet, fabric)
-    return own
+    tuned_fabric = copy.copy(fabric)
+    tuned_fabric.__dict__["library_memory"] = memory
+    tuned_fabric.__dict__["workspace"] = Workspace(fabric.device, beside=fabric.workspace)
+    tuned_fabric.__dict__["barrier"] = partial(_meet, fabric)
+    return tuned_fabric
 
 
 def _meet(fabric: Fabric) -> None:

@@ -107,13 +107,13 @@ class Search:
 
     def _catch_up(self) -> None:
         """Learn what other nodes have told and claimed."""
-        own = {trial.number for trial in self._asked.values()}
+        numbers = {trial.number for trial in self._asked.values()}
         self._waiting, self._elsewhere = [], set()
         for trial in self._study.get_trials(deepcopy=False):
             if trial.state == TrialState.WAITING:
                 self._waiting.append(trial.system_attrs.get("fixed_params", trial.params))
             candidate = self._candidate(trial.params)
-            if candidate is None or trial.number in own:
+            if candidate is None or trial.number in numbers:
                 continue
             if trial.state == TrialState.RUNNING:
                 self._elsewhere.add(key(candidate))

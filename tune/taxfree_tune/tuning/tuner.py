@@ -315,9 +315,9 @@ class Tuner:
 
     def _winners_of_other_versions(self, op: str, problem: Problem) -> list[Candidate]:
         """What the problem's own records name, measured with another version of its variant."""
-        place, versions = self._key(op, problem), fingerprints.versions(op)
-        shipped = (record for record in self._shipped if record.key == place)
-        winners = [record.winner for record in (self._database.get(place), *shipped) if record]
+        record_key, versions = self._key(op, problem), fingerprints.versions(op)
+        shipped = (record for record in self._shipped if record.key == record_key)
+        winners = [record.winner for record in (self._database.get(record_key), *shipped) if record]
         return [
             Candidate(winner.variant, winner.config)
             for winner in winners

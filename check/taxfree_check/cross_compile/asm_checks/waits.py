@@ -62,7 +62,7 @@ def acquire_after_poll(kernel: CompiledKernel) -> Iterator[Finding]:
     for loop in kernel.poll_loops:
         if any(one.is_system_acquire for one in code.inside(loop)):
             continue
-        place = next(at for at in code.places(Role.POLL) if at[0] in loop.blocks)
+        place = next(poll for poll in code.places(Role.POLL) if poll[0] in loop.blocks)
         early = code.first(place, _acquires, Role.LOAD, Role.COPY)
         if early is not None:
             findings.append(Finding("load before the acquire", early))
