@@ -68,8 +68,8 @@ def _finish(control_ptr, out_ptr, elements, BLOCK: tl.constexpr):
     """
     if is_aborted(control_ptr):
         for start in range(0, elements, BLOCK):
-            at = start + tl.arange(0, BLOCK)
-            tl.store(out_ptr + at, float("nan"), mask=at < elements)
+            offsets = start + tl.arange(0, BLOCK)
+            tl.store(out_ptr + offsets, float("nan"), mask=offsets < elements)
     generation = sync.running_generation(control_ptr)
     sync.leave(control_ptr, 1 + generation % 2)  # the next generation is odd
 

@@ -62,11 +62,13 @@ class Signature:
     def numbers(self) -> tuple[tuple[int, str, type[Any], tuple[type[Any], ...]], ...]:
         """The arguments that are numbers: their place, name, type, and all types they may have."""
         numbers = []
-        for at, argument in enumerate(self.schema.split(", ")):
+        for index, argument in enumerate(self.schema.split(", ")):
             kind, name = argument.split()
             if kind.rstrip("?") in _NUMBERS:
                 number = _NUMBERS[kind.rstrip("?")]
-                numbers.append((at, name, number, (number, type(None))[: 1 + kind.endswith("?")]))
+                numbers.append(
+                    (index, name, number, (number, type(None))[: 1 + kind.endswith("?")])
+                )
         return tuple(numbers)
 
     def normalized(self, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -75,10 +77,10 @@ class Signature:
         Raises:
             PlanError: one of them is no such number.
         """
-        for at, name, kind, allowed in self.numbers:
-            if type(arguments[at]) not in allowed:
-                number = _number(name, kind, arguments[at])
-                arguments = (*arguments[:at], number, *arguments[at + 1 :])
+        for index, name, kind, allowed in self.numbers:
+            if type(arguments[index]) not in allowed:
+                number = _number(name, kind, arguments[index])
+                arguments = (*arguments[:index], number, *arguments[index + 1 :])
         return arguments
 
 

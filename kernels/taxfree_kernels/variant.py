@@ -442,9 +442,9 @@ class SizeRange:
     @property
     def bounds(self) -> tuple[int, int]:
         """The first and the last size; size 0 needs no plan."""
-        own: int = getattr(self.problem, operation(op_of(self.problem)).interpolated_fields[0])
-        first = own if self.first is None else self.first
-        last = own if self.last is None else self.last
+        size: int = getattr(self.problem, operation(op_of(self.problem)).interpolated_fields[0])
+        first = size if self.first is None else self.first
+        last = size if self.last is None else self.last
         return (first, last)
 
 

@@ -28,7 +28,7 @@ Words = Any  # uint32 [words]
 
 @compiled
 def _pair(words: Words, index: int) -> Word:
-    """A scalar pair; `at` is the word of the first."""
+    """A scalar pair; `index` is the word of the first."""
     return np.int64(words[index]) | np.int64(words[index + 1]) << 32
 
 
@@ -167,7 +167,7 @@ def _interpreter(version: int) -> Any:
             rows: the instructions.
             words: the state of the wave; changes.
             hits: for each instruction, whether it was executed; changes.
-            at: the index of the first one.
+            index: the index of the first one.
             budget: how many at most.
             memory, shared: operations on them in flight.
 

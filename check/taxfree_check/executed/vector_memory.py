@@ -107,7 +107,7 @@ def touched(instruction: Instruction) -> Callable[[Wave], Lanes]:
 
 
 def _addresses(instruction: Instruction, index: int, size: int) -> Addresses:
-    """From the operands that begin at number `at`; `size` bytes are accessed."""
+    """From the operands that begin at number `index`; `size` bytes are accessed."""
     if instruction.opcode.startswith("buffer"):
         return _buffer_addresses(instruction, index, size)
     vector, base = instruction.operands[index], instruction.operands[-1]

@@ -90,11 +90,11 @@ class BaselinePlan(GatheringPlan):
         self, a: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor
     ) -> list[Step]:
         buffers, steps = self._sized[out.shape[0]], []
-        own, shard, matrix = buffers.shard, a, buffers.matrix
-        if own is not None:
-            shard = own
+        own_shard, shard, matrix = buffers.shard, a, buffers.matrix
+        if own_shard is not None:
+            shard = own_shard
             steps.append(
-                Step("copy in", "copy", lambda: _copied_in(a, own), memory_bytes=2 * a.nbytes)
+                Step("copy in", "copy", lambda: _copied_in(a, own_shard), memory_bytes=2 * a.nbytes)
             )
         steps.append(
             Step(

@@ -140,9 +140,9 @@ def _copy_columns(
     for block in tl.range(0, tl.cdiv(row_end - row_begin, HEIGHT) * across, num_stages=STAGES):
         rows = row_begin + block // across * HEIGHT + tl.arange(0, HEIGHT)
         columns = column_begin + block % across * WIDTH + tl.arange(0, WIDTH)
-        at = (rows * pitch)[:, None] + columns[None, :]
+        offsets = (rows * pitch)[:, None] + columns[None, :]
         mask = (rows < row_end)[:, None] & (columns < column_end)[None, :]
-        tl.store(target_ptr + at, tl.load(source_ptr + at, mask=mask), mask=mask)
+        tl.store(target_ptr + offsets, tl.load(source_ptr + offsets, mask=mask), mask=mask)
 
 
 @triton.jit
@@ -327,17 +327,19 @@ def finish_tile(
     if TILE.SWAP_AB:
         acc = tl.trans(acc)
     mask = (rows < m)[:, None] & (cols < n)[None, :]
-    at = rows.to(tl.int64)[:, None] * n + cols[None, :]
+    offsets = rows.to(tl.int64)[:, None] * n + cols[None, :]
     if TILE.SPLIT_K == 1:
-        _store(output.ptr + at, acc, mask, output.bias_ptr, cols, cols < n, HAS_BIAS)
+        _store(output.ptr + offsets, acc, mask, output.bias_ptr, cols, cols < n, HAS_BIAS)
     else:
         plane = m.to(tl.int64) * n
-        tl.store(memory.partials_ptr + split * plane + at, acc, mask=mask)
+        tl.store(memory.partials_ptr + split * plane + offsets, acc, mask=mask)
         if sync.arrive(memory.counters_ptr + tile, TILE.SPLIT_K, GROUP):
             total = tl.zeros_like(acc)  # always in the same order
             for other in tl.static_range(TILE.SPLIT_K):  # unrolled: fewer registers than a loop
-                total += tl.load(memory.partials_ptr + other * plane + at, mask=mask, other=0.0)
-            _store(output.ptr + at, total, mask, output.bias_ptr, cols, cols < n, HAS_BIAS)
+                total += tl.load(
+                    memory.partials_ptr + other * plane + offsets, mask=mask, other=0.0
+                )
+            _store(output.ptr + offsets, total, mask, output.bias_ptr, cols, cols < n, HAS_BIAS)
 
 
 @triton.jit

@@ -65,11 +65,13 @@ def _gather(
         first_column = tl.where(GATHER.GATHER_DIM == 0, 0, source * shard_columns)
         target_ptr = gathered_ptr + first_row.to(tl.int64) * k + first_column
         for start in range(begin * shard_columns, end * shard_columns, GATHER.SEND_BLOCK):
-            at = start + tl.arange(0, GATHER.SEND_BLOCK)
-            mask = at < end * shard_columns
-            tile = tl.load(block_ptr + at, mask=mask)
+            offsets = start + tl.arange(0, GATHER.SEND_BLOCK)
+            mask = offsets < end * shard_columns
+            tile = tl.load(block_ptr + offsets, mask=mask)
             tile = tl.where(arrived, tile, float("nan"))
-            tl.store(target_ptr + at // shard_columns * k + at % shard_columns, tile, mask=mask)
+            tl.store(
+                target_ptr + offsets // shard_columns * k + offsets % shard_columns, tile, mask=mask
+            )
     sync.leave(memory.control_ptr)
 
 

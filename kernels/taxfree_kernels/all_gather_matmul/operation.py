@@ -24,14 +24,14 @@ def make_inputs(
 ) -> tuple[torch.Tensor | None, ...]:
     """a_shard [rows_of(rank), shard_columns], weight [k, n], bias [n] or None of one rank."""
     dtype = getattr(torch, problem.dtype)
-    own = 1000 * seed + 100 * (rank + 1)  # not the seed of any shard: ranks are below 100
+    own_seed = 1000 * seed + 100 * (rank + 1)  # not the seed of any shard: ranks are below 100
     size = (problem.n, problem.k) if problem.weight_layout == "nk" else (problem.k, problem.n)
-    weight = random_tensor(size, own + 1_000_000, device, dtype, integers)
+    weight = random_tensor(size, own_seed + 1_000_000, device, dtype, integers)
     if problem.weight_layout == "nk":
         weight = weight.t()
     bias = None
     if problem.bias:
-        bias = random_tensor((problem.n,), own + 2_000_000, device, dtype, integers)
+        bias = random_tensor((problem.n,), own_seed + 2_000_000, device, dtype, integers)
     return _shard(problem, rank, seed, device, integers), weight, bias
 
 

@@ -65,14 +65,14 @@ class _Calls:
     """The work of calls of one size.
 
     Args:
-        own: this rank's rows of the output.
+        own_rows: this rank's rows of the output.
         parts: parts of the peers' rows: the messages to send before it, the rows, and the place
             where they arrive.
         last_messages: messages to send after the last part.
         await_args: arguments of the waiting kernel before the rows.
     """
 
-    own: slice
+    own_rows: slice
     parts: list[tuple[list[_Message], slice, torch.Tensor]]
     last_messages: list[_Message]
     await_args: tuple[Any, ...]
@@ -111,7 +111,7 @@ class OverlapPlan(Plan):
         parts = parts_of(problem, peers, chunks, self._config["CHUNKS_PER_WAIT"])
         begins = [0, *(part.chunks for part in parts)]
         return _Calls(
-            own=rows_of_chunk(problem, rank, 0, 1),
+            own_rows=rows_of_chunk(problem, rank, 0, 1),
             parts=[
                 (messages[begin : part.chunks], part.rows, inbox[part.rows])
                 for begin, part in zip(begins, parts, strict=False)
@@ -137,7 +137,7 @@ class OverlapPlan(Plan):
     ) -> torch.Tensor:
         calls = self._sized[out.shape[0]]
         self._copies.begin()
-        matmul_into(out[calls.own], a, weight, bias)
+        matmul_into(out[calls.own_rows], a, weight, bias)
         for messages, rows, arrived in calls.parts:
             self._send(messages, a)
             self._copies.join()

@@ -133,9 +133,9 @@ def _send(program, shard, memory, rank, GROUP: gl.constexpr, GATHER: gl.constexp
         end = gl.minimum(begin + chunk_rows, shard.own_rows)
         target = translate(own_block, peers, peer)
         for start in range(begin * shard.columns, end * shard.columns, GATHER.SEND_BLOCK):
-            at = start + gl.arange(0, GATHER.SEND_BLOCK, LAYOUT)
-            mask = at < end * shard.columns
-            gl.store(target + at, gl.load(shard.ptr + at, mask=mask), mask=mask)
+            offsets = start + gl.arange(0, GATHER.SEND_BLOCK, LAYOUT)
+            mask = offsets < end * shard.columns
+            gl.store(target + offsets, gl.load(shard.ptr + offsets, mask=mask), mask=mask)
         sync.signal(peers, chunk, peer, GROUP)
 
 

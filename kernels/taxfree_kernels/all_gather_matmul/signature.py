@@ -50,8 +50,10 @@ def _problem(
         m=m, n=n, k=k, gather_dim=gather_dim, dtype=dtype,
         world_size=fabric.world_size, weight_layout=weight_layout(weight), bias=bias is not None,
     )  # fmt: skip
-    own = own_rows(m, gather_dim, fabric.world_size, fabric.rank)
-    require(rows == own, f"a_shard has {rows} rows, rank {fabric.rank} of m={m} has {own}")
+    expected = own_rows(m, gather_dim, fabric.world_size, fabric.rank)
+    require(
+        rows == expected, f"a_shard has {rows} rows, rank {fabric.rank} of m={m} has {expected}"
+    )
     return problem
 
 

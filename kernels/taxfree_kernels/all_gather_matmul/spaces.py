@@ -27,8 +27,8 @@ def tile_space(problem: AllGatherMatmul, hardware: Hardware) -> Space:
     waits = tuple(dict.fromkeys((world_size, -(-world_size // 2), min(2, world_size), 1)))
     if hardware.backend == "interpreter":
         splits, waits = (1, 2, 4, 8), (world_size, 1)
-    own = {"SOURCES_PER_WAIT": waits}
-    return matmul_space(hardware, problem.m, problem.shard_columns, (1, 2, 4, 8), splits, own)
+    of_gather = {"SOURCES_PER_WAIT": waits}
+    return matmul_space(hardware, problem.m, problem.shard_columns, (1, 2, 4, 8), splits, of_gather)
 
 
 def tma_space(problem: AllGatherMatmul, hardware: Hardware) -> Space:

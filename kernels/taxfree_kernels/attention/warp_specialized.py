@@ -116,18 +116,18 @@ def _produce(q_desc, k_desc, v_desc, shared, place, WORK: gl.constexpr):
     kv_head = place.head // (WORK.Q_HEADS // WORK.KV_HEADS)
     mbarrier.expect(shared.q_full, WORK.CONSUMERS * q_desc.block_type.nbytes)
     for consumer in gl.static_range(WORK.CONSUMERS):
-        at = [place.sequence, place.head, place.row + consumer * _ROWS, 0]
-        load_box(q_desc, at, shared.q_full, shared.q.index(consumer))
+        corner = [place.sequence, place.head, place.row + consumer * _ROWS, 0]
+        load_box(q_desc, corner, shared.q_full, shared.q.index(consumer))
     for step in range(place.steps):
         stage = step % WORK.STAGES
         parity = step // WORK.STAGES & 1
-        at = [place.sequence, kv_head, step * WORK.BLOCK_N, 0]
+        corner = [place.sequence, kv_head, step * WORK.BLOCK_N, 0]
         mbarrier.wait(shared.k_empty.index(stage), parity ^ 1)
         mbarrier.expect(shared.k_full.index(stage), k_desc.block_type.nbytes)
-        load_box(k_desc, at, shared.k_full.index(stage), shared.k.index(stage))
+        load_box(k_desc, corner, shared.k_full.index(stage), shared.k.index(stage))
         mbarrier.wait(shared.v_empty.index(stage), parity ^ 1)
         mbarrier.expect(shared.v_full.index(stage), v_desc.block_type.nbytes)
-        load_box(v_desc, at, shared.v_full.index(stage), shared.v.index(stage))
+        load_box(v_desc, corner, shared.v_full.index(stage), shared.v.index(stage))
 
 
 @gluon.jit

@@ -85,9 +85,9 @@ def ping_pong(control_ptr, heap_bases, rank, peer, first_round, rounds, GROUP: t
 
 @triton.jit
 def _hand_over(inbox_ptr, peers, peer, GROUP: tl.constexpr, BLOCK: tl.constexpr):
-    at = tl.arange(0, BLOCK)
+    offsets = tl.arange(0, BLOCK)
     target = translate(inbox_ptr, peers, peer)
-    tl.store(target + at, tl.zeros((BLOCK,), tl.int64) + peers.generation)
+    tl.store(target + offsets, tl.zeros((BLOCK,), tl.int64) + peers.generation)
     sync.signal(peers, 0, peer, GROUP)
 
 
@@ -105,7 +105,7 @@ def hand_over(
         inbox_ptr: int64 [BLOCK], symmetric.
         stale_ptr: int64 [BLOCK]: how often each word was not that of the current round.
     """
-    at = tl.arange(0, BLOCK)
+    offsets = tl.arange(0, BLOCK)
     stale = tl.zeros((BLOCK,), tl.int64)
     generation = tl.zeros((), tl.int64) + first_round
     end = generation + rounds
@@ -115,11 +115,11 @@ def hand_over(
         if rank < peer:
             _hand_over(inbox_ptr, peers, peer, GROUP, BLOCK)
         arrived = sync.wait(peers, 0, peer, GROUP)
-        stale += (tl.load(inbox_ptr + at) != generation).to(tl.int64)
+        stale += (tl.load(inbox_ptr + offsets) != generation).to(tl.int64)
         if rank > peer:
             _hand_over(inbox_ptr, peers, peer, GROUP, BLOCK)
         generation += 1
-    tl.store(stale_ptr + at, stale)
+    tl.store(stale_ptr + offsets, stale)
 
 
 @triton.jit

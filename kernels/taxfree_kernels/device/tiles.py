@@ -116,10 +116,10 @@ def in_turns(program, count, ahead, every, others, XCDS: tl.constexpr):
     turn = min(max(program - ahead, 0) // (every + others), (count - ahead) // every)
     begin = tl.where(is_ahead, 0, ahead + turn * every)
     length = tl.where(is_ahead, ahead, min(every, count - begin))
-    place = program - begin - turn * others
-    is_first = place < length
-    first = begin + xcd_swizzle(place, length, XCDS)
-    return is_first, tl.where(is_first, first, turn * others + place - length)
+    rest = program - begin - turn * others
+    is_first = rest < length
+    first = begin + xcd_swizzle(rest, length, XCDS)
+    return is_first, tl.where(is_first, first, turn * others + rest - length)
 
 
 @triton.jit
@@ -256,9 +256,9 @@ def _balanced_head_first(program, blocks, pairs, XCDS: tl.constexpr):
     is_rest = turn < mine
     index = tl.where(is_rest, first + turn, turn - mine)
     pair = tl.where(is_rest, whole * XCDS, chiplet * whole) + index // blocks
-    place = index % blocks
-    alternating = tl.where(place % 2 == 0, blocks - 1 - place // 2, place // 2)
-    return pair, tl.where(is_rest, alternating, blocks - 1 - place)
+    nth = index % blocks
+    alternating = tl.where(nth % 2 == 0, blocks - 1 - nth // 2, nth // 2)
+    return pair, tl.where(is_rest, alternating, blocks - 1 - nth)
 
 
 # -- loads and sums -----------------------------------------------------------------------------
@@ -289,9 +289,9 @@ def select(condition, one, other, ALIGNMENT: tl.constexpr):
 def copy(target_ptr, source_ptr, begin, end, BLOCK: tl.constexpr):
     """Copy elements [begin, end); wide accesses need pointers with a 16-byte alignment hint."""
     for start in range(begin, end, BLOCK):
-        at = start + tl.arange(0, BLOCK)
-        mask = at < end
-        tl.store(target_ptr + at, tl.load(source_ptr + at, mask=mask), mask=mask)
+        offsets = start + tl.arange(0, BLOCK)
+        mask = offsets < end
+        tl.store(target_ptr + offsets, tl.load(source_ptr + offsets, mask=mask), mask=mask)
 
 
 @triton.jit

@@ -80,6 +80,6 @@ def note(control_ptr, event, peer, mask):
     """Log when this program reached an event; for one peer, only the last time is kept."""
     log = tl.load(control_ptr + LOG)
     if log != 0:
-        at = (tl.program_id(0) * EVENTS + event) * PEERS + peer
+        index = (tl.program_id(0) * EVENTS + event) * PEERS + peer
         times = tl.cast(log, tl.pointer_type(tl.int64))
-        tl.store(times + at, clock_ns(TIMELINE), mask=mask)
+        tl.store(times + index, clock_ns(TIMELINE), mask=mask)

@@ -118,8 +118,12 @@ class RocmFabric(GpuFabric):
         """Why Iris cannot serve this rank, or ""."""
         if self.world_size < dist.get_world_size():
             return "it serves the default process group only, and this group is a part of it"
-        its_gpu, own = dist.get_rank() % torch.cuda.device_count(), torch.cuda.current_device()
-        return "" if own == its_gpu else f"it would use GPU {its_gpu}, this rank is on GPU {own}"
+        its_gpu, current = dist.get_rank() % torch.cuda.device_count(), torch.cuda.current_device()
+        return (
+            ""
+            if current == its_gpu
+            else f"it would use GPU {its_gpu}, this rank is on GPU {current}"
+        )
 
     def _map_by_iris(self, iris: ModuleType, heap_bytes: int) -> tuple[torch.Tensor, list[int]]:
         try:

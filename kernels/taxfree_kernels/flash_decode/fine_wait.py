@@ -87,9 +87,9 @@ class FineWaitPlan(DecodePlan):
 
     def finish(self, out: torch.Tensor, *kernels: Kernel) -> None:
         merge_splits, send, combine = kernels
-        _, _, own = self.attention.scratch()
-        self._merge_splits.launch(merge_splits, own, len(out))
-        send(own)
+        _, _, own_part = self.attention.scratch()
+        self._merge_splits.launch(merge_splits, own_part, len(out))
+        send(own_part)
         combine(out)
 
 

@@ -105,9 +105,9 @@ class GatherPlan(DecodePlan):
 
     def finish(self, out: torch.Tensor, *kernels: Kernel) -> None:
         merge_splits, gather, merge_ranks = kernels
-        _, _, own, gathered = self.attention.scratch()
-        self._merge_splits.launch(merge_splits, own, len(out))
-        gather(own, gathered)
+        _, _, own_part, gathered = self.attention.scratch()
+        self._merge_splits.launch(merge_splits, own_part, len(out))
+        gather(own_part, gathered)
         self._merge_ranks.launch(merge_ranks, gathered, out)
 
 

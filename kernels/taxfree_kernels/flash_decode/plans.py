@@ -129,8 +129,8 @@ class LocalAttention:
             early = loads_early(fabric, config)
             steps = Steps(config["num_warps"], config["num_stages"] - 1, early)
             constants = self.constants | {"STEP": steps}
-            own = {"num_stages": 1, "maxnreg": REGISTERS}  # Triton has nothing to pipeline
-            self._kernel = Kernel(attend_by_warp, 0, constants, options | own)
+            by_warp = {"num_stages": 1, "maxnreg": REGISTERS}  # Triton has nothing to pipeline
+            self._kernel = Kernel(attend_by_warp, 0, constants, options | by_warp)
 
     @property
     def parts(self) -> Parts:

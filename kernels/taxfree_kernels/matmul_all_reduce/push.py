@@ -77,11 +77,11 @@ def _push(
         if is_whole:
             rows = row_begin + tl.arange(0, TILE.BLOCK_M)
             cols = col_begin + tl.arange(0, TILE.BLOCK_N)
-            at = rows.to(tl.int64)[:, None] * strides.row + cols[None, :]
+            offsets = rows.to(tl.int64)[:, None] * strides.row + cols[None, :]
             mask = (rows < m)[:, None] & (cols < strides.row)[None, :]
             own_ptr = slot_ptr + rank.to(tl.int64) * strides.source
             part = acc.to(slot_ptr.dtype.element_ty)
-            send_tile(part, own_ptr, at, mask, peers, GROUP, TO_SELF=True)
+            send_tile(part, own_ptr, offsets, mask, peers, GROUP, TO_SELF=True)
             announce_tile(
                 tile, tiles, 0, buffers.counters_ptr + tiles, peers, GROUP,
                 SCHEDULE.TILES_PER_SIGNAL,
@@ -98,9 +98,9 @@ def _push(
         tile_m, tile_n = swizzle2d(tile, tiles_m, tiles_n, TILE.GROUP_M)
         rows = tile_m * TILE.BLOCK_M + tl.arange(0, TILE.BLOCK_M)
         cols = tile_n * TILE.BLOCK_N + tl.arange(0, TILE.BLOCK_N)
-        at = rows.to(tl.int64)[:, None] * strides.row + cols[None, :]
+        offsets = rows.to(tl.int64)[:, None] * strides.row + cols[None, :]
         total = total_of_tile(
-            rows, cols, rows < m, n, epilogue, slot_ptr, strides.source, at,
+            rows, cols, rows < m, n, epilogue, slot_ptr, strides.source, offsets,
             (rows < m)[:, None] & (cols < strides.row)[None, :], tile // SCHEDULE.TILES_PER_SIGNAL,
             peers, GROUP, EPILOGUE,
         )  # fmt: skip

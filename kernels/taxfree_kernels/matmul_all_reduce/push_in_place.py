@@ -74,21 +74,23 @@ def _push_in_place(
         if LL:  # words [WORLD, m, strides.row]; a row has room for all columns of its tiles
             lane = tl.arange(0, TILE.BLOCK_M * TILE.BLOCK_N // 2)
             row = row_begin + lane // (TILE.BLOCK_N // 2)
-            at = tl.minimum(row, m - 1) * strides.row + col_begin // 2 + lane % (TILE.BLOCK_N // 2)
+            offsets = (
+                tl.minimum(row, m - 1) * strides.row + col_begin // 2 + lane % (TILE.BLOCK_N // 2)
+            )
             total, arrived = sum_by_words(
-                words_of(acc, out_ptr.dtype.element_ty), at, row < m, slot_ptr, strides.source,
+                words_of(acc, out_ptr.dtype.element_ty), offsets, row < m, slot_ptr, strides.source,
                 peers, out_ptr.dtype.element_ty, GROUP,
             )  # fmt: skip
             total = tl.reshape(total, [TILE.BLOCK_M, TILE.BLOCK_N])
         else:
-            at = rows.to(tl.int64)[:, None] * strides.row + cols[None, :]
+            offsets = rows.to(tl.int64)[:, None] * strides.row + cols[None, :]
             mask = row_mask[:, None] & (cols < strides.row)[None, :]
             part = acc.to(slot_ptr.dtype.element_ty)
             own_ptr = slot_ptr + rank.to(tl.int64) * strides.source
-            send_tile(part, own_ptr, at, mask, peers, GROUP, TO_SELF=False)
+            send_tile(part, own_ptr, offsets, mask, peers, GROUP, TO_SELF=False)
             signal_everybody(peers, tile, GROUP)
             arrived = wait_for_everybody(peers, tile, GROUP)
-            total = sum_of_sources(slot_ptr, strides.source, at, mask, GROUP, part, rank)
+            total = sum_of_sources(slot_ptr, strides.source, offsets, mask, GROUP, part, rank)
         total = tl.where(arrived, total + added, float("nan"))
         store_tile(out_ptr, rows, cols, row_mask, n, total)
     sync.leave(buffers.control_ptr)

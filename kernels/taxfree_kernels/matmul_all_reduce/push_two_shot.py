@@ -157,12 +157,12 @@ def send_to_owner(
     )
     if is_whole:
         row = tl.arange(0, TILE.BLOCK_M)
-        at = offsets_in_tile(row, inbox.stride_row, TILE.BLOCK_N)
+        offsets = offsets_in_tile(row, inbox.stride_row, TILE.BLOCK_N)
         own_ptr = inbox.parts_ptr + peers.rank.to(tl.int64) * inbox.stride_source
         target_ptr = translate(own_ptr, peers, tile % GROUP.WORLD)
         target_ptr += (tile // GROUP.WORLD).to(tl.int64) * (TILE.BLOCK_M * TILE.BLOCK_N)
         mask = (row_begin + row < m)[:, None]
-        tl.store(target_ptr + at, acc.to(inbox.parts_ptr.dtype.element_ty), mask=mask)
+        tl.store(target_ptr + offsets, acc.to(inbox.parts_ptr.dtype.element_ty), mask=mask)
         announce_tile(
             tile, counts.tiles, 0, buffers.counters_ptr + counts.tiles, peers, GROUP,
             SCHEDULE.TILES_PER_SIGNAL,
@@ -178,24 +178,25 @@ def add_piece(
     ROWS: tl.constexpr = TILE.BLOCK_M // SCHEDULE.PIECES
     ELEMENTS: tl.constexpr = TILE.BLOCK_M * TILE.BLOCK_N
     OWNED_PER_SIGNAL: tl.constexpr = SCHEDULE.TILES_PER_SIGNAL // GROUP.WORLD
-    own, piece = number // SCHEDULE.PIECES, number % SCHEDULE.PIECES
-    tile = own * GROUP.WORLD + peers.rank
+    owned_tile, piece = number // SCHEDULE.PIECES, number % SCHEDULE.PIECES
+    tile = owned_tile * GROUP.WORLD + peers.rank
     tile_m, tile_n = swizzle2d(
         min(tile, counts.tiles - 1), counts.tiles_m, counts.tiles_n, TILE.GROUP_M
     )
     row = piece * ROWS + tl.arange(0, ROWS)
     rows, cols = tile_m * TILE.BLOCK_M + row, tile_n * TILE.BLOCK_N + tl.arange(0, TILE.BLOCK_N)
     row_mask = rows < tl.where(tile < counts.tiles, m, 0)
-    at = offsets_in_tile(row, inbox.stride_row, TILE.BLOCK_N)
+    offsets = offsets_in_tile(row, inbox.stride_row, TILE.BLOCK_N)
     total = total_of_tile(
-        rows, cols, row_mask, n, addends, inbox.parts_ptr + own.to(tl.int64) * ELEMENTS,
-        inbox.stride_source, at, row_mask[:, None], own // OWNED_PER_SIGNAL, peers, GROUP, EPILOGUE,
+        rows, cols, row_mask, n, addends, inbox.parts_ptr + owned_tile.to(tl.int64) * ELEMENTS,
+        inbox.stride_source, offsets, row_mask[:, None], owned_tile // OWNED_PER_SIGNAL, peers,
+        GROUP, EPILOGUE,
     )  # fmt: skip
     result = total.to(out_ptr.dtype.element_ty)
     sum_ptr = inbox.sums_ptr + tile.to(tl.int64) * ELEMENTS
     for step in tl.static_range(1, GROUP.WORLD):
         target_ptr = translate(sum_ptr, peers, (peers.rank + step) % GROUP.WORLD)
-        tl.store(target_ptr + at, result, mask=row_mask[:, None])
+        tl.store(target_ptr + offsets, result, mask=row_mask[:, None])
     announce_tile(
         number, adders, counts.groups, buffers.counters_ptr + counts.tiles + counts.groups, peers,
         GROUP, OWNED_PER_SIGNAL * SCHEDULE.PIECES,
@@ -210,22 +211,22 @@ def copy_sum(
 ):  # fmt: skip
     """Copy the sum of a peer's tile to the output, once it has arrived, in PIECES pieces."""
     ROWS: tl.constexpr = TILE.BLOCK_M // PIECES
-    own = copier // (GROUP.WORLD - 1)
+    owned_tile = copier // (GROUP.WORLD - 1)
     source = (peers.rank + 1 + copier % (GROUP.WORLD - 1)) % GROUP.WORLD
-    tile = own * GROUP.WORLD + source
+    tile = owned_tile * GROUP.WORLD + source
     if tile < counts.tiles:
         tile_m, tile_n = swizzle2d(tile, counts.tiles_m, counts.tiles_n, TILE.GROUP_M)
         row = tl.arange(0, ROWS)
         rows = tile_m * TILE.BLOCK_M + row
         cols = tile_n * TILE.BLOCK_N + tl.arange(0, TILE.BLOCK_N)
-        group = own // (SCHEDULE.TILES_PER_SIGNAL // GROUP.WORLD)
+        group = owned_tile // (SCHEDULE.TILES_PER_SIGNAL // GROUP.WORLD)
         arrived = sync.wait(peers, counts.groups + group, source, GROUP)
         sum_ptr = inbox.sums_ptr + tile.to(tl.int64) * (TILE.BLOCK_M * TILE.BLOCK_N)
         for piece in tl.static_range(PIECES):
             below = piece * ROWS
-            at = offsets_in_tile(row + below, inbox.stride_row, TILE.BLOCK_N)
+            offsets = offsets_in_tile(row + below, inbox.stride_row, TILE.BLOCK_N)
             mask = rows + below < m
-            result = tl.load(sum_ptr + at, mask=mask[:, None])
+            result = tl.load(sum_ptr + offsets, mask=mask[:, None])
             result = tl.where(arrived, result, float("nan"))
             store_tile(out_ptr, rows + below, cols, mask, n, result)
 
@@ -245,9 +246,9 @@ class PushTwoShotPlan(FusedReductionPlan):
     """The plan's arguments for a sum without RMSNorm."""
 
     def _epilogue(
-        self, given: Sequence[torch.Tensor | None], out: torch.Tensor
+        self, addends: Sequence[torch.Tensor | None], out: torch.Tensor
     ) -> tuple[tuple[torch.Tensor, ...], ...]:
-        ((bias, residual, _, _),) = super()._epilogue(given, out)
+        ((bias, residual, _, _),) = super()._epilogue(addends, out)
         return (Addends(bias, residual),)
 
 
@@ -348,8 +349,8 @@ def slot_elements(problem: MatmulAllReduce, config: Config) -> int:
     """Elements of a slot, in the WIRE type: own tiles from every source, and all sums."""
     tiles, elements = tiles_in(problem, config), config["BLOCK_M"] * config["BLOCK_N"]
     inboxes = -(-tiles // problem.world_size) * problem.world_size
-    wire, own = ITEM_BYTES[config["WIRE"]], ITEM_BYTES[problem.dtype]
-    return int(inboxes * elements + tiles * elements * own // wire)
+    wire, item = ITEM_BYTES[config["WIRE"]], ITEM_BYTES[problem.dtype]
+    return int(inboxes * elements + tiles * elements * item // wire)
 
 
 VARIANT = PushTwoShot()

@@ -67,17 +67,19 @@ def _two_shot(
         is_peer = (distance > 0) & (distance < GROUP.WORLD)
         arrived = wait_for_everybody(peers, chunk, GROUP, BUT_SELF=True)
         for start in range(begin, end, SEND_BLOCK):
-            at = start + tl.arange(0, SEND_BLOCK)
-            mask = at < end
+            offsets = start + tl.arange(0, SEND_BLOCK)
+            mask = offsets < end
             total = tl.zeros((SEND_BLOCK,), tl.float32)
             total = with_sources(
-                total, at, mask, partial_ptr, slot_ptr - rank * block, block, rank, GROUP
+                total, offsets, mask, partial_ptr, slot_ptr - rank * block, block, rank, GROUP
             )
-            stored = mask & (at < count)
-            total = add_bias_residual(total, at % columns, stored, at, stored, addends, EPILOGUE)
+            stored = mask & (offsets < count)
+            total = add_bias_residual(
+                total, offsets % columns, stored, offsets, stored, addends, EPILOGUE
+            )
             total = tl.where(arrived, total, float("nan")).to(out_ptr.dtype.element_ty)
-            tl.store(out_ptr + at, total, mask=stored)
-            everywhere = results_ptr[:, None] + at[None, :]
+            tl.store(out_ptr + offsets, total, mask=stored)
+            everywhere = results_ptr[:, None] + offsets[None, :]
             tl.store(everywhere, total[None, :], mask=is_peer[:, None] & mask[None, :])
         signal_everybody(peers, CHUNKS + chunk, GROUP)
     else:
@@ -87,10 +89,10 @@ def _two_shot(
         begin, end = chunk_of_owner(source, chunk, block_vec16, num_vec16, CHUNKS)
         arrived = sync.wait(peers, CHUNKS + chunk, source, GROUP)
         for start in range(begin, end, SEND_BLOCK):
-            at = start + tl.arange(0, SEND_BLOCK)
-            mask = (at < end) & (at < count)
-            result = tl.where(arrived, tl.load(result_ptr + at, mask=mask), float("nan"))
-            tl.store(out_ptr + at, result, mask=mask)
+            offsets = start + tl.arange(0, SEND_BLOCK)
+            mask = (offsets < end) & (offsets < count)
+            result = tl.where(arrived, tl.load(result_ptr + offsets, mask=mask), float("nan"))
+            tl.store(out_ptr + offsets, result, mask=mask)
     sync.leave(control_ptr)
 
 

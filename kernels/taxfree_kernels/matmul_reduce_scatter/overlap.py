@@ -56,12 +56,12 @@ def _add(
     peers = Peers(control_ptr, heap_bases, rank, generation)
     wait_for_channels(peers, channel, channel + CHUNKS, GROUP, CHUNKS, BUT_SELF=True)
     for start in range(tl.program_id(0) * BLOCK, size * 16, tl.num_programs(0) * BLOCK):
-        at = start + tl.arange(0, BLOCK)
-        mask, place = at < count * 16, first * 16 + at
+        offsets = start + tl.arange(0, BLOCK)
+        mask, elements = offsets < count * 16, first * 16 + offsets
         total = tl.zeros((BLOCK,), tl.float32)
-        total = with_sources(total, at, mask, partial_ptr, inbox[0], inbox[1], rank, GROUP)
+        total = with_sources(total, offsets, mask, partial_ptr, inbox[0], inbox[1], rank, GROUP)
         total = total.to(out_ptr.dtype.element_ty)
-        tl.store(out_ptr + place, total, mask=at < size * 16)
+        tl.store(out_ptr + elements, total, mask=offsets < size * 16)
 
 
 @dataclass(frozen=True)
@@ -144,10 +144,10 @@ class OverlapPlan(Plan):
         shards = shards[: world * rows * columns].view(world * rows, columns)
         messages = list(_messages(problem, fabric, chunks, shards, inbox.view(world, stride)))
         owners = [(rank + distance) % world for distance in range(1, world + 1)]
-        own = rows_of_chunk(problem, rank, 0, 1)
+        own_rows = rows_of_chunk(problem, rank, 0, 1)
         last_args = (
             (inbox, stride), fabric.pool.control, 0, fabric.heap_bases, rank,
-            0, (own.stop - own.start) * num_vec16, rows * num_vec16,
+            0, (own_rows.stop - own_rows.start) * num_vec16, rows * num_vec16,
         )  # fmt: skip
         most = _PROGRAMS * fabric.hardware.compute_units
         grid = min(-(-rows * columns // self._add.constants["BLOCK"]), most)
@@ -196,8 +196,8 @@ def _messages(
         rows = rows_of_chunk(problem, peer, chunk, chunks)
         source = shards[rows]
         begin = (rows.start - peer * problem.shard_rows) * problem.shard_columns
-        place = fabric.peer_view(inbox, peer)[rank][begin : begin + source.numel()]
-        yield _Message(peer, chunk, rows, source, place.view(source.shape))
+        target = fabric.peer_view(inbox, peer)[rank][begin : begin + source.numel()]
+        yield _Message(peer, chunk, rows, source, target.view(source.shape))
 
 
 def _part(

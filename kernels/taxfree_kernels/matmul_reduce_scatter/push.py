@@ -137,9 +137,9 @@ def add_piece(
     is_own = own_row < shard_rows
     if SCATTER_DIM == 0:
         is_own = is_own & (own_row >= 0)
-    at = own_row.to(tl.int64)[:, None] * shard.stride_row + cols[None, :]
+    offsets = own_row.to(tl.int64)[:, None] * shard.stride_row + cols[None, :]
     was_sent = (is_own & (sum_rows < m))[:, None] & (cols < shard.stride_row)[None, :]
-    total = sum_of_sources(slot_ptr, shard.stride_source, at, was_sent, GROUP)
+    total = sum_of_sources(slot_ptr, shard.stride_source, offsets, was_sent, GROUP)
     total = tl.where(arrived, total, float("nan"))
     out = out_ptr + own_row.to(tl.int64)[:, None] * shard.columns + cols[None, :]
     is_stored = is_own[:, None] & (cols < shard.columns)[None, :]
@@ -217,8 +217,10 @@ def _pieces(
     """Adding programs per own tile, so that all compute units work; 1 for few rows."""
     if min(problem.shard_rows, config["BLOCK_M"]) < 32:
         return counts[0]
-    own = tiles_of(problem.shard_rows, problem.shard_columns, config["BLOCK_M"], config["BLOCK_N"])
-    enough = (count for count in counts if count * own >= hardware.compute_units)
+    tiles = tiles_of(
+        problem.shard_rows, problem.shard_columns, config["BLOCK_M"], config["BLOCK_N"]
+    )
+    enough = (count for count in counts if count * tiles >= hardware.compute_units)
     return next(enough, counts[-1])
 
 

@@ -106,10 +106,20 @@ def _push_lamport(
         end = tl.where(tile_m == tiles_m - 1, last, tl.minimum(last, row_begin + TILE.BLOCK_M))
         lane = tl.arange(0, ROWS * WIDTH)
         for row in range(begin, end, ROWS):
-            at = row + lane // WIDTH
-            place = (tl.minimum(at, last - 1) - first) * stride_row + shard_col // 2 + lane % WIDTH
+            word_rows = row + lane // WIDTH
+            offsets = (
+                (tl.minimum(word_rows, last - 1) - first) * stride_row
+                + shard_col // 2
+                + lane % WIDTH
+            )
             total, arrived = sum_of_lamport_words(
-                place, at < tl.minimum(end, m), slot_ptr, shard.stride_source, peers, ELEMENT, GROUP
+                offsets,
+                word_rows < tl.minimum(end, m),
+                slot_ptr,
+                shard.stride_source,
+                peers,
+                ELEMENT,
+                GROUP,
             )
             total = tl.where(arrived, tl.reshape(total, (ROWS, TILE.BLOCK_N)), float("nan"))
             own_rows = row + tl.arange(0, ROWS)

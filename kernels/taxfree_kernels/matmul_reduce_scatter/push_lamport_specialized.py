@@ -83,10 +83,10 @@ def _reduce(
         lane = gl.arange(0, LANES, gl.SliceLayout(0, POLLED))
         element = gl.arange(0, 2 * LANES, ADDED)
         for row in range(gl.maximum(first, place.row), end, LANES // WIDTH):
-            at = row + lane // WIDTH
-            in_shard = (gl.minimum(at, last - 1) - first) * stride_row + shard_col // 2
+            word_rows = row + lane // WIDTH
+            in_shard = (gl.minimum(word_rows, last - 1) - first) * stride_row + shard_col // 2
             total, arrived = sum_of_words(
-                in_shard + lane % WIDTH, at < gl.minimum(end, m), buffers.inbox_ptr + slot,
+                in_shard + lane % WIDTH, word_rows < gl.minimum(end, m), buffers.inbox_ptr + slot,
                 shard.stride_source, peers, ELEMENT, GROUP,
             )  # fmt: skip
             total = gl.convert_layout(total, ADDED, assert_trivial=True)

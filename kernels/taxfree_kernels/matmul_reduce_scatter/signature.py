@@ -42,8 +42,8 @@ def _gradient(context: Any, grad: torch.Tensor) -> Gradients:
     gathered: Any = gather(shard, dim, m, world_size, group_name) if needs[1] else None
 
     def of_input() -> Any:
-        own = shard.contiguous()
-        return torch.ops.taxfree.all_gather_matmul(own, weight.t(), None, dim, m, group_name)
+        contiguous = shard.contiguous()
+        return torch.ops.taxfree.all_gather_matmul(contiguous, weight.t(), None, dim, m, group_name)
 
     return gradients(needs, grad, of_input, lambda: x.t() @ gathered())
 

@@ -229,23 +229,23 @@ def announce_tile(
 
 
 @triton.jit
-def send_tile(part, own_ptr, at, mask, peers, GROUP: tl.constexpr, TO_SELF: tl.constexpr):
-    """Store a tile at offsets `at` of this rank's part of all inboxes; of its own if TO_SELF."""
+def send_tile(part, own_ptr, offsets, mask, peers, GROUP: tl.constexpr, TO_SELF: tl.constexpr):
+    """Store a tile at `offsets` of this rank's part of all inboxes; of its own if TO_SELF."""
     for step in tl.static_range(0 if TO_SELF else 1, GROUP.WORLD):
         target_ptr = translate(own_ptr, peers, (peers.rank + step) % GROUP.WORLD)
-        tl.store(target_ptr + at, part, mask=mask)
+        tl.store(target_ptr + offsets, part, mask=mask)
 
 
 @triton.jit
 def total_of_tile(
-    rows, cols, row_mask, n, epilogue, source_ptr, stride_source, at, at_mask,
+    rows, cols, row_mask, n, epilogue, source_ptr, stride_source, offsets, at_mask,
     channel, peers, GROUP: tl.constexpr, EPILOGUE: tl.constexpr,
 ):  # fmt: skip
     """Wait for all ranks' partial sums of a tile, and add them, the bias and the residual.
 
     Args:
         rows, cols, row_mask: the tile's, in a sum of n columns.
-        at, at_mask: see :func:`sum_of_sources`.
+        offsets, at_mask: see :func:`sum_of_sources`.
         channel: the channel that announces them.
 
     Returns:
@@ -253,7 +253,7 @@ def total_of_tile(
     """
     added = bias_residual_of_tile(rows, cols, row_mask, n, epilogue, EPILOGUE)
     arrived = wait_for_everybody(peers, channel, GROUP)
-    total = sum_of_sources(source_ptr, stride_source, at, at_mask, GROUP) + added
+    total = sum_of_sources(source_ptr, stride_source, offsets, at_mask, GROUP) + added
     return tl.where(arrived, total, float("nan"))
 
 
@@ -262,58 +262,66 @@ def bias_residual_of_tile(rows, cols, row_mask, n, epilogue, EPILOGUE: tl.conste
     """float32 [rows, cols]: bias and residual for a tile of a sum of n columns."""
     none = tl.zeros((rows.shape[0], cols.shape[0]), tl.float32)
     col_mask = (cols < n)[None, :]
-    place = rows.to(tl.int64)[:, None] * n + cols[None, :]
+    offsets = rows.to(tl.int64)[:, None] * n + cols[None, :]
     return add_bias_residual(
-        none, cols[None, :], col_mask, place, row_mask[:, None] & col_mask, epilogue, EPILOGUE
+        none, cols[None, :], col_mask, offsets, row_mask[:, None] & col_mask, epilogue, EPILOGUE
     )
 
 
 @triton.jit
 def store_tile(out_ptr, rows, cols, row_mask, n, tile):
     """Store a tile of a sum of n columns, in the type of `out_ptr`."""
-    place = rows.to(tl.int64)[:, None] * n + cols[None, :]
+    offsets = rows.to(tl.int64)[:, None] * n + cols[None, :]
     mask = row_mask[:, None] & (cols < n)[None, :]
-    tl.store(out_ptr + place, tile.to(out_ptr.dtype.element_ty), mask=mask)
+    tl.store(out_ptr + offsets, tile.to(out_ptr.dtype.element_ty), mask=mask)
 
 
 @triton.jit
-def sum_of_sources(source_ptr, stride_source, at, mask, GROUP: tl.constexpr, own=None, rank=0):
-    """float32: the sum of all ranks' elements at offsets `at`, a block, in rank order.
+def sum_of_sources(
+    source_ptr, stride_source, offsets, mask, GROUP: tl.constexpr, own_part=None, rank=0
+):
+    """float32: the sum of all ranks' elements at `offsets`, a block, in rank order.
 
     Args:
-        own: this rank's elements if they are not in the inbox; else None.
+        own_part: this rank's elements if they are not in the inbox; else None.
     """
-    total = tl.zeros(at.shape, tl.float32)
-    if at.numel <= 4096:  # unrolled, so that the loads of all sources are in flight
+    total = tl.zeros(offsets.shape, tl.float32)
+    if offsets.numel <= 4096:  # unrolled, so that the loads of all sources are in flight
         for source in tl.static_range(GROUP.WORLD):
-            total += _part_of(source, source_ptr + source * stride_source + at, mask, own, rank)
+            total += _part_of(
+                source, source_ptr + source * stride_source + offsets, mask, own_part, rank
+            )
     else:  # one source's loads fill the registers
         for source in range(GROUP.WORLD):
-            total += _part_of(source, source_ptr + source * stride_source + at, mask, own, rank)
+            total += _part_of(
+                source, source_ptr + source * stride_source + offsets, mask, own_part, rank
+            )
     return total
 
 
 @triton.jit
-def _part_of(source, ptrs, mask, own, rank):
+def _part_of(source, ptrs, mask, own_part, rank):
     """One rank's elements, float32."""
-    if own is None:
+    if own_part is None:
         part = tl.load(ptrs, mask=mask, other=0.0)
     else:
         others = tl.where(rank == source, False, mask)
-        part = tl.where(rank == source, own, tl.load(ptrs, mask=others, other=0.0))
+        part = tl.where(rank == source, own_part, tl.load(ptrs, mask=others, other=0.0))
     return part.to(tl.float32)
 
 
 @triton.jit
-def with_sources(total, at, mask, own_ptr, inbox_ptr, stride_source, rank, GROUP: tl.constexpr):
-    """`total`, float32, plus elements `at` of all ranks' partial sums, in rank order.
+def with_sources(
+    total, offsets, mask, own_ptr, inbox_ptr, stride_source, rank, GROUP: tl.constexpr
+):
+    """`total`, float32, plus elements at `offsets` of all ranks' partial sums, in rank order.
 
     Args:
         own_ptr: this rank's sum; inbox_ptr: rank 0's; sums are `stride_source` elements apart.
     """
     for source in tl.static_range(GROUP.WORLD):
         source_ptr = select(rank == source, own_ptr, inbox_ptr + source * stride_source, 16)
-        total += tl.load(source_ptr + at, mask=mask, other=0.0).to(tl.float32)
+        total += tl.load(source_ptr + offsets, mask=mask, other=0.0).to(tl.float32)
     return total
 
 
@@ -346,17 +354,17 @@ class EpilogueTensors(NamedTuple):
 
 
 @triton.jit
-def add_bias_residual(total, columns, column_mask, at, mask, epilogue, EPILOGUE: tl.constexpr):
+def add_bias_residual(total, columns, column_mask, offsets, mask, epilogue, EPILOGUE: tl.constexpr):
     """`total`, float32, plus the bias and the residual, if given.
 
     Args:
         columns, column_mask: of the elements of `total`; they may broadcast.
-        at, mask: their offsets in the residual.
+        offsets, mask: theirs in the residual.
     """
     if EPILOGUE.HAS_BIAS:
         total += tl.load(epilogue.bias_ptr + columns, mask=column_mask, other=0.0).to(tl.float32)
     if EPILOGUE.HAS_RESIDUAL:
-        total += tl.load(epilogue.residual_ptr + at, mask=mask, other=0.0).to(tl.float32)
+        total += tl.load(epilogue.residual_ptr + offsets, mask=mask, other=0.0).to(tl.float32)
     return total
 
 
@@ -375,9 +383,9 @@ def sum_and_normalise(
     """
     column = tl.arange(0, EPILOGUE.BLOCK_ROW)
     mask = column < n
-    at = row.to(tl.int64) * n + column
+    offsets = row.to(tl.int64) * n + column
     total = add_bias_residual(
-        tl.zeros((EPILOGUE.BLOCK_ROW,), tl.float32), column, mask, at, mask, epilogue, EPILOGUE
+        tl.zeros((EPILOGUE.BLOCK_ROW,), tl.float32), column, mask, offsets, mask, epilogue, EPILOGUE
     )
     norm_weight = tl.load(epilogue.norm_weight_ptr + column, mask=mask, other=0.0)
     arrived = wait_for_channels(peers, channel, channel_end, GROUP, CHANNELS)
@@ -385,23 +393,23 @@ def sum_and_normalise(
         total, row * stride_row + column, mask, own_ptr, inbox_ptr, stride_source, peers.rank, GROUP
     )
     total = tl.where(arrived, total, float("nan"))
-    store_normalised(total, at, mask, norm_weight, epilogue.eps_ptr, out_ptr, count, n)
+    store_normalised(total, offsets, mask, norm_weight, epilogue.eps_ptr, out_ptr, count, n)
 
 
 @triton.jit
-def store_normalised(total, at, mask, norm_weight, eps_ptr, out_ptr, count, n):
+def store_normalised(total, offsets, mask, norm_weight, eps_ptr, out_ptr, count, n):
     """Store a row and its RMSNorm.
 
     Args:
-        total: float32, the row; 0 where it is masked. at, mask: its place in a sum [m, n].
+        total: float32, the row; 0 where it is masked. offsets, mask: its place in a sum [m, n].
         norm_weight: of the row's columns. eps_ptr: float32 [1].
         out_ptr: [2, m, n]: the normalised sum, then the sum, `count` elements.
     """
     total_square = tl.sum(total * total, 0)
     scale = tl.rsqrt(total_square / n + tl.load(eps_ptr))
     normalised = total * scale * norm_weight.to(tl.float32)
-    tl.store(out_ptr + at, normalised.to(out_ptr.dtype.element_ty), mask=mask)
-    tl.store(out_ptr + count + at, total.to(out_ptr.dtype.element_ty), mask=mask)
+    tl.store(out_ptr + offsets, normalised.to(out_ptr.dtype.element_ty), mask=mask)
+    tl.store(out_ptr + count + offsets, total.to(out_ptr.dtype.element_ty), mask=mask)
 
 
 @dataclass(frozen=True)
@@ -513,10 +521,10 @@ class FusedReductionPlan(Plan):
         return x, weight
 
     def _epilogue(
-        self, given: Sequence[torch.Tensor | None], out: torch.Tensor
+        self, addends: Sequence[torch.Tensor | None], out: torch.Tensor
     ) -> tuple[tuple[torch.Tensor, ...], ...]:
         """The kernel's argument for the addends of the sum, if the operation has any."""
-        tensors = [out if tensor is None else tensor for tensor in given]
+        tensors = [out if tensor is None else tensor for tensor in addends]
         return (EpilogueTensors(*tensors),) if tensors else ()
 
 

@@ -18,11 +18,11 @@ def make_factors(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """x [m, k] and weight [k, n] of one rank; small integers stay exact in narrow partial sums."""
     dtype = getattr(torch, problem.dtype)
-    own = 1000 * seed + rank
+    own_seed = 1000 * seed + rank
     density = min(1.0, _TERMS / (problem.k * problem.world_size))
-    x = random_tensor((problem.m, problem.k), own, device, dtype, integers, density)
+    x = random_tensor((problem.m, problem.k), own_seed, device, dtype, integers, density)
     size = (problem.n, problem.k) if problem.weight_layout == "nk" else (problem.k, problem.n)
-    weight = random_tensor(size, own + 1_000_000, device, dtype, integers)
+    weight = random_tensor(size, own_seed + 1_000_000, device, dtype, integers)
     return x, weight.t() if problem.weight_layout == "nk" else weight
 
 

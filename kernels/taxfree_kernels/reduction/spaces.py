@@ -29,8 +29,8 @@ def tile_space(problem: PartialSum, hardware: Hardware) -> Space:
     Args:
         problem: with m, n and k of a rank's own matmul.
     """
-    own = {"TMA": ways_to_load(problem, hardware)}
-    return matmul_space(hardware, problem.m, problem.k, (1, 4, 8), (1, 2, 4), own)
+    of_sum = {"TMA": ways_to_load(problem, hardware)}
+    return matmul_space(hardware, problem.m, problem.k, (1, 4, 8), (1, 2, 4), of_sum)
 
 
 def ways_to_load(problem: PartialSum, hardware: Hardware) -> tuple[bool, ...]:
@@ -152,8 +152,8 @@ def two_kernel_space(space: Space) -> Space:
     """`space` of a fused kernel for tiles and sums in kernels of their own."""
     pieces = space["PIECES"]
     smaller = (*pieces, 2 * pieces[-1], 4 * pieces[-1])
-    own = {"SPLIT_K": (1,), "STAGGERED": (False,), "PIECES": smaller}
-    return {name: own.get(name, values) for name, values in space.items() if name != "AHEAD"}
+    changed = {"SPLIT_K": (1,), "STAGGERED": (False,), "PIECES": smaller}
+    return {name: changed.get(name, values) for name, values in space.items() if name != "AHEAD"}
 
 
 def most_added(problem: PartialSum) -> int:
@@ -231,8 +231,8 @@ def first_sends(space: Space, sent_bytes: int, row_elements: int) -> list[dict[s
     counts = space["CHUNKS"]
     wanted = max(1, sent_bytes // _CHUNK_BYTES)
     nearest = nearest_first(counts, wanted)[0]
-    at = counts.index(nearest)
-    order = (nearest, *counts[at + 1 : at + 2], *counts[max(0, at - 1) : at])
+    index = counts.index(nearest)
+    order = (nearest, *counts[index + 1 : index + 2], *counts[max(0, index - 1) : index])
     if row_elements % 16:  # elements are copied one by one, each with an address
         guess = {"SEND_BLOCK": 2048, "num_warps": 8}
     elif wanted <= 2 * nearest:

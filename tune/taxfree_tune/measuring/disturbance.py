@@ -83,7 +83,7 @@ def shared_reason(uuid: str, own_pids: Collection[int]) -> str:
     They are counted, because in a container the driver may give other process ids than ours.
 
     Args:
-        own: ids of the ranks on this GPU.
+        own_pids: ids of the ranks on this GPU.
     """
     try:
         index = nvidia.gpus(uuid)[0].index

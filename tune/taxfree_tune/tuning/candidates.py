@@ -101,7 +101,7 @@ def first_candidates(
     configs that won nearby; then the other first configs, in the same order of variants.
 
     Args:
-        found: the variants.
+        variants_by_name: the variants.
         nearby: configs that won on similar problems.
     """
     names = operation(op_of(problem)).first_variants(problem)
