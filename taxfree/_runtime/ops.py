@@ -48,26 +48,26 @@ def _run(signature: Signature, *arguments: Any) -> torch.Tensor:
 
 def _fake(signature: Signature, *arguments: Any) -> torch.Tensor:
     """An output without memory (meta)."""
-    *given, group_name = arguments
+    *call_arguments, group_name = arguments
     world_size = runtime_of(group_name).world_size
-    rows, *_ = signature.sizes(world_size, *given)
-    shape = signature.shape(world_size, rows, *given)
-    empty: torch.Tensor = given[0].new_empty(shape)
+    rows, *_ = signature.sizes(world_size, *call_arguments)
+    shape = signature.shape(world_size, rows, *call_arguments)
+    empty: torch.Tensor = call_arguments[0].new_empty(shape)
     return empty
 
 
 def _keep(ctx: Any, inputs: Sequence[Any], output: torch.Tensor) -> None:
     """Save what :attr:`Signature.gradient` reads."""
     ctx.save_for_backward(*inputs[:2])
-    ctx.arguments = [None if isinstance(each, torch.Tensor) else each for each in inputs]
+    ctx.arguments = [None if isinstance(tensor, torch.Tensor) else tensor for tensor in inputs]
     fabric = runtime_of(inputs[-1])._fabric
     ctx.world_size, ctx.rank = fabric.world_size, fabric.rank
 
 
 def _backward(formula: Callable[..., Gradients], ctx: Any, grad: torch.Tensor) -> Gradients:
     """The gradients of all arguments, None of the last ones."""
-    found = formula(ctx, grad)
-    return *found, *[None] * (len(ctx.arguments) - len(found))
+    gradients = formula(ctx, grad)
+    return *gradients, *[None] * (len(ctx.arguments) - len(gradients))
 
 
 def _without_gradient(name: str, *arguments: Any) -> Any:
@@ -106,7 +106,7 @@ def _fake_gather_once(
     group_name: str,
 ) -> list[torch.Tensor]:
     m = a_shard.shape[0] * runtime_of(group_name).world_size
-    columns = [each.shape[1] for each in weights] + [a_shard.shape[1]] * returns_a
+    columns = [weight.shape[1] for weight in weights] + [a_shard.shape[1]] * returns_a
     return [a_shard.new_empty(m, n) for n in columns]
 
 

@@ -48,7 +48,7 @@ def export(records: Iterable[Record], target: Location) -> None:
         DatabaseUnreadable: the path cannot be written.
     """
     ordered = sorted(records, key=lambda record: record.key)
-    document = {EXPORT_MARK: EXPORT_VERSION, "records": [each.to_json() for each in ordered]}
+    document = {EXPORT_MARK: EXPORT_VERSION, "records": [record.to_json() for record in ordered]}
     text = json.dumps(document, indent=1, sort_keys=True, allow_nan=False) + "\n"
     if not isinstance(target, str | os.PathLike):
         target.write(text)
@@ -193,7 +193,7 @@ def differences(before: Iterable[Record], after: Iterable[Record]) -> list[Diffe
     """Return how two tables differ, ordered by key; where records came from does not count."""
     ours, theirs = ({record.key: record for record in table} for table in (before, after))
     pairs = (Difference(ours.get(key), theirs.get(key)) for key in sorted(ours | theirs))
-    return [each for each in pairs if _content(each.before) != _content(each.after)]
+    return [pair for pair in pairs if _content(pair.before) != _content(pair.after)]
 
 
 def _content(record: Record | None) -> Record | None:

@@ -169,7 +169,7 @@ class Database(AbstractContextManager["Database"]):
         """
         select = f"SELECT key, value {_TRIALS_OF} ORDER BY key"
         ranges = map(_trial_range, reversed(_keys(key)))
-        rows = [row for each in ranges for row in self._connection.select(select, each)]
+        rows = [row for interval in ranges for row in self._connection.select(select, interval)]
         trial = partial(TrialRecord.from_json, op=op_of_key(key))
         return tuple(_decode(trial, *row) for row in rows)
 
