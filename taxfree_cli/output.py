@@ -9,6 +9,7 @@ import json
 import os
 import sys
 from collections.abc import Iterable, Iterator
+from typing import TextIO
 
 from rich.cells import cell_len
 from rich.console import Console
@@ -19,8 +20,8 @@ from taxfree.errors import UsageError
 from taxfree_cli.exits import Failure
 from taxfree_tune.workers.launch import LaunchedProcess
 
-# Used if the output is not a terminal.
-_UNWATCHED_WIDTH = 240
+# Of an output that is no terminal, and of a terminal that does not know its own.
+_UNWATCHED_WIDTH, _UNKNOWN_WIDTH = 240, 80
 
 
 class _Console(Console):
@@ -139,9 +140,19 @@ def _named(text: str) -> str:
 
 def _console(*, stderr: bool, every_node: bool = False) -> Console:
     stream = sys.stderr if stderr else sys.stdout
-    watched = stream.isatty() or "COLUMNS" in os.environ
     return _Console(
         file=stream,
-        width=None if watched else _UNWATCHED_WIDTH,
+        width=_width(stream),
         quiet=bool(place().name) and not every_node,
     )
+
+
+def _width(stream: TextIO) -> int:
+    """Columns: of COLUMNS, unless that is 0 or no number; of the terminal."""
+    columns = os.environ.get("COLUMNS", "")
+    if columns.isdecimal() and int(columns):
+        return int(columns)
+    try:
+        return os.get_terminal_size(stream.fileno()).columns or _UNKNOWN_WIDTH
+    except OSError:
+        return _UNWATCHED_WIDTH

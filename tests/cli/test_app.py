@@ -309,6 +309,10 @@ class TestTables:
 
         return show
 
+    @pytest.mark.parametrize("columns", [0, 1, "wide"])
+    def test_a_terminal_of_no_width_is_printed_to(self, shown, columns):
+        assert shown(columns)[0].split()[0] in ("problem", "m=16")
+
     def test_a_row_is_a_line_where_there_is_room(self, shown):
         assert [line.split() for line in shown(60)] == [
             ["problem", "us", "runs", "refused"],

@@ -5,6 +5,7 @@ import os
 import pickle
 import signal
 import sqlite3
+import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -417,6 +418,15 @@ class TestForeignRows:
 
 
 class TestDefaultPath:
+    def test_of_a_user_without_a_home_it_is_in_the_temporary_folder(self, monkeypatch):
+        def homeless(*_):
+            raise RuntimeError("could not determine the home directory")
+
+        monkeypatch.delenv("TAXFREE_DB", raising=False)
+        monkeypatch.setattr(platformdirs, "user_data_path", homeless)
+        own = Path(tempfile.gettempdir(), f"taxfree-{os.getuid()}")
+        assert default_path() == own / "tuning.sqlite"
+
     def test_the_environment_comes_first(self, monkeypatch):
         monkeypatch.setenv("TAXFREE_DB", "~/here.sqlite")
         assert default_path() == Path.home() / "here.sqlite"

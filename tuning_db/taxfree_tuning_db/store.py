@@ -26,6 +26,7 @@ from .errors import (
     ForeignRecord,
     InvalidRecord,
 )
+from .files import users_folder
 from .records import SCHEMA_VERSION, Record, TrialRecord, canonical_json
 from .renamed import former_key, op_of_key
 
@@ -36,10 +37,10 @@ _T = TypeVar("_T")
 
 
 def default_path() -> Path:
-    """Return the path of the database: `TAXFREE_DB`, else in the platform's user data folder."""
+    """Return the path of the database: `TAXFREE_DB`, else in the user's data folder."""
     if path := os.environ.get("TAXFREE_DB"):
         return Path(os.path.expanduser(path))  # leaves an unknown ~user as it is; Path raises
-    return platformdirs.user_data_path() / "taxfree" / "tuning.sqlite"
+    return users_folder(platformdirs.user_data_path) / "tuning.sqlite"
 
 
 class Database(AbstractContextManager["Database"]):
