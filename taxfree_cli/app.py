@@ -14,6 +14,7 @@ import os
 import signal
 import sys
 import traceback
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any
 
@@ -27,6 +28,7 @@ from taxfree_cli.exits import ExitCode, failure
 from taxfree_cli.output import note, print_failure, warn
 from taxfree_tune.workers.launch import LaunchedProcess
 from taxfree_tune.workers.supervisor import Supervisors, supervise
+from taxfree_tuning_db.errors import ForeignRecordWarning
 
 _SHOWN = "what was finished is printed, and in the files that were asked for; nothing else is kept"
 #: command -> what is left of it after Ctrl-C
@@ -35,6 +37,7 @@ _KEPT = {
     "bench": _SHOWN,
     "explain": _SHOWN,
 }
+_show_warning = warnings.showwarning
 _COMMANDS = ("tune", "bench", "explain", "report", "check", "doctor", "db", "shapes")
 
 
@@ -108,6 +111,7 @@ def taxfree(
 def run(arguments: Sequence[str]) -> int:
     """Run a command line and return its exit code; nothing is raised but SystemExit."""
     command = typer.main.get_command(app)
+    warnings.showwarning = _show_foreign_records  # type: ignore[assignment]
     for name, like in unknown_variables().items():
         warn(f"{name} is no variable of taxfree" + (f": did you mean {like}?" if like else ""))
     try:
@@ -125,6 +129,14 @@ def run(arguments: Sequence[str]) -> int:
         kept = _KEPT.get(next(iter(arguments), ""), "nothing is stored")
         print_failure(failure(Interrupted("interrupted", kept)))
     return code if isinstance(code, int) else ExitCode.DONE
+
+
+def _show_foreign_records(message: Warning | str, category: type[Warning], *place: Any) -> None:
+    """Print a warning that is written for users as a problem, others as Python does."""
+    if issubclass(category, ForeignRecordWarning):
+        warn(str(message))
+    else:
+        _show_warning(message, category, *place)
 
 
 def _refuse_repeats(command: Any, arguments: Sequence[str]) -> None:

@@ -117,7 +117,7 @@ def print_lines(lines: Iterable[str]) -> None:
     """Print plain lines of results, each unbroken."""
     console = results()
     for line in lines:
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
+        console.print(printable(line), markup=False, highlight=False, soft_wrap=True)
 
 
 def _shown(value: object) -> str:
@@ -125,7 +125,12 @@ def _shown(value: object) -> str:
         return ""
     if isinstance(value, float):
         return f"{value:.4g}" if abs(value) < 1e4 else f"{value:.0f}"
-    return str(value)
+    return printable(str(value))
+
+
+def printable(text: str) -> str:
+    """A text whose characters that steer a terminal are shown as Python writes them."""
+    return "".join(each if each.isprintable() else repr(each)[1:-1] for each in text)
 
 
 def _labelled(label: str, style: str, text: str) -> None:
@@ -135,7 +140,7 @@ def _labelled(label: str, style: str, text: str) -> None:
 
 def _named(text: str) -> str:
     name = place().name
-    return f"{name}: {text}" if name else text
+    return printable(f"{name}: {text}" if name else text)
 
 
 def _console(*, stderr: bool, every_node: bool = False) -> Console:

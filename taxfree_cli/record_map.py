@@ -10,7 +10,7 @@ from typing import Any
 from rich.cells import cell_len
 
 from taxfree.shapes import format_problem
-from taxfree_cli.output import print_lines, print_table, results
+from taxfree_cli.output import print_lines, print_table, printable, results
 
 #: fields in which a neighbour's record serves; operations say so beside code that loads torch
 SIZES = ("batch", "length", "kv_len_per_rank", "m")
@@ -55,7 +55,7 @@ def print_map(cells: Iterable[Cell]) -> None:
     for (heading, gpu), group in groups.items():
         print_lines(
             textwrap.wrap(
-                ", ".join(filter(None, (heading, gpu))),
+                printable(", ".join(filter(None, (heading, gpu)))),
                 max(20, results().width),
                 subsequent_indent="  ",
             )
