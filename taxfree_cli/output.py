@@ -12,7 +12,8 @@ from collections.abc import Iterable, Iterator
 from typing import TextIO
 
 from rich.cells import cell_len
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
@@ -25,7 +26,16 @@ _UNWATCHED_WIDTH, _UNKNOWN_WIDTH = 240, 80
 
 
 class _Console(Console):
-    """A console that leaves it to `app.run` what becomes of a reader that has gone."""
+    """A console that lets no text of a file steer the terminal.
+
+    It leaves it to `app.run` what becomes of a reader that has gone.
+    """
+
+    def render(
+        self, renderable: RenderableType, options: ConsoleOptions | None = None
+    ) -> Iterator[Segment]:
+        for text, style, control in super().render(renderable, options):
+            yield Segment(text if control else printable(text, "\n"), style, control)
 
     def on_broken_pipe(self) -> None:
         raise BrokenPipeError
@@ -128,9 +138,12 @@ def _shown(value: object) -> str:
     return printable(str(value))
 
 
-def printable(text: str) -> str:
-    """A text whose characters that steer a terminal are shown as Python writes them."""
-    return "".join(each if each.isprintable() else repr(each)[1:-1] for each in text)
+def printable(text: str, also: str = "") -> str:
+    """A text whose characters that steer a terminal, but those, are shown as Python writes them."""
+    if text.isprintable():
+        return text
+    kept = f"\t{also}"
+    return "".join(c if c.isprintable() or c in kept else repr(c)[1:-1] for c in text)
 
 
 def _labelled(label: str, style: str, text: str) -> None:
