@@ -13,6 +13,7 @@ import io
 import os
 import signal
 import sys
+import textwrap
 import traceback
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -56,16 +57,23 @@ class _CommandModules(Mapping[str, Any]):
         if isinstance(entry, typer.Typer):
             group = typer.main.get_group(entry)
             group.name = name
-            return group
+            return _unabridged(group)
         single = typer.Typer(add_completion=False, rich_markup_mode=None)
         single.command(name)(entry)
-        return typer.main.get_command(single)
+        return _unabridged(typer.main.get_command(single))
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._names)
 
     def __len__(self) -> int:
         return len(self._names)
+
+
+def _unabridged(command: Any) -> Any:
+    """A command, and those of a group, whose first paragraphs stand whole in lists of commands."""
+    for each in (command, *getattr(command, "commands", {}).values()):
+        each.short_help = " ".join((each.help or "").partition("\n\n")[0].split())
+    return command
 
 
 class _Commands(TyperGroup):
@@ -89,8 +97,13 @@ app = typer.Typer(
     cls=_Commands,
     invoke_without_command=True,
     rich_markup_mode=None,
+    context_settings={"help_option_names": ["--help", "-h"]},
     epilog="\n".join(
-        ["\b", "Environment:", *(f"  {name}: {text}" for name, text in VARIABLES.items())]
+        ["\b", "Environment:"]
+        + [
+            textwrap.fill(f"{name}: {text}", 76, initial_indent="  ", subsequent_indent="    ")
+            for name, text in VARIABLES.items()
+        ]
     ),
 )
 
@@ -100,7 +113,9 @@ def taxfree(
     context: typer.Context,
     version: Annotated[
         bool,
-        typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version."),
+        typer.Option(
+            "--version", "-V", callback=_print_version, is_eager=True, help="Show the version."
+        ),
     ] = False,
 ) -> None:
     """Fused multi-GPU kernels: tune them, see what they save, and why."""

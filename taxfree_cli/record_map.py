@@ -35,7 +35,9 @@ class Cell:
 
 def speed_up_text(variant: str, ratio: float | None) -> str:
     """A winner and its speed-up over the library; without one where the library wins."""
-    return variant if ratio is None or variant == "baseline" else f"{variant} {ratio:.2f}x"
+    if variant == "baseline":
+        return "library"
+    return variant if ratio is None else f"{variant} {ratio:.2f}x"
 
 
 def print_map(cells: Iterable[Cell]) -> None:

@@ -122,7 +122,7 @@ class TestList:
         assert cli("db", command).out.splitlines() == [
             "all_gather_matmul n=3584 k=8192 dtype=float16, AMD MI300X",
             " m  8 GPUs  ",
-            "16  baseline",
+            "16  library",
             "",
             "all_gather_matmul n=3584 k=8192 dtype=float16, NVIDIA H200",
             " m  2 GPUs      8 GPUs    ",
@@ -221,7 +221,7 @@ class TestWhy:
         [
             (SHAPE, "exact", "exact: push BLOCK_K="),
             ("m=20 n=3584 k=8192", "neighbour", "neighbour: push"),
-            ("m=16 n=64 k=64", "miss", "miss: the baseline runs"),
+            ("m=16 n=64 k=64", "miss", "miss: the library runs"),
             (
                 "m=64 n=3584 k=8192",
                 "miss",
@@ -248,7 +248,7 @@ class TestWhy:
         monkeypatch.setattr(fingerprints, "versions", lambda op: {"baseline": 1})
         outcome = cli("db", "why", "--shapes", SHAPE)
         assert "variant push is unknown" in outcome.out
-        assert "refused: the baseline runs" in outcome.out
+        assert "refused: the library runs" in outcome.out
 
     def test_flags_other_software(self, cli, stored, monkeypatch):
         stored(RECORD)
@@ -260,7 +260,7 @@ class TestWhy:
         stored(replace(RECORD, winner=replace(RECORD.winner, config=PUSH | {"CHUNKS": 3})))
         outcome = cli("db", "why", "--shapes", "m=20 n=3584 k=8192")
         assert "push: CHUNKS=3 is not in the space of this problem" in outcome.out
-        assert "miss: the baseline runs" in outcome.out
+        assert "miss: the library runs" in outcome.out
 
     def test_needs_a_record_to_know_the_hardware(self, cli, stored):
         stored()
