@@ -43,8 +43,8 @@ OpOfShapes: TypeAlias = Annotated[
     typer.Option(
         "--op",
         metavar="NAME",
-        help="Operation; without it, all operations of the shape files and of the model.",
-        show_default=DEFAULT_OP,
+        help="Operation; without it, all operations of the shape files and of the model, else "
+        f"{DEFAULT_OP}.",
         autocompletion=operation_names,
     ),
 ]
@@ -88,7 +88,7 @@ _FABRIC_HELP = "Symmetric memory between ranks; host needs no GPU."
 Fabric: TypeAlias = Annotated[_FabricName, typer.Option("--fabric", help=_FABRIC_HELP)]
 #: for commands that use it only when they measure
 FabricIfMeasured: TypeAlias = Annotated[
-    _FabricName | None, typer.Option("--fabric", help=_FABRIC_HELP, show_default="auto")
+    _FabricName | None, typer.Option("--fabric", help=f"{_FABRIC_HELP} Default: auto.")
 ]
 Db: TypeAlias = Annotated[
     Path | None,

@@ -185,7 +185,7 @@ class _Made:
     def fall_back(self, kind: Kind, why: str) -> None:
         """Let the library serve the bucket, with a warning that says why."""
         warnings.warn(
-            f"{self.bucket.problem} runs the baseline: {why}", RuntimeWarning, stacklevel=6
+            f"{self.bucket.problem} runs the library: {why}", RuntimeWarning, stacklevel=6
         )
         self.choice, self.parts = Choice(kind, BASELINE, why=why), {}
 

@@ -609,7 +609,7 @@ class Runtime(contextlib.AbstractContextManager["Runtime"]):
         largest = plans.bucket(problem).problem  # one warning for what one plan would serve
         if not self._unprepared[largest]:
             warnings.warn(
-                f"{problem} runs the baseline: {why}; call prepare() before",
+                f"{problem} runs the library: {why}; call prepare() before",
                 RuntimeWarning,
                 stacklevel=6,  # of whoever calls an operation
             )

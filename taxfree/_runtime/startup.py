@@ -143,7 +143,7 @@ def _agreed(
     if differing:
         if rank == 0:
             warnings.warn(
-                f"taxfree runs the baseline only: ranks {differing} differ from rank 0 in their "
+                f"taxfree runs the library only: ranks {differing} differ from rank 0 in their "
                 "environment (TAXFREE_*) or in the versions of taxfree and its kernels",
                 RuntimeWarning,
                 stacklevel=3,

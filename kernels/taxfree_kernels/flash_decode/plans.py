@@ -122,7 +122,8 @@ class LocalAttention:
         }
         self.options = compile_options(fabric.backend, config)
         # Filled in place: planning under graph capture must not copy from the host.
-        self._scaling = torch.full((2,), problem.head_dim**-0.5, device=fabric.device)
+        scale = problem.head_dim**-0.5
+        self._scaling = torch.full((2,), scale, dtype=torch.float32, device=fabric.device)
         options = self.options | pdl_options({"launch_pdl": is_chained(config)})
         self._kernel = self._for_any_cache = Kernel(_attend, 0, self.constants, options)
         if config.get("BY_WARP"):

@@ -374,6 +374,21 @@ class _Lock:
         fcntl.flock(self._file, fcntl.LOCK_EX)
         return True
 
+    def cut_torn_line(self) -> None:
+        """Cut off what a kill or a full disk left of a last line: the next would be joined to it.
+
+        What follows the last line break is at most one line, since a line is written at once.
+        """
+        self.acquire()
+        try:
+            content = self._journal.read_bytes()
+            end = content.rfind(b"\n") + 1
+            if content[end : end + 1] not in (b"", b"{", b"\0"):
+                raise ValueError("it does not end like a journal")
+            self._file.truncate(end)
+        finally:
+            self.release()
+
     def release(self) -> None:
         self._file.close()
 
@@ -385,8 +400,10 @@ def _storage(journal: Path) -> optuna.storages.BaseStorage:
         TaxfreeError: it is damaged.
     """
     journal.parent.mkdir(parents=True, exist_ok=True)
+    lock = _Lock(journal)
     try:
-        backend = JournalFileBackend(str(journal), _Lock(journal))  # type: ignore[arg-type]
+        lock.cut_torn_line()
+        backend = JournalFileBackend(str(journal), lock)  # type: ignore[arg-type]
         return optuna.storages.JournalStorage(backend)
     except OSError:
         raise
