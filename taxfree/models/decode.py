@@ -13,10 +13,12 @@ from torch.nn.functional import embedding, linear, rms_norm, scaled_dot_product_
 from taxfree._runtime.runtime import Runtime, runtime_of
 from taxfree._runtime.startup import init
 from taxfree.errors import UsageError
+from taxfree.models import report
 from taxfree.models.decoders import decoder_of, group_of
 from taxfree_kernels.decode_step.decoder import Cache, Decoder, Layer
 from taxfree_kernels.errors import FabricUnavailable
 from taxfree_kernels.fabric.layout import arena_bytes
+from taxfree_kernels.flash_decode.problem import LEAST_HEAD_DIM, MOST_HEAD_DIM
 
 _OF_OPERATIONS = (torch.float16, torch.bfloat16)
 _LOCAL_SLOT_BYTES = 8 << 20  # of attention: 64 sequences with 64 heads of 256 values
@@ -71,7 +73,8 @@ class ModelStep:
         self._runtime = self._local = None
         if decoder.embedding.dtype in _OF_OPERATIONS and dist.is_initialized():
             self._runtime = None if group is None else _runtime(group)
-            self._local = _local_runtime()
+            if LEAST_HEAD_DIM <= decoder.head_dim <= MOST_HEAD_DIM:
+                self._local = _local_runtime()
         self._sequences = torch.arange(self.batch, device=decoder.embedding.device)
         self._next_norms = [layer.input_norm for layer in decoder.layers[1:]] + [decoder.norm]
 
@@ -97,7 +100,7 @@ class ModelStep:
                 raise UsageError(
                     f"{name} are {given.dtype} {list(given.shape)}, not {dtype} [{self.batch}]"
                 )
-        self._logits = self._run(tokens, positions)
+        self._logits = self.run_operations(tokens, positions)
         return self._largest(self._logits)
 
     @property
@@ -111,27 +114,26 @@ class ModelStep:
             raise UsageError("there are no logits before the first call", "call the step")
         if self._group is None:
             return self._logits
-        vocab, world_size = len(self.decoder.embedding), dist.get_world_size(self._group)
-        own = self._logits.new_zeros(self.batch, -(-vocab // world_size))  # the last has fewer
-        own[:, : self._logits.shape[1]] = self._logits
-        everyone = own.new_empty(world_size, *own.shape)
-        dist.all_gather_into_tensor(everyone, own, self._group)
-        return everyone.movedim(0, 1).flatten(1)[:, :vocab]
+        vocab = len(self.decoder.embedding)
+        own = self._logits.new_zeros(self.batch, -(-vocab // dist.get_world_size(self._group)))
+        own[:, : self._logits.shape[1]] = self._logits  # the last rank has fewer
+        return self._gathered(own).movedim(0, 1).flatten(1)[:, :vocab]
 
-    def take(self, past_key_values: Any) -> int:
-        """Copy keys and values of a prompt into the cache.
+    def take(self, cache: Any) -> int:
+        """Copy the keys and values of a prompt.
 
         Args:
-            past_key_values: a DynamicCache of Transformers, as ``model(prompt)`` returns it.
+            cache: a DynamicCache of Transformers, such as a model that is called with a prompt
+                returns.
 
         Returns:
             The number of tokens that it has taken.
 
         Raises:
-            UsageError: they do not fit into the cache.
+            UsageError: the prompt does not fit.
         """
-        length = int(past_key_values.get_seq_length())
-        for layer, *ours in zip(past_key_values.layers, *self._tensors(), strict=True):
+        length = int(cache.get_seq_length())
+        for layer, *ours in zip(cache.layers, *self._tensors(), strict=True):
             kept = layer.keys.shape[2]  # of a window only the last ones
             if not kept <= length <= self.capacity or len(layer.keys) != self.batch:
                 raise UsageError(
@@ -148,8 +150,11 @@ class ModelStep:
 
     # -- by operations -----------------------------------------------------------------------
 
-    def _run(self, tokens: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """This rank's logits, [batch, its part of the vocabulary]."""
+    def run_operations(self, tokens: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """The step up to this rank's logits, [batch, its part of the vocabulary], by operations.
+
+        It can be compiled.
+        """
         decoder = self.decoder
         x = embedding(tokens, decoder.embedding)
         turns, seen = self._turns(positions), _Seen(positions)
@@ -229,10 +234,16 @@ class ModelStep:
         if self._group is None:
             return tokens
         own = torch.stack((values.double(), (tokens + self.decoder.vocab_start).double()))
-        everyone = own.new_empty(dist.get_world_size(self._group), *own.shape)
-        dist.all_gather_into_tensor(everyone, own, self._group)
+        everyone = self._gathered(own)
         best = everyone[:, 0].argmax(dim=0, keepdim=True)
         return everyone[:, 1].gather(0, best)[0].long()
+
+    def _gathered(self, own: torch.Tensor) -> torch.Tensor:
+        """All ranks' tensors of one shape, [world_size, *shape]."""
+        world_size = dist.get_world_size(self._group)
+        everyone = own.new_empty(world_size * own.shape[0], *own.shape[1:])
+        dist.all_gather_into_tensor(everyone, own, self._group)
+        return everyone.unflatten(0, (world_size, -1))
 
 
 class _Seen:
@@ -318,6 +329,8 @@ def _local_runtime() -> Runtime | None:
 
 def _opened(group: dist.ProcessGroup, **options: Any) -> Runtime | None:
     try:
-        return init(group, **options)
+        found = init(group, **options)
     except FabricUnavailable:
         return None
+    report.include(found)
+    return found

@@ -1,4 +1,4 @@
-"""Reads a model of Transformers into a ``Decoder``: its own tensors, nothing copied."""
+"""Reads a model of Transformers into a ``Decoder``: its own tensors, where they are."""
 
 from __future__ import annotations
 
@@ -23,13 +23,15 @@ _CHANGING = ("dynamic", "longrope")  # rotary frequencies that depend on the len
 def local(parameter: Any) -> torch.Tensor:
     """This rank's part of a parameter, where it is."""
     part = parameter.to_local() if isinstance(parameter, DTensor) else parameter
-    return part.detach()  # type: ignore[no-any-return]
+    return part.detach()
 
 
-def rows_of_rank(whole: torch.Tensor, rank: int, world_size: int) -> torch.Tensor:
-    """A rank's rows of a matrix that it holds whole, as PyTorch shards them."""
-    most = -(-len(whole) // world_size)
-    return whole[rank * most : (rank + 1) * most]
+def _whole(parameter: Any) -> torch.Tensor:
+    """A parameter on every rank. An embedding is sharded if the head is tied to it: a copy then."""
+    part = local(parameter)
+    if part.shape == parameter.shape:
+        return part
+    return parameter.full_tensor().detach()  # type: ignore[no-any-return]
 
 
 def group_of(model: torch.nn.Module) -> dist.ProcessGroup | None:
@@ -42,7 +44,7 @@ def group_of(model: torch.nn.Module) -> dist.ProcessGroup | None:
 
 
 def decoder_of(model: Any, rank: int = 0, world_size: int = 1) -> Decoder:
-    """A rank's part of a Llama, Mistral, Qwen2 or Qwen3 of Transformers.
+    """A rank's part of a Llama, Mistral, Qwen2 or Qwen3 of Transformers; collective.
 
     Args:
         model: for causal language modelling; whole if there is one rank, else sharded by its
@@ -55,10 +57,11 @@ def decoder_of(model: Any, rank: int = 0, world_size: int = 1) -> Decoder:
     if reason is not None:
         raise _refusal(reason)
     inner, attention = model.model, model.model.layers[0].self_attn
-    embedding, head = local(inner.embed_tokens.weight), local(model.lm_head.weight)
-    vocab = inner.embed_tokens.weight.shape[0]
+    embedding, head = _whole(inner.embed_tokens.weight), local(model.lm_head.weight)
+    vocab = len(embedding)
+    share = -(-vocab // world_size)  # the last rank may have fewer rows
     if len(head) == vocab:
-        head = rows_of_rank(head, rank, world_size)
+        head = head[rank * share :][:share]
     decoder = Decoder(
         layers=tuple(_layer(each) for each in inner.layers),
         embedding=embedding,
@@ -68,7 +71,7 @@ def decoder_of(model: Any, rank: int = 0, world_size: int = 1) -> Decoder:
         head_dim=attention.head_dim,
         eps=inner.norm.variance_epsilon,
         rope_scale=float(inner.rotary_emb.attention_scaling),
-        vocab_start=rank * -(-vocab // world_size),
+        vocab_start=rank * share,
     )
     reason = _misfit(decoder, model.config, vocab, world_size)
     if reason is not None:
@@ -108,7 +111,8 @@ def _window(attention: Any) -> int | None:
 
 def _unsupported_reason(model: Any) -> str | None:
     """What a step would not compute, as far as the whole model tells it; None if it is served."""
-    config, inner = getattr(model, "config", None), getattr(model, "model", None)
+    config: Any = getattr(model, "config", None)
+    inner: Any = getattr(model, "model", None)
     if config is None or not hasattr(inner, "layers") or not hasattr(model, "lm_head"):
         return f"{type(model).__name__} has no config, model.layers and lm_head, as a Llama has"
     if getattr(config, "quantization_config", None) is not None:
