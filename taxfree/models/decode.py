@@ -19,6 +19,7 @@ from taxfree_kernels.decode_step.decoder import Cache, Decoder, Layer
 from taxfree_kernels.errors import FabricUnavailable
 from taxfree_kernels.fabric.layout import arena_bytes
 from taxfree_kernels.flash_decode.problem import LEAST_HEAD_DIM, MOST_HEAD_DIM
+from taxfree_kernels.vendor import all_gather, all_reduce
 
 _OF_OPERATIONS = (torch.float16, torch.bfloat16)
 _LOCAL_SLOT_BYTES = 8 << 20  # of attention: 64 sequences with 64 heads of 256 values
@@ -157,14 +158,14 @@ class ModelStep:
         """
         decoder = self.decoder
         x = embedding(tokens, decoder.embedding)
-        turns, seen = self._turns(positions), _Seen(positions)
+        turns, seen, slots = self._turns(positions), _Seen(positions), positions.long()
         normalised = self._normalised(x, decoder.layers[0].input_norm)
         for layer, keys, values, next_norm in zip(
             decoder.layers, *self._tensors(), self._next_norms, strict=True
         ):
             q, k, v = self._projected(layer, normalised, turns)
-            keys[self._sequences, :, positions] = k
-            values[self._sequences, :, positions] = v
+            keys[self._sequences, :, slots] = k
+            values[self._sequences, :, slots] = v
             y = self._attended(q, keys, values, layer.window, seen)
             normalised, x = self._added(y, layer.o, x, layer.post_norm)
             y = silu(linear(normalised, layer.gate)) * linear(normalised, layer.up)
@@ -225,7 +226,7 @@ class ModelStep:
             )
         y = linear(y, weight)
         if self._group is not None:
-            dist.all_reduce(y, group=self._group)
+            all_reduce(y, self._group)
         x = x + y
         return self._normalised(x, norm), x
 
@@ -240,10 +241,11 @@ class ModelStep:
 
     def _gathered(self, own: torch.Tensor) -> torch.Tensor:
         """All ranks' tensors of one shape, [world_size, *shape]."""
+        assert self._group is not None
         world_size = dist.get_world_size(self._group)
         everyone = own.new_empty(world_size * own.shape[0], *own.shape[1:])
-        dist.all_gather_into_tensor(everyone, own, self._group)
-        return everyone.unflatten(0, (world_size, -1))
+        all_gather(everyone, own, self._group)
+        return everyone.view(world_size, *own.shape)
 
 
 class _Seen:
