@@ -20,7 +20,7 @@ transformers = pytest.importorskip(
 )
 
 SIZES = {
-    "vocab_size": 127, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2,
+    "vocab_size": 128, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2,
     "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64,
     "initializer_range": 0.2,
 }  # fmt: skip
@@ -35,7 +35,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "tied Llama": ("Llama", {"tie_word_embeddings": True}),
     "Qwen3": ("Qwen3", {"head_dim": 16, "rope_parameters": YARN}),
     "Qwen2": ("Qwen2", {}),
-    "Mistral": ("Mistral", {"sliding_window": 6}),
+    "Mistral": ("Mistral", {"sliding_window": 6, "vocab_size": 127}),  # odd, for two ranks
 }
 BATCH, PROMPT, NEW_TOKENS = 2, 8, 8
 TIE = 0.05  # standard deviations of the logits: what rounding in bfloat16 moves them by
@@ -46,7 +46,7 @@ def made(case: str, dtype: torch.dtype = torch.float32) -> Any:
     name, options = MODELS[case]
     torch.manual_seed(3)
     config = getattr(transformers, f"{name}Config")(**SIZES | options)
-    model = getattr(transformers, f"{name}ForCausalLM")(config).to(dtype).eval()
+    model = transformers.AutoModelForCausalLM.from_config(config, dtype=dtype).eval()
     model.generation_config.pad_token_id, model.generation_config.eos_token_id = 0, None
     return model
 
@@ -55,23 +55,37 @@ def prompts() -> torch.Tensor:
     return torch.arange(BATCH * PROMPT).view(BATCH, PROMPT) * 7 % 123 + 5
 
 
+def static_cache(model: Any, prompt: list[tuple[torch.Tensor, torch.Tensor]], room: int) -> Any:
+    """A StaticCache that has taken keys and values."""
+    held = transformers.StaticCache(config=model.config, max_cache_len=room)
+    for at, (keys, values) in enumerate(prompt):
+        held.update(keys, values, at)
+    return held
+
+
 @torch.no_grad()
-def generated(model: Any, everyone: Any, has_static_cache: bool) -> Any:
+def generated(
+    model: Any, first: torch.Tensor, everyone: Any = lambda part: [part], is_static: bool = False
+) -> Any:
     """Tokens that a model's step chooses, its logits and those of float64, by new token.
 
     Args:
+        first: the tokens that the prompts are followed by.
         everyone: from this rank's part to those of all ranks.
+        is_static: whether the step uses a cache of Transformers.
     """
     ids, room = prompts(), PROMPT + NEW_TOKENS
-    if has_static_cache:
-        held = transformers.StaticCache(config=model.config, max_cache_len=room)
-        logits = model(ids, past_key_values=held, return_dict=False)[0]
-        step, length = taxfree.decode_step(model, cache=held), PROMPT
+    held = model(ids, return_dict=False)[1]
+    if is_static:
+        static = static_cache(model, [(each.keys, each.values) for each in held.layers], room)
+        step, length = taxfree.decode_step(model, cache=static), PROMPT
+        assert [each.data_ptr() for each in step.cache.keys] == [
+            each.keys.data_ptr() for each in static.layers
+        ]
     else:
-        logits, held = model(ids, return_dict=False)[:2]
         step = taxfree.decode_step(model, BATCH, room)
         length = step.take(held)
-    tokens = [logits[:, -1].argmax(-1)]
+    tokens = [first]
     positions = torch.full((BATCH,), length, dtype=torch.int32)
     rows = []
     for _ in range(NEW_TOKENS - 1):
@@ -107,13 +121,15 @@ def wanted(model: Any) -> torch.Tensor:
 @pytest.mark.parametrize("case", MODELS)
 def test_tokens_are_those_of_generate(case: str, dtype: torch.dtype) -> None:
     model = made(case, dtype)
-    check(model, *generated(model, lambda part: [part], False), wanted(model))
+    tokens = wanted(model)
+    check(model, *generated(model, tokens[:, 0]), tokens)
 
 
 @pytest.mark.parametrize("case", ["Llama", "Qwen3"])
 def test_a_static_cache_is_used_in_place(case: str) -> None:
     model = made(case)
-    check(model, *generated(model, lambda part: [part], True), wanted(model))
+    tokens = wanted(model)
+    check(model, *generated(model, tokens[:, 0], is_static=True), tokens)
 
 
 def test_weights_are_read_where_they_are() -> None:
@@ -262,13 +278,11 @@ def test_arguments_are_checked() -> None:
 
 def test_a_static_cache_must_hold_all_tokens() -> None:
     model = made("Mistral")
-    held = transformers.StaticCache(config=model.config, max_cache_len=16)
     with pytest.raises(UsageError, match="the cache is empty"):
-        taxfree.decode_step(model, cache=held)
-    with torch.no_grad():
-        model(prompts(), past_key_values=held)
+        taxfree.decode_step(model, cache=static_cache(model, [], 16))
+    prompt = [(torch.zeros(BATCH, 2, PROMPT, 8),) * 2] * 2
     with pytest.raises(UsageError, match="dropped the first tokens"):
-        taxfree.decode_step(model, cache=held)
+        taxfree.decode_step(model, cache=static_cache(model, prompt, 16))
 
 
 # -- on ranks ------------------------------------------------------------------------------------
@@ -300,8 +314,9 @@ def generate(fabric: Any, case: str, folder: str, dtype: torch.dtype) -> Any:
                 tp_size=fabric.world_size, tp_plan="auto"
             ),
         ).eval()
-    tokens, rows = generated(loaded, parts_of, False)
-    check(whole, tokens, rows, wanted(whole))
+    theirs = wanted(whole)
+    tokens, rows = generated(loaded, theirs[:, 0], parts_of)
+    check(whole, tokens, rows, theirs)
     ran = {} if dtype == torch.float32 else runtime.stats()
     return tokens.tolist(), {kind for kinds in ran.values() for kind in kinds}
 
