@@ -21,6 +21,9 @@ from torch.distributed.tensor.parallel import (
 )
 from torch.nn.functional import scaled_dot_product_attention, silu
 
+from taxfree.models.decoders import local
+from taxfree_kernels.decode_step.decoder import Decoder, Layer
+
 #: keys and values of a layer: [batch, kv_heads, length, head_dim] each
 Cache = Sequence[tuple[torch.Tensor, torch.Tensor]]
 
@@ -175,6 +178,37 @@ def parallel(
     model = on_meta(sizes)
     parallelize_module(model, mesh, plan(sizes.layers, is_sequence_parallel, gathers_logits))
     return model
+
+
+def decoder_of(model: Llama, rank: int) -> Decoder:
+    """A rank's part of a model, for `taxfree.decode_step`."""
+    blocks: Sequence[Any] = list(model.blocks)
+    sizes, head = blocks[0].attention.sizes, local(model.head.weight)
+    half = sizes.head_dim // 2
+
+    def layer_of(block: Any) -> Layer:
+        rooms: dict[Any, Sequence[str]] = {
+            block.attention: "qkvo",
+            block.mlp: ("gate", "up", "down"),
+        }
+        linears: dict[str, Any] = {
+            name: local(getattr(room, name).weight)
+            for room, names in rooms.items()
+            for name in names
+        }
+        norms = block.attention_norm.weight, block.mlp_norm.weight
+        return Layer(input_norm=local(norms[0]), post_norm=local(norms[1]), **linears)
+
+    return Decoder(
+        layers=tuple(map(layer_of, blocks)),
+        embedding=local(model.embedding.weight),
+        norm=local(model.norm.weight),
+        head=head,
+        inv_freq=sizes.rope_theta ** -(torch.arange(half, device=head.device) / half),
+        head_dim=sizes.head_dim,
+        eps=sizes.eps,
+        vocab_start=rank * len(head),
+    )
 
 
 def random_weights(
