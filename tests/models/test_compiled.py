@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -359,6 +360,44 @@ def keys_of_caches(fabric: Any) -> list[Any]:
     return [*keys, _PASS.uuid()]
 
 
+def schedule_last_nodes_first(fabric: Any) -> list[int]:
+    """Columns of a graph's two operations as they are called, if each node comes when it can."""
+    from torch._inductor import config
+    from torch._inductor.utils import run_and_get_code
+
+    import taxfree
+
+    def last_first(nodes: list[Any], *_: Any) -> list[Any]:
+        left, done = list(nodes), []
+        while left:
+            made = {name for each in left for name in each.get_buffer_names()}
+            done.append(
+                next(
+                    each
+                    for each in reversed(left)
+                    if not {dep.name for dep in each.unmet_dependencies} & made
+                )
+            )
+            left.remove(done[-1])
+        return done
+
+    x, narrow, wide = (torch.ones(4, n).bfloat16() for n in (4, 8, 16))
+    torch.compiler.reset()
+    with (
+        taxfree.init() as rt,
+        config.patch(fx_graph_cache=False),
+        mock.patch("torch._inductor.memory.reorder_for_peak_memory", last_first),
+    ):
+        both = torch.compile(
+            lambda *weights: [rt.matmul_all_reduce(x, each) * 2 for each in weights]
+        )
+        with torch.no_grad():
+            _, (code,) = run_and_get_code(both, narrow, wide)
+    sizes = dict(re.findall(r"assert_size_stride\((arg\d_1), \(4, (\d+)\)", code))
+    called = re.findall(r"matmul_all_reduce\.default\(\w+, (arg\d_1)", code)
+    return [int(sizes[each]) for each in called]
+
+
 def run(ranks: Ranks, task: str, **arguments: Any) -> list[Any]:
     return ranks.run(2, f"{__name__}:{task}", **arguments)
 
@@ -369,6 +408,12 @@ def test_a_cached_graph_is_of_the_table_that_decided_it(ranks: Ranks) -> None:
         assert first == again
         assert len({first, tuned, closed}) == 3
     assert found[0] == found[1]  # ranks share a cache
+
+
+def test_operations_are_called_in_the_order_of_the_graph(ranks: Ranks) -> None:
+    """Ranks may schedule what lies between in other ways."""
+    for columns in run(ranks, "schedule_last_nodes_first"):
+        assert columns == [8, 16]
 
 
 def test_an_all_reduce_takes_the_bias_and_the_residual_along(ranks: Ranks) -> None:
