@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import re
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -13,6 +14,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 from tests.ranks import Ranks
 
@@ -45,10 +47,12 @@ def compile_mlp(
     micro_pipeline: bool = False,
     layers: bool = False,
     is_tuned: bool = True,
+    recomputed: str = "nothing",
 ) -> Any:
     """Relative errors of the output and the gradients against eager PyTorch, and what ran.
 
     Args:
+        recomputed: by a checkpoint: "all", or what is "not selected" to be kept.
         layers: that call the operations; else PyTorch's collectives are found.
         is_tuned: for our variants; else nothing is on record.
     """
@@ -98,7 +102,14 @@ def compile_mlp(
         ours_run() if is_tuned else nullcontext(),
     ):
         before = taxfree.report().problems
-        found = results(torch.compile(model, fullgraph=True))
+        function: Any = model
+        if recomputed != "nothing":
+            options: dict[str, Any] = {"use_reentrant": False}
+            if recomputed == "not selected":
+                kept = [torch.ops.aten.mm.default]
+                options["context_fn"] = partial(create_selective_checkpoint_contexts, kept)
+            function = partial(checkpoint, model, **options)
+        found = results(torch.compile(function, fullgraph=True))
         rt.check()
         errors = [float((a - b).norm() / b.norm()) for a, b in zip(found, expected, strict=True)]
         after = taxfree.report()
@@ -425,6 +436,20 @@ def test_an_all_reduce_takes_the_bias_and_the_residual_along(ranks: Ranks) -> No
             "with residual": 1,  # backward: the gradient that passes beside the layer
         }
         assert any("bias=True" in each and "residual=True" in each for each in problems), problems
+
+
+@pytest.mark.parametrize(
+    ("recomputed", "scattered"), [("all", False), ("all", True), ("not selected", True)]
+)
+def test_a_checkpoint_computes_operations_again(
+    ranks: Ranks, recomputed: str, scattered: bool
+) -> None:
+    for errors, _, problems in run(
+        ranks, "compile_mlp", scattered=scattered, dtype="bfloat16", layers=True,
+        recomputed=recomputed,
+    ):  # fmt: skip
+        assert max(errors) < 0.01
+        assert len(problems) >= 2
 
 
 @pytest.mark.parametrize("layers", [False, True])
