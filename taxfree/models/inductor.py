@@ -1,8 +1,9 @@
 """A pass of torch.compile: a matmul and the collective beside it become one operation.
 
 The pass runs on Inductor's graphs after autograd, forward and backward. It serves the groups that
-were enabled, whoever wrote the collectives: DTensor, or the model itself. A matmul + all-reduce,
-also one that a layer called, may take along what follows it.
+were enabled, whoever wrote the collectives: DTensor, or the model itself. The matmul + all-reduce of
+a layer that was enabled may take along what follows it, which is the same on all ranks. Of what
+follows other collectives, nothing says so: it may be a rank's own.
 
 The tuning table decides, for sizes that are known: the operation with all that follows, with bias
 and residual, or alone is called where a variant of ours serves it. Where the library is to run, its
@@ -77,7 +78,7 @@ class _FusionPass(CustomGraphPass):
             name = f"compiled {collective.target.__name__.partition('.')[0]}"
             report.count(name, fuse(graph, wait, collective))
         for node in list(graph.nodes):
-            if node.target is _ops.matmul_all_reduce.default:
+            if node.target is _ops.layer_matmul_all_reduce.default:
                 node = _take_along(graph, node)
             if node.target in _LIBRARY and node.args[-1] in self.groups:
                 _leave_to_library(graph, node)
@@ -114,10 +115,7 @@ def _fuse_sum(graph: Graph, wait: Node, collective: Node) -> str:
     arguments: tuple[Any, ...] = x, weight, 0, group
     if collective.target is _c10d.all_reduce.default:
         operation, arguments = _ops.matmul_all_reduce.default, (x, weight, None, None, group)
-        followed = _all_behind(wait, None, None)
-        if all(_library_runs(*each.called(x, weight, group)) for each in followed):
-            return _NOT_FASTER
-    elif _library_runs(operation, arguments):
+    if _library_runs(operation, arguments):
         return _NOT_FASTER
     with graph.inserting_before(wait):
         result = _reshaped(graph, _call(graph, operation, *arguments), _value(wait).shape)
@@ -270,9 +268,7 @@ def _all_behind(value: Node, bias: Any, residual: Any) -> list[_Behind]:
 
 
 def _take_along(graph: Graph, node: Node) -> Node:
-    """Let a matmul + all-reduce add the bias and the residual behind it, and normalize the sum.
-
-    These are the same on all ranks, as the sum is: a model has no reason to add others to it.
+    """Let a layer's matmul + all-reduce add bias and residual behind it, and normalize the sum.
 
     Returns:
         The node that calls the operation now.
@@ -383,6 +379,7 @@ def _waited(graph: Graph, collective: Any, *arguments: Any) -> Node:
 #: operation -> what makes the library's nodes for its arguments, or None where they have none
 _LIBRARY: dict[Any, Callable[..., Node | None]] = {
     _ops.matmul_all_reduce.default: _library_sum,
+    _ops.layer_matmul_all_reduce.default: _library_sum,
     _ops.matmul_reduce_scatter.default: _library_scatter,
     _ops.all_gather_matmul.default: _library_gather,
 }
@@ -441,7 +438,7 @@ def _name(node: Node) -> str:
 
 
 def _named(target: Any) -> str:
-    return str(getattr(target, "__name__", target)).partition(".")[0]
+    return str(getattr(target, "__name__", target)).partition(".")[0].removeprefix("layer_")
 
 
 def _call(graph: Graph, target: Any, *arguments: Any) -> Node:

@@ -318,7 +318,7 @@ class _Replicated(torch.autograd.Function):
         x, weight = ctx.saved_tensors
 
         def of_input() -> Any:
-            operation = torch.ops.taxfree.matmul_all_reduce
+            operation = torch.ops.taxfree.layer_matmul_all_reduce
             return operation(grad, weight.t(), None, None, ctx.group_name)
 
         return *gradients(ctx.needs_input_grad, grad, of_input, lambda: x.t() @ grad), None
