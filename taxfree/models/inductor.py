@@ -1,9 +1,9 @@
 """A pass of torch.compile: a matmul and the collective beside it become one operation.
 
 The pass runs on Inductor's graphs after autograd, forward and backward. It serves the groups that
-were enabled, whoever wrote the collectives: DTensor, or the model itself. The matmul + all-reduce of
-a layer that was enabled may take along what follows it, which is the same on all ranks. Of what
-follows other collectives, nothing says so: it may be a rank's own.
+were enabled, whoever wrote the collectives: DTensor, or the model itself. The matmul + all-reduce
+of a layer that was enabled may take along what follows it, which is the same on all ranks. Of what
+follows other collectives nothing says so: it may be a rank's own.
 
 The tuning table decides, for sizes that are known: the operation with all that follows, with bias
 and residual, or alone is called where a variant of ours serves it. Where the library is to run, its
