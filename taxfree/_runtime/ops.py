@@ -2,7 +2,9 @@
 
 They are registered when this module is imported, which ``taxfree.init`` does. Each takes the name
 of a process group, as torch's own fused ops do, and runs on that group's runtime. The ops signal
-peers, so the compiler must neither drop nor reorder them: they are registered with ordered effects.
+peers, so all ranks must make the same calls in the same order. All compile the same graph, and a
+pass keeps the order that it has. The ops have no ordered effects: a checkpoint could not compute
+them again.
 """
 
 from __future__ import annotations
@@ -35,11 +37,6 @@ def _register(signature: Signature) -> None:
         )
     fake = functools.partial(_fake, signature)
     torch.library.register_fake(f"taxfree::{name}", fake, lib=_library)
-    # Imported late because it is slow. Its enum has moved between versions of torch.
-    from torch._higher_order_ops import effects
-
-    kinds = getattr(effects, "_EffectType", None) or effects.EffectType
-    effects._register_effectful_op(getattr(torch.ops.taxfree, name).default, kinds.ORDERED)
 
 
 def _run(signature: Signature, *arguments: Any) -> torch.Tensor:
@@ -48,6 +45,10 @@ def _run(signature: Signature, *arguments: Any) -> torch.Tensor:
 
 def _fake(signature: Signature, *arguments: Any) -> torch.Tensor:
     """An output without memory (meta)."""
+    if torch.compiler.is_compiling():
+        from taxfree.models import inductor  # late: it loads Inductor
+
+        inductor.install()
     *call_arguments, group_name = arguments
     world_size = runtime_of(group_name).world_size
     rows, *_ = signature.sizes(world_size, *call_arguments)
