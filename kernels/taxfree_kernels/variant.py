@@ -297,7 +297,7 @@ class Shapes:
     shorthand: tuple[str, ...] = ()
     sets: Mapping[str, Sequence[str]] = field(default_factory=dict)
     scaling: Mapping[str, Callable[[int], list[str]]] = field(default_factory=dict)
-    model_role: Literal["sum", "gather", "scatter", "decode", "prompt"] | None = None
+    model_role: Literal["sum", "gather_rows", "scatter_rows", "decode", "prompt"] | None = None
     model_axes: str = ""
 
 

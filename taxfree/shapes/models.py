@@ -27,11 +27,11 @@ from taxfree.shapes.text import quoted, read_text
 #: calls the operations of attention.
 ModelPath: TypeAlias = Literal["tp", "sequence", "attention"]
 #: What an operation does in a model
-Role: TypeAlias = Literal["sum", "gather", "scatter", "decode", "prompt"]
+Role: TypeAlias = Literal["sum", "gather_rows", "scatter_rows", "decode", "prompt"]
 
 PATHS: dict[ModelPath, tuple[Role, ...]] = {
     "tp": ("sum",),
-    "sequence": ("gather", "scatter"),
+    "sequence": ("gather_rows", "scatter_rows"),
     "attention": ("decode", "prompt"),
 }
 Fields: TypeAlias = dict[str, int | str]
@@ -369,7 +369,7 @@ def split_layers(
 
     Args:
         role: of the operation: "sum": sums of row-parallel layers, alone and with what compiled
-            code and vLLM take along; "gather", "scatter": of rows that are sharded between the
+            code and vLLM take along; "gather_rows", "scatter_rows": of rows that are sharded between the
             layers, for each weight and for those that share the rows; "decode": attention with
             all heads on every rank; "prompt": with its own heads on each.
         is_training: whether those of the backward are wanted too.
@@ -390,7 +390,7 @@ def split_layers(
     columns = [column for block in blocks for column in block.columns]
     if model.vocabulary % tp == 0:
         columns.append(model.head)
-    if role == "gather":
+    if role == "gather_rows":
         return _gathers(model.hidden, blocks, columns, tp, is_training)
     found = [sums for block in blocks for sums in _sums(role, model.hidden, block, tp)]
     if is_training:  # the gradients of what columns read
@@ -455,7 +455,7 @@ def left_out_layers(role: Role, model: Model, is_cast: bool = False) -> list[str
     if not (model.is_served or is_cast):
         return [f"all layers, of {model.dtype}: --dtype lists the model in another type"]
     found = list(model.others)
-    if role in ("sum", "gather", "scatter"):
+    if role in ("sum", "gather_rows", "scatter_rows"):
         kinds = dict.fromkeys(each.quantised for each in model.blocks if each.quantised)
         if not is_cast:
             found += [
@@ -464,7 +464,7 @@ def left_out_layers(role: Role, model: Model, is_cast: bool = False) -> list[str
             ]
         if model.experts:
             found.append(f"{model.experts} routed experts: they need grouped matmuls")
-        if role == "gather" and model.latent_dim:
+        if role == "gather_rows" and model.latent_dim:
             found.append("projections of latent attention: every rank has their whole input")
         return found + (list(model.notes) if role == "sum" else [])
     if model.latent_dim:
