@@ -395,6 +395,12 @@ def split_layers(
     found = [sums for block in blocks for sums in _sums(role, model.hidden, block, tp)]
     if is_training:  # the gradients of what columns read
         found += [_fields(model.hidden, each.features(tp), weight_layout="kn") for each in columns]
+        if role == "sum":  # compiled code adds those of the same rows, one to another
+            shared = [each for block in blocks for each in block.columns if len(block.columns) > 1]
+            found += [
+                _fields(model.hidden, each.features(tp), weight_layout="kn", residual=1)
+                for each in shared
+            ]
     return found
 
 
