@@ -25,7 +25,7 @@ from benchmarks.llama import Sizes
 from benchmarks.model_ranks import PATHS, PathResult, Phase
 from taxfree.errors import UsageError, WrongResult
 from taxfree.settings import Settings
-from taxfree.shapes.models import dtype_of, model_of, read_config
+from taxfree.shapes.models import dtype_of, load_model, read_config
 from taxfree_kernels.fabric.gpu import SHARING
 from taxfree_kernels.matmul_all_reduce.problem import MatmulAllReduce
 from taxfree_tune import devices
@@ -45,7 +45,7 @@ def sizes_of(path: Path, layers: int | None, world_size: int) -> tuple[Sizes, st
         UsageError: it cannot be read, or does not split over so many ranks.
     """
     config = read_config(path)
-    model = model_of(str(path), config)
+    model = load_model(path)
     if model.experts or model.latent_dim:
         raise UsageError(f"{path} describes no model of Llama's shape", "give one without experts")
     split = {"heads": model.heads, "kv_heads": model.kv_heads, "intermediate": model.mlps[0]}

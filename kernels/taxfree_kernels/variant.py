@@ -372,7 +372,9 @@ class Shapes:
         shorthand: the fields of `1x2x3`, in order.
         sets: named sets, each a list of shapes as users write them.
         scaling: named sets that depend on the number of ranks: world size -> shapes.
-        model_split: how a tensor-parallel model splits the layers that the operation serves.
+        model_role: what the operation does in a tensor-parallel model: sum what row-parallel layers
+            compute, gather rows before a layer or scatter them behind it, attend to a cache that is
+            sharded by sequence, or let prompts attend.
         model_axes: fields that a model's config does not determine.
     """
 
@@ -383,8 +385,8 @@ class Shapes:
     shorthand: tuple[str, ...] = ()
     sets: Mapping[str, Sequence[str]] = field(default_factory=dict)
     scaling: Mapping[str, Callable[[int], list[str]]] = field(default_factory=dict)
-    model_split: Literal["column", "row", "sequence", "heads"] | None = None
-    model_axes: str = "m=1,16,64,256,1024,4096"
+    model_role: Literal["sum", "gather_rows", "scatter_rows", "decode", "prompt"] | None = None
+    model_axes: str = ""
 
 
 def operation_names() -> list[str]:

@@ -248,6 +248,9 @@ def ranks_that_fail(error: str) -> Callable[[Place], None]:
 # -- files --
 
 CONFIG = {
+    "model_type": "llama",
+    "num_hidden_layers": 1,
+    "vocab_size": 32000,
     "hidden_size": 4096,
     "intermediate_size": 11008,
     "num_attention_heads": 32,

@@ -14,7 +14,7 @@ from taxfree_cli.exits import ExitCode
 from taxfree_tune.measuring.timer import Timing
 
 CONFIG = {
-    "hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 4,
+    "model_type": "llama", "hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 4,
     "num_key_value_heads": 2, "vocab_size": 127, "num_hidden_layers": 3, "rms_norm_eps": 1e-6,
     "rope_theta": 500000.0, "torch_dtype": "bfloat16",
 }  # fmt: skip
