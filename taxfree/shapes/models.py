@@ -370,8 +370,8 @@ def split_layers(
     Args:
         role: of the operation: "sum": sums of row-parallel layers, alone and with what compiled
             code and vLLM take along; "gather_rows", "scatter_rows": of rows that are sharded
-            between the layers, for each weight and for those that share the rows; "decode": attention with
-            all heads on every rank; "prompt": with its own heads on each.
+            between the layers, for each weight and for those that share the rows; "decode":
+            attention with all heads on every rank; "prompt": with its own heads on each.
         is_training: whether those of the backward are wanted too.
         is_cast: whether the model runs in a 16-bit type, whatever its config says.
 
