@@ -1,9 +1,8 @@
 """Common parts of the operations' backward formulas.
 
 The gradient of a gather is a reduce-scatter and the reverse, so each formula calls the other's op.
-The gradient of the weight needs a gathered matrix: it travels while the gradient of the input is
-computed. The latter travels while the gradient of the weight is computed. Formulas call torch ops
-only, so that they also run inside compiled code.
+The gradient of the weight needs a gathered matrix. The gradient of the input travels while that of
+the weight is computed. Formulas call torch ops only, so that they also run inside compiled code.
 """
 
 from __future__ import annotations

@@ -194,12 +194,12 @@ class _Layer:
     def forward(self, x: Any) -> Any:
         """The layer's output, laid out as its style says."""
         reason = self._unsupported_reason(x)
-        if reason is not None:
-            report.count(self.name, f"library: {reason}")
+        is_left = torch.compiler.is_compiling() and self._exchanges_shards(x)
+        if reason is not None or is_left:
+            report.count(self.name, "compiled" if reason is None else f"library: {reason}")
             y = self.library(self.prepare(self.module, (x,), self.mesh))
             return self.finish(self.module, y, self.mesh)
-        local = x.to_local() if isinstance(x, DTensor) else x
-        y, made, ran = self._run(local, self._layout(x))
+        y, made, ran = self._run(x, self._layout(x))
         report.count(self.name, ran)
         wanted, is_local = self.finish.args
         if is_local and _normal(wanted[0], y.dim()) == made:
@@ -212,8 +212,17 @@ class _Layer:
         module, library = copy.deepcopy((self.module, self.library), memo)
         return dataclasses.replace(self, module=module, library=library)
 
-    def _run(self, x: torch.Tensor, layout: Any) -> tuple[torch.Tensor, Any, str]:
+    def _run(self, x: Any, layout: Any) -> tuple[torch.Tensor, Any, str]:
         """The local result, its layout, and the operation that made it."""
+        raise NotImplementedError
+
+    def _exchanges_shards(self, x: Any) -> bool:
+        """Whether rows are gathered or scattered.
+
+        In compiled code these sequences stay PyTorch's until the compile pass: the compiler joins
+        equal gathers, keeps gathered rows for the backward, and moves what is independent between
+        the start of a collective and its end.
+        """
         raise NotImplementedError
 
     def _unsupported_reason(self, x: Any) -> str | None:
@@ -254,16 +263,24 @@ class _Colwise(_Layer):
             return f"the input is {layout}"
         if isinstance(x, DTensor) and x.shape[layout.dim] % self.mesh.size():
             return f"{x.shape[layout.dim]} rows are not divisible by {self.mesh.size()} ranks"
+        is_kept = torch.is_grad_enabled() and self.module.weight.requires_grad
+        if layout.dim == x.dim() - 1 and is_kept:
+            return "columns are gathered, which the gradient of the weight needs again"
         return None
 
-    def _run(self, x: torch.Tensor, layout: Any) -> tuple[torch.Tensor, Any, str]:
+    def _exchanges_shards(self, x: Any) -> bool:
+        return isinstance(self._layout(x), Shard)
+
+    def _run(self, x: Any, layout: Any) -> tuple[torch.Tensor, Any, str]:
         weight, bias = self._weight(), self.module.bias
         local = bias.to_local() if isinstance(bias, DTensor) else None
         made = Shard(x.dim() - 1)
         if isinstance(layout, Shard):
-            y = rows.all_gather_matmul(self.runtime, x, weight, local, layout.dim)
+            y = rows.all_gather_matmul(self.runtime, _local(x), weight, local, layout.dim)
             return y, made, "all_gather_matmul"
-        if torch.is_grad_enabled() and x.requires_grad:
+        if isinstance(x, DTensor):  # PyTorch adds up its gradient, once for all layers that use it
+            x = x.to_local(grad_placements=[Partial()])
+        elif torch.is_grad_enabled() and x.requires_grad:
             y = _replicated(x.flatten(0, -2), weight, self.runtime.group_name)
             y = y.view(*x.shape[:-1], y.shape[1])
             return y if local is None else y + local, made, "matmul; backward matmul_all_reduce"
@@ -287,9 +304,12 @@ class _Rowwise(_Layer):
             return f"{x.shape[wanted.dim]} rows are not divisible by {self.mesh.size()} ranks"
         return None
 
-    def _run(self, x: torch.Tensor, layout: Any) -> tuple[torch.Tensor, Any, str]:
+    def _exchanges_shards(self, x: Any) -> bool:
+        return isinstance(self.finish.args[0][0], Shard)
+
+    def _run(self, x: Any, layout: Any) -> tuple[torch.Tensor, Any, str]:
         weight, bias = self._weight(), self.module.bias
-        wanted = _normal(self.finish.args[0][0], x.dim())
+        x, wanted = _local(x), _normal(self.finish.args[0][0], x.dim())
         if isinstance(wanted, Replicate):
             local = bias.to_local() if isinstance(bias, DTensor) else None
             y = rows.matmul_all_reduce(self.runtime, x, weight, local)
@@ -311,6 +331,12 @@ def _normal(layout: Any, dims: int) -> Any:
     if not isinstance(layout, Shard):
         return layout
     return [Shard(dim) for dim in range(dims)][layout.dim]
+
+
+def _local(x: Any) -> torch.Tensor:
+    """This rank's part of an input."""
+    local: torch.Tensor = x.to_local() if isinstance(x, DTensor) else x
+    return local
 
 
 def _replicated(x: torch.Tensor, weight: torch.Tensor, group_name: str) -> torch.Tensor:

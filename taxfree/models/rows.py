@@ -6,10 +6,13 @@ exchanged, so all but the first dimension cost a copy.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
 from taxfree._runtime.runtime import Runtime
+from taxfree_kernels.gradients import gradients
 from taxfree_kernels.matmul_all_reduce.signature import LAYER_MATMUL_ALL_REDUCE
 
 _DTYPES = (torch.float16, torch.bfloat16)
@@ -25,6 +28,8 @@ def all_gather_matmul(
 ) -> torch.Tensor:
     """all_gather(x, dim) @ weight (+ bias), for shards of equal size.
 
+    If the weight needs a gradient, gathered rows are kept for it.
+
     Args:
         x: [..., k], or [..., k / world_size] if dim is the last one.
         weight: [k, n].
@@ -38,8 +43,41 @@ def all_gather_matmul(
         y = runtime.all_gather_matmul(x.flatten(0, -2), weight, bias, gather_dim=1)
         return y.view(*x.shape[:-1], y.shape[1])
     x = x.movedim(dim, 0)
-    y = runtime.all_gather_matmul(x.flatten(0, -2), weight, bias, gather_dim=0)
+    matrix = x.flatten(0, -2)
+    if torch.is_grad_enabled() and weight.requires_grad:
+        y = _Gathered.apply(matrix, weight, bias, runtime.group_name)  # type: ignore[no-untyped-call]
+    else:
+        y = runtime.all_gather_matmul(matrix, weight, bias, gather_dim=0)
     return y.view(runtime.world_size * x.shape[0], *x.shape[1:-1], y.shape[1]).movedim(0, dim)
+
+
+class _Gathered(torch.autograd.Function):
+    """all_gather(x) @ weight (+ bias), whose gathered x is kept for the gradient of the weight."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        group_name: str,
+    ) -> torch.Tensor:
+        y, gathered = torch.ops.taxfree.all_gather_matmuls(x, [weight], [bias], True, group_name)
+        ctx.save_for_backward(gathered, weight)
+        ctx.group_name = group_name
+        found: torch.Tensor = y
+        return found
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:
+        gathered, weight = ctx.saved_tensors
+        needs = ctx.needs_input_grad
+
+        def of_input() -> Any:
+            return torch.ops.taxfree.matmul_reduce_scatter(grad, weight.t(), 0, ctx.group_name)
+
+        both = gradients(needs, grad, of_input, lambda: gathered.t() @ grad)
+        return *both, grad.sum(0) if needs[2] else None, None
 
 
 def all_gather_matmuls(

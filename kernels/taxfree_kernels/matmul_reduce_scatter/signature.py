@@ -16,7 +16,7 @@ from taxfree_kernels.arguments import (
     weight_layout,
 )
 from taxfree_kernels.fabric.base import Fabric
-from taxfree_kernels.gradients import Gradients, gather, gradients
+from taxfree_kernels.gradients import Gradients, gather
 from taxfree_kernels.matmul_reduce_scatter.problem import MatmulReduceScatter
 from taxfree_kernels.signature import Signature
 from taxfree_kernels.variant import own_rows
@@ -35,17 +35,21 @@ def _problem(
 
 
 def _gradient(context: Any, grad: torch.Tensor) -> Gradients:
+    """Both gradients are of the gathered one, which travels once."""
     x, weight = context.saved_tensors
     *_, dim, group_name = context.arguments
     needs, m, world_size = context.needs_input_grad, x.shape[0], context.world_size
     shard = grad[: own_rows(m, dim, world_size, context.rank)]  # the others are padding
-    gathered: Any = gather(shard, dim, m, world_size, group_name) if needs[1] else None
-
-    def of_input() -> Any:
-        contiguous = shard.contiguous()
-        return torch.ops.taxfree.all_gather_matmul(contiguous, weight.t(), None, dim, m, group_name)
-
-    return gradients(needs, grad, of_input, lambda: x.t() @ gathered())
+    if not needs[1]:
+        operation = torch.ops.taxfree.all_gather_matmul
+        return operation(shard.contiguous(), weight.t(), None, dim, m, group_name), None
+    if needs[0] and dim == 0 and m % world_size == 0:
+        operation = torch.ops.taxfree.all_gather_matmuls
+        grad_x, whole = operation(shard.contiguous(), [weight.t()], [None], True, group_name)
+    else:
+        whole = gather(shard, dim, m, world_size, group_name)()
+        grad_x = whole @ weight.t() if needs[0] else None
+    return grad_x, x.t() @ whole
 
 
 MATMUL_REDUCE_SCATTER = Signature(
