@@ -644,7 +644,9 @@ class Runtime(contextlib.AbstractContextManager["Runtime"]):
         return self._plans.choice(problem)
 
     def _runs_library(self, name: str, *arguments: Any) -> bool:
-        """Whether a torch op runs the library on such arguments; the problem counts as met.
+        """Whether a torch op runs the library on such arguments.
+
+        If so, the problem counts as met; else the calls of the op will count.
 
         Args:
             name: of the op.
@@ -657,10 +659,12 @@ class Runtime(contextlib.AbstractContextManager["Runtime"]):
             else:
                 signature, plans = signatures()[name], self._plans
                 problem = signature.problem(self._fabric, *signature.normalized(arguments))
+        if plans.choice(problem).variant != BASELINE:
+            return False
         if self._collecting and not plans.is_tuned(problem):
             for met in self._collecting:
                 met.add(plans.bucket(problem).problem, *_sizes_of(problem))
-        return plans.choice(problem).variant == BASELINE
+        return True
 
     def explain(self, problem: Problem) -> str:
         """The choice for a problem, the reason, and the steps of the look-up, as text."""

@@ -78,10 +78,8 @@ class _FusionPass(CustomGraphPass):
             name = f"compiled {collective.target.__name__.partition('.')[0]}"
             report.count(name, fuse(graph, wait, collective))
         for node in list(graph.nodes):
-            if node.target is _ops.layer_matmul_all_reduce.default:
-                node = _take_along(graph, node)
-            if node.target in _LIBRARY and node.args[-1] in self.groups:
-                _leave_to_library(graph, node)
+            if node.target is _ops.layer_matmul_all_reduce.default and node.args[-1] in self.groups:
+                _decide_layer(graph, node)
         _keep_order(graph)
         graph.lint()
 
@@ -222,8 +220,11 @@ def _producer(summed: Any, op: Any) -> tuple[Node | None, str]:
         return None, f"library: reduces by {op}"
     columns = _value(summed).shape[-1:]
     node = summed
-    while node.target in _VIEWS and len(node.users) == 1:
-        node = node.args[0]
+    while len(node.users) == 1:
+        whole = node.args[0] if node.target in _VIEWS else _uncut(node)
+        if whole is None:
+            break
+        node = whole
     if node.target is not _aten.mm.default:
         return None, f"library: {_name(node)} precedes"
     if len(node.users) != 1:
@@ -232,6 +233,25 @@ def _producer(summed: Any, op: Any) -> tuple[Node | None, str]:
         return None, "library: the rows of the matmul are cut"
     reason = rows.unsupported_reason(*(_value(each) for each in node.args))
     return (node, "") if reason is None else (None, f"library: {reason}")
+
+
+def _uncut(node: Node) -> Node | None:
+    """What a node has cut and joined again, if that leaves all values in their places.
+
+    DTensor does so to rows of another dimension than the first, before it scatters them.
+    """
+    if node.target is not _aten.cat.default or node.args[1:] not in ((), (0,)):
+        return None
+    parts = cast("list[Node]", node.args[0])
+    cut: Any = parts[0].args[0]
+    if getattr(cut, "target", None) is not _aten.split.Tensor or list(cut.users) != parts:
+        return None
+    whole, _, *dim = cut.args
+    indices = [(index,) for index in range(len(cut.meta["val"]))]
+    is_in_order = [part.args[1:] for part in parts] == indices
+    is_alone = all(len(user.users) == 1 for user in (whole, *parts))
+    is_first = all(size == 1 for size in _value(whole).shape[: dim[0] if dim else 0])
+    return whole if is_in_order and is_alone and is_first else None
 
 
 class _Behind(NamedTuple):
@@ -267,23 +287,26 @@ def _all_behind(value: Node, bias: Any, residual: Any) -> list[_Behind]:
     return [*found, nothing]
 
 
-def _take_along(graph: Graph, node: Node) -> Node:
+def _decide_layer(graph: Graph, node: Node) -> None:
     """Let a layer's matmul + all-reduce add bias and residual behind it, and normalize the sum.
 
-    Returns:
-        The node that calls the operation now.
+    It takes along the most that a variant of ours serves. If none does, the library's nodes take
+    its place.
     """
     x, weight, bias, residual, group = node.args
     behind = next(
         (
-            each
-            for each in _all_behind(node, bias, residual)
-            if not _library_runs(*each.called(x, weight, group))
+            candidate
+            for candidate in _all_behind(node, bias, residual)
+            if not _library_runs(*candidate.called(x, weight, group))
         ),
         None,
     )
-    if behind is None or (behind.last is node and behind.norm is None):
-        return node
+    if behind is None:
+        _leave_to_library(graph, node)
+        return
+    if behind.last is node and behind.norm is None:
+        return
     last, norm = behind.last, behind.norm
     with graph.inserting_before(node):
         if behind.residual is not None:
@@ -301,7 +324,6 @@ def _take_along(graph: Graph, node: Node) -> Node:
     taken = {"bias": behind.bias, "residual": behind.residual, "RMSNorm": norm}
     names = [name for name, each in taken.items() if each is not None]
     report.count("compiled matmul_all_reduce", f"with {', '.join(names)}")
-    return fused
 
 
 # -- where the library runs --
@@ -331,58 +353,16 @@ def _matrix_or_row(node: Node) -> torch.Tensor:
 
 
 def _leave_to_library(graph: Graph, node: Node) -> None:
-    """Put the library's nodes in the place of an operation that a layer called, if it is to run."""
-    if not _library_runs(node.target, node.args):
-        return
+    """Put the library's nodes in the place of a matmul + all-reduce that a layer called."""
+    x, weight, bias, residual, group = node.args
     with graph.inserting_before(node):
-        result = _LIBRARY[node.target](graph, *node.args)
-    if result is None:
-        return
+        product = _call(graph, _aten.mm.default, x, weight)
+        started = _call(graph, _c10d.all_reduce.default, product, "sum", group)
+        total = _call(graph, _c10d.wait_tensor.default, started)
+        for addend in (bias, residual):
+            total = total if addend is None else _call(graph, _aten.add.Tensor, total, addend)
     report.count(f"compiled {_name(node)}", _NOT_FASTER)
-    _replace(node, result)
-
-
-def _library_sum(graph: Graph, x: Node, weight: Node, bias: Any, residual: Any, group: str) -> Node:
-    product = _call(graph, _aten.mm.default, x, weight)
-    total = _waited(graph, _c10d.all_reduce.default, product, "sum", group)
-    for other in (bias, residual):
-        total = total if other is None else _call(graph, _aten.add.Tensor, total, other)
-    return total
-
-
-def _library_scatter(
-    graph: Graph, x: Node, weight: Node, scatter_dim: int, group: str
-) -> Node | None:
-    world_size = runtime_of(group).world_size
-    if scatter_dim != 0 or _value(x).shape[0] % world_size:
-        return None
-    product = _call(graph, _aten.mm.default, x, weight)
-    return _waited(graph, _c10d.reduce_scatter_tensor.default, product, "sum", world_size, group)
-
-
-def _library_gather(
-    graph: Graph, a: Node, weight: Node, bias: Any, gather_dim: int, m: int | None, group: str
-) -> Node | None:
-    world_size = runtime_of(group).world_size
-    if gather_dim != 0 or m not in (None, world_size * _value(a).shape[0]):
-        return None
-    rows_of_a = _waited(graph, _c10d.all_gather_into_tensor.default, a, world_size, group)
-    if bias is None:
-        return _call(graph, _aten.mm.default, rows_of_a, weight)
-    return _call(graph, _aten.addmm.default, bias, rows_of_a, weight)
-
-
-def _waited(graph: Graph, collective: Any, *arguments: Any) -> Node:
-    return _call(graph, _c10d.wait_tensor.default, _call(graph, collective, *arguments))
-
-
-#: operation -> what makes the library's nodes for its arguments, or None where they have none
-_LIBRARY: dict[Any, Callable[..., Node | None]] = {
-    _ops.matmul_all_reduce.default: _library_sum,
-    _ops.layer_matmul_all_reduce.default: _library_sum,
-    _ops.matmul_reduce_scatter.default: _library_scatter,
-    _ops.all_gather_matmul.default: _library_gather,
-}
+    _replace(node, total)
 
 
 def _added_behind(value: Node, bias: Any, residual: Any) -> tuple[Node, Any, Any]:
