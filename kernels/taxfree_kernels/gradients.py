@@ -46,14 +46,15 @@ def gradients(
     """The gradients of the input, which travels, and of the weight; each if it is needed.
 
     On a GPU the matmul for the weight has a stream of its own: it fills what the operation leaves
-    idle. In compiled code one follows the other.
+    idle. In compiled code they follow one another as in PyTorch's own graphs.
 
     Args:
         like: an input of both.
     """
     is_traced = torch.compiler.is_compiling() or type(like) is not torch.Tensor
     if not all(needs[:2]) or not like.is_cuda or is_traced:
-        return of_input() if needs[0] else None, of_weight() if needs[1] else None
+        grad_weight = of_weight() if needs[1] else None
+        return of_input() if needs[0] else None, grad_weight
     current, side = torch.cuda.current_stream(), _side_stream(like.device)
     side.wait_stream(current)  # now; but the operation is launched first
     grad_input = of_input()
