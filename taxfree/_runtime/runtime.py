@@ -666,6 +666,19 @@ class Runtime(contextlib.AbstractContextManager["Runtime"]):
                 met.add(plans.bucket(problem).problem, *_sizes_of(problem))
         return True
 
+    def _gives_way(self, signature: Signature, *arguments: Any) -> bool:
+        """Whether a call would run the baseline where the caller has PyTorch's own fused op.
+
+        If so, the problem counts as met. The first call plans, as the operation does.
+        """
+        with usage_errors():
+            problem: Problem = signature.problem(self._fabric, *signature.normalized(arguments))
+        entry = self._plans.find(problem) or self._planned(problem, self._plans)
+        if entry.choice.of("graph" if self._is_capturing() else "eager").variant != BASELINE:
+            return False
+        self._collect(entry, *_sizes_of(problem))
+        return True
+
     def explain(self, problem: Problem) -> str:
         """The choice for a problem, the reason, and the steps of the look-up, as text."""
         try:

@@ -293,7 +293,7 @@ def _decide_layer(graph: Graph, node: Node) -> None:
     It takes along the most that a variant of ours serves. If none does, the library's nodes take
     its place.
     """
-    x, weight, bias, residual, group = node.args
+    x, weight, bias, residual, group = cast("Any", node.args)
     behind = next(
         (
             candidate

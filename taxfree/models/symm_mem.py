@@ -2,9 +2,9 @@
 
 With ``torch._inductor.config._micro_pipeline_tp`` torch.compile rewrites all-gather + matmul and
 matmul + reduce-scatter in any dimension into ``symm_mem::fused_*``. On the enabled groups these
-run the operations. Several weights after one gather, and rows that are wanted themselves, are also
-exchanged once: by a variant where one is recorded, else by PyTorch's own implementation. A record
-may also say that PyTorch's own is the fastest; then it runs.
+run the operations where the table has a variant for them, else PyTorch's own implementation, also
+for several weights after one gather and for rows that are wanted themselves. A record may also say
+that PyTorch's own is the fastest; then it runs.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ from torch.library import Library
 from taxfree._runtime.runtime import Runtime, runtime_of
 from taxfree.errors import UsageError
 from taxfree.models import report, rows
+from taxfree_kernels.all_gather_matmul.signature import ALL_GATHER_MATMUL
+from taxfree_kernels.matmul_reduce_scatter.signature import MATMUL_REDUCE_SCATTER
 
 _groups: set[str] = set()
 
@@ -81,10 +83,13 @@ def _gathered(
         reason = rows.unsupported_reason(x, weight)
         if reason is not None:
             return None, f"library: {reason}"
+    what = rows.described(len(weights), returns_a)
     if len(weights) == 1 and not returns_a:
+        given = x.flatten(0, -2), weights[0], None, _matrix_dim(x, dim), None
+        if runtime._gives_way(ALL_GATHER_MATMUL, *given):
+            return None, f"library: no record of ours for {what}"
         y = rows.all_gather_matmul(runtime, x, weights[0], None, dim)
         return (None, [y]), "all_gather_matmul"
-    what = rows.described(len(weights), returns_a)
     if dim % x.dim() == x.dim() - 1:
         return None, f"library: columns are gathered for {what}"
     made = rows.all_gather_matmuls(runtime, x, weights, dim, returns_a)
@@ -108,12 +113,21 @@ def _fused_matmul_reduce_scatter(
     if runtime is not None:
         reason = None if reduce_op == "sum" else f"reduces by {reduce_op}"
         reason = reason or rows.unsupported_reason(x, weight)
+        if reason is None:
+            given = x.flatten(0, -2), weight, _matrix_dim(x, scatter_dim)
+            if runtime._gives_way(MATMUL_REDUCE_SCATTER, *given):
+                reason = "no record of ours"
         ran = "matmul_reduce_scatter" if reason is None else f"library: {reason}"
         report.count("symm_mem::fused_matmul_reduce_scatter", ran)
         if reason is None:
             return rows.matmul_reduce_scatter(runtime, x, weight, scatter_dim)
     found: torch.Tensor = library(x, weight, reduce_op, scatter_dim, group_name)
     return found
+
+
+def _matrix_dim(x: torch.Tensor, dim: int) -> int:
+    """A dimension of rows or columns, of the matrix that the operations see."""
+    return int(dim % x.dim() == x.dim() - 1)
 
 
 def _open_runtime(group_name: str) -> Runtime | None:

@@ -48,6 +48,7 @@ def compile_mlp(
     layers: bool = False,
     is_tuned: bool = True,
     recomputed: str = "nothing",
+    folder: str = "",
 ) -> Any:
     """Relative errors of the output and the gradients against eager PyTorch, and what ran.
 
@@ -55,6 +56,7 @@ def compile_mlp(
         recomputed: by a checkpoint: "all", or what is "not selected" to be kept.
         layers: that call the operations; else PyTorch's collectives are found.
         is_tuned: for our variants; else nothing is on record.
+        folder: for a table of records; none is used if it is empty.
     """
     from torch._inductor import config
     from torch.distributed.tensor import Replicate, Shard
@@ -67,6 +69,7 @@ def compile_mlp(
     import taxfree
     from taxfree.models import report
     from tests.models.meshes import new_mesh
+    from tests.models.records import tuned
 
     world = fabric.world_size
     mesh = new_mesh()
@@ -77,7 +80,8 @@ def compile_mlp(
         "up": ColwiseParallel(input_layouts=rows),
         "down": RowwiseParallel(output_layouts=rows),
     }
-    rt = taxfree.enable(mesh)  # before there are layers: they stay PyTorch's
+    with tuned(fabric, folder) if folder else nullcontext():
+        rt = taxfree.enable(mesh)  # before there are layers: they stay PyTorch's
     parallelize_module(model, mesh, plan)
     if layers:
         taxfree.enable(mesh, model)
@@ -544,13 +548,17 @@ def test_what_is_not_served_is_counted(ranks: Ranks) -> None:
         assert set(layers["compiled all_reduce"]) == {"library: float32"}
 
 
-def test_the_micro_pipeline_pass_of_pytorch_calls_the_operations(ranks: Ranks) -> None:
+@pytest.mark.parametrize("is_tuned", [False, True])
+def test_the_micro_pipeline_pass_of_pytorch_calls_the_operations(
+    ranks: Ranks, tmp_path: Path, is_tuned: bool
+) -> None:
     for errors, layers, _ in run(
-        ranks, "compile_mlp", scattered=True, dtype="bfloat16", micro_pipeline=True
-    ):
+        ranks, "compile_mlp", scattered=True, dtype="bfloat16", micro_pipeline=True,
+        folder=str(tmp_path) if is_tuned else "",
+    ):  # fmt: skip
         assert max(errors) < 0.01
         ran = layers["symm_mem::fused_matmul_reduce_scatter"]
-        assert ran["matmul_reduce_scatter"] == 2
+        assert ran["matmul_reduce_scatter" if is_tuned else "library: no record of ours"] == 2
         assert "symm_mem::fused_all_gather_matmul" in layers
 
 
@@ -558,17 +566,23 @@ def test_the_micro_pipeline_pass_of_pytorch_calls_the_operations(ranks: Ranks) -
 def test_fused_ops_of_pytorch_run_in_each_dimension(
     ranks: Ranks, tmp_path: Path, is_tuned: bool
 ) -> None:
-    ran = "all_gather_matmul for" if is_tuned else "library: no record of ours for"
+    none = "library: no record of ours"
+    ran = "all_gather_matmul for" if is_tuned else f"{none} for"
+    one = (
+        {"all_gather_matmul": 2, f"{none} for 1 weight": 1}
+        if is_tuned
+        else {f"{none} for 1 weight": 3}
+    )
     for right, layers in run(ranks, "call_fused_ops", folder=str(tmp_path) if is_tuned else ""):
         assert all(right)
         assert layers == {
             "symm_mem::fused_all_gather_matmul": {
-                "all_gather_matmul": 3,
+                **one,
                 f"{ran} 3 weights": 1,
                 f"{ran} 1 weight and the gathered rows": 1,
                 "library: columns are gathered for 2 weights and the gathered rows": 1,
             },
-            "symm_mem::fused_matmul_reduce_scatter": {"matmul_reduce_scatter": 3},
+            "symm_mem::fused_matmul_reduce_scatter": {none: 3},
         }
 
 
