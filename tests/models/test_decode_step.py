@@ -14,6 +14,7 @@ import torch
 import taxfree
 from taxfree.errors import UsageError
 from taxfree.models.decoders import decoder_of
+from taxfree_kernels.decode_step.decoder import Cache
 from tests.models.decode_reference import exact_logits
 from tests.ranks import Ranks, on_every_fabric
 from tests.sample import Sample
@@ -157,6 +158,44 @@ def test_sequences_may_stand_at_different_positions() -> None:
     torch.testing.assert_close(step.logits, exact.float())
 
 
+def paged(dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    """Logits of a step whose cache has pages, in any order, and of float64."""
+    page_size, pages, model = 4, 3, made("Qwen3", dtype)
+    generator = torch.Generator().manual_seed(1)
+    shape = (BATCH * pages, page_size, 2, 16)
+    keys, values = (
+        tuple(torch.randn(shape, generator=generator).to(dtype) for _ in range(2)) for _ in range(2)
+    )
+    table = torch.randperm(BATCH * pages, generator=generator).view(BATCH, pages).int()
+    step = taxfree.decode_step(model, cache=Cache(keys, values, table))
+    assert (step.batch, step.capacity) == (BATCH, pages * page_size)
+    dense = Cache(*(
+        tuple(each[table.long()].flatten(1, 2).transpose(1, 2) for each in held)
+        for held in (keys, values)
+    ))  # fmt: skip
+    tokens, positions = torch.tensor([3, 4]), torch.tensor([2, 11], dtype=torch.int32)
+    exact = exact_logits([(step.decoder, dense)], tokens, positions)
+    for _ in range(2):  # the second reads what the first has written
+        step(tokens, positions)
+    with pytest.raises(UsageError, match="the step has pages"):
+        step.take(transformers.DynamicCache())
+    return step.logits.double(), exact
+
+
+def test_a_cache_may_have_pages() -> None:
+    torch.testing.assert_close(*paged(torch.float32), atol=1e-5, rtol=1e-5)
+
+
+def test_a_cache_on_a_rank_may_have_pages(ranks: Ranks) -> None:
+    (error,) = ranks.run(1, f"{__name__}:error_of_pages")
+    assert error < 4e-2
+
+
+def error_of_pages(fabric: Any) -> float:
+    found, exact = paged(torch.bfloat16)
+    return float((found - exact).norm() / exact.norm())
+
+
 def test_a_step_compiles_as_one_graph() -> None:
     step = taxfree.decode_step(made("Qwen3"), BATCH, 16)
     tokens, positions = torch.tensor([3, 4]), torch.tensor([0, 0], dtype=torch.int32)
@@ -275,6 +314,8 @@ def test_arguments_are_checked() -> None:
         held = model(prompts(), return_dict=False)[1]
     with pytest.raises(UsageError, match="2 sequences of 8 tokens does not fit into a cache of 2 "):
         step.take(held)
+    with pytest.raises(UsageError, match="the cache has 2 layers of 2 heads of 8, "):
+        taxfree.decode_step(made("Qwen3"), cache=step.cache)
     with pytest.raises(UsageError, match="the cache has a DynamicSlidingWindowLayer"):
         taxfree.decode_step(model, cache=held)
 
