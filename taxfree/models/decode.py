@@ -42,7 +42,7 @@ def decode_step(
         batch: sequences.
         capacity: tokens of each sequence, for a cache that the step allocates.
         cache: in place of `batch` and `capacity`, a StaticCache of Transformers that has taken a
-            prompt; the step uses its tensors.
+            prompt, or a ``Cache``; the step uses its tensors.
         group: the ranks of a model whose parameters are no DTensors but each rank's own parts.
 
     Raises:
@@ -54,8 +54,12 @@ def decode_step(
     world_size = 1 if group is None else dist.get_world_size(group)
     rank = 0 if group is None else dist.get_rank(group)
     decoder = model if isinstance(model, Decoder) else decoder_of(model, rank, world_size)
-    found = _allocated(decoder, batch, capacity) if cache is None else _taken(decoder, cache)
-    return ModelStep(decoder, found, None if world_size == 1 else group)
+    if cache is None:
+        cache = _allocated(decoder, batch, capacity)
+    elif not isinstance(cache, Cache):
+        cache = _taken(cache)
+    _require_fit(decoder, cache)
+    return ModelStep(decoder, cache, None if world_size == 1 else group)
 
 
 class ModelStep:
@@ -67,9 +71,14 @@ class ModelStep:
 
     def __init__(self, decoder: Decoder, cache: Cache, group: dist.ProcessGroup | None) -> None:
         self.decoder, self.cache, self._group = decoder, cache, group
-        self.batch: int = cache.keys[0].shape[0]
+        table = cache.block_table
+        self.batch: int = len(cache.keys[0] if table is None else table)
         #: tokens of a sequence that the cache has room for
-        self.capacity: int = min(keys.shape[2] for keys in cache.keys)
+        self.capacity: int = (
+            min(keys.shape[2] for keys in cache.keys)
+            if table is None
+            else table.shape[1] * cache.keys[0].shape[1]
+        )
         self._logits: torch.Tensor | None = None
         self._runtime = self._local = None
         if decoder.embedding.dtype in _OF_OPERATIONS and dist.is_initialized():
@@ -134,6 +143,8 @@ class ModelStep:
             UsageError: the prompt does not fit.
         """
         length = int(cache.get_seq_length())
+        if self.cache.block_table is not None:
+            raise UsageError("the step has pages", "write the prompt's keys and values into them")
         for layer, *ours in zip(cache.layers, *self._tensors(), strict=True):
             kept = layer.keys.shape[2]  # of a window only the last ones
             if not kept <= length <= self.capacity or len(layer.keys) != self.batch:
@@ -158,14 +169,13 @@ class ModelStep:
         """
         decoder = self.decoder
         x = embedding(tokens, decoder.embedding)
-        turns, seen, slots = self._turns(positions), _Seen(positions), positions.long()
+        turns, seen, own = self._turns(positions), _Seen(positions), self._places(positions.long())
         normalised = self._normalised(x, decoder.layers[0].input_norm)
         for layer, keys, values, next_norm in zip(
             decoder.layers, *self._tensors(), self._next_norms, strict=True
         ):
             q, k, v = self._projected(layer, normalised, turns)
-            keys[self._sequences, :, slots] = k
-            values[self._sequences, :, slots] = v
+            keys[own], values[own] = k, v
             y = self._attended(q, keys, values, layer.window, seen)
             normalised, x = self._added(y, layer.o, x, layer.post_norm)
             y = silu(linear(normalised, layer.gate)) * linear(normalised, layer.up)
@@ -197,8 +207,16 @@ class ModelStep:
                 y = self._normalised(y, norm)
             if is_turned:
                 halves = y.unflatten(2, (2, -1))
-                y = (halves * cos + halves.flip(2) * sin).flatten(2)
+                y = torch.addcmul(halves * cos, halves.flip(2), sin).flatten(2)
             yield y
+
+    def _places(self, positions: torch.Tensor) -> tuple[Any, ...]:
+        """The index of these positions in keys or values: of [batch, heads, head_dim]."""
+        table = self.cache.block_table
+        if table is None:
+            return self._sequences, slice(None), positions
+        page_size = self.cache.keys[0].shape[1]
+        return table[self._sequences, positions // page_size].long(), positions % page_size
 
     def _attended(
         self,
@@ -209,9 +227,16 @@ class ModelStep:
         seen: _Seen,
     ) -> torch.Tensor:
         """Attention of each sequence's token, [batch, heads * head_dim]."""
+        table = self.cache.block_table
         if self._local is not None:
-            by_key = keys.transpose(1, 2), values.transpose(1, 2)
-            return self._local.flash_decode(q, *by_key, seen.lengths, window=window).flatten(1)
+            if table is None:
+                keys, values = keys.transpose(1, 2), values.transpose(1, 2)
+            y = self._local.flash_decode(q, keys, values, seen.lengths, table, window=window)
+            return y.flatten(1)
+        if table is not None:
+            keys, values = (
+                pages[table.long()].flatten(1, 2).transpose(1, 2) for pages in (keys, values)
+            )
         mask = seen.mask(keys.shape[2], window)
         y = scaled_dot_product_attention(q[:, :, None], keys, values, mask, enable_gqa=True)
         return y.flatten(1)
@@ -285,27 +310,39 @@ def _allocated(decoder: Decoder, batch: int, capacity: int) -> Cache:
     return Cache(keys, values)
 
 
-def _taken(decoder: Decoder, cache: Any) -> Cache:
+def _taken(cache: Any) -> Cache:
     """The tensors of a StaticCache."""
-    for layer, weights in zip(cache.layers, decoder.layers, strict=True):
-        wanted = len(weights.k) // decoder.head_dim, decoder.head_dim
+    layers = cache.layers
+    for layer in layers:
         if getattr(layer, "max_cache_len", None) is None:
             raise UsageError(f"the cache has a {type(layer).__name__}", "give a StaticCache")
         if layer.keys is None:
             raise UsageError("the cache is empty", "call the model with it and a prompt before")
-        _, heads, capacity, head_dim = layer.keys.shape
-        if (heads, head_dim) != wanted or layer.keys.dtype != decoder.embedding.dtype:
-            raise UsageError(
-                f"the cache has {heads} heads of {head_dim}, {layer.keys.dtype}; the model "
-                f"{wanted[0]} of {wanted[1]}, {decoder.embedding.dtype}"
-            )
-        if layer.get_seq_length() > capacity:
+        if layer.get_seq_length() > layer.keys.shape[2]:
             raise UsageError(
                 "the cache has dropped the first tokens, which left the window",
                 "let decode_step allocate one, and copy the prompt with its take",
             )
-    layers = cache.layers
     return Cache(tuple(each.keys for each in layers), tuple(each.values for each in layers))
+
+
+def _require_fit(decoder: Decoder, cache: Cache) -> None:
+    """Refuse a cache with other layers, heads or a dtype than the decoder."""
+    dtype = decoder.embedding.dtype
+    heads_at = 1 if cache.block_table is None else 2
+    found = [(keys.shape[heads_at], keys.shape[3], keys.dtype) for keys in cache.keys]
+    heads = (len(layer.k) // decoder.head_dim for layer in decoder.layers)
+    wanted = [(count, decoder.head_dim, dtype) for count in heads]
+    if found != wanted:
+        raise UsageError(
+            f"the cache has {_described(found)}, the model {_described(wanted)}",
+            "give a cache of this model",
+        )
+
+
+def _described(layers: list[tuple[int, int, torch.dtype]]) -> str:
+    heads, head_dim, dtype = layers[0]
+    return f"{len(layers)} layers of {heads} heads of {head_dim}, {dtype}"
 
 
 def _runtime(group: dist.ProcessGroup) -> Runtime | None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +14,10 @@ import torch
 import taxfree
 from taxfree.errors import UsageError
 from taxfree.models.decoders import decoder_of
+from taxfree_kernels.decode_step.decoder import Cache
 from tests.models.decode_reference import exact_logits
-from tests.ranks import Ranks
+from tests.ranks import Ranks, on_every_fabric
+from tests.sample import Sample
 
 transformers = pytest.importorskip(
     "transformers", reason="transformers is not installed: pip install '.[models]'"
@@ -74,7 +78,7 @@ def generated(
         everyone: from this rank's part to those of all ranks.
         is_static: whether the step uses a cache of Transformers.
     """
-    ids, room = prompts(), PROMPT + NEW_TOKENS
+    ids, room = prompts().to(model.device), PROMPT + NEW_TOKENS
     held = model(ids, return_dict=False)[1]
     if is_static:
         static = static_cache(model, [(each.keys, each.values) for each in held.layers], room)
@@ -85,16 +89,16 @@ def generated(
     else:
         step = taxfree.decode_step(model, BATCH, room)
         length = step.take(held)
-    tokens = [first]
-    positions = torch.full((BATCH,), length, dtype=torch.int32)
+    tokens = [first.to(model.device)]
+    positions = torch.full_like(tokens[0], length, dtype=torch.int32)
     rows = []
     for _ in range(NEW_TOKENS - 1):
         parts = everyone((step.decoder, step.cache))
-        exact = exact_logits(parts, tokens[-1], positions)
+        exact = exact_logits(parts, tokens[-1].cpu(), positions.cpu())
         tokens.append(step(tokens[-1], positions))
         positions += 1
-        rows.append((step.logits, exact))
-    return torch.stack(tokens, 1), rows
+        rows.append((step.logits.cpu(), exact))
+    return torch.stack(tokens, 1).cpu(), rows
 
 
 def check(model: Any, tokens: torch.Tensor, rows: Any, wanted: torch.Tensor) -> None:
@@ -112,9 +116,9 @@ def check(model: Any, tokens: torch.Tensor, rows: Any, wanted: torch.Tensor) -> 
 
 
 def wanted(model: Any) -> torch.Tensor:
-    ids = prompts()
+    ids = prompts().to(model.device)
     found: torch.Tensor = model.generate(ids, max_new_tokens=NEW_TOKENS, do_sample=False)
-    return found[:, PROMPT:]
+    return found[:, PROMPT:].cpu()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -152,6 +156,44 @@ def test_sequences_may_stand_at_different_positions() -> None:
     exact = exact_logits([(step.decoder, step.cache)], tokens, positions)
     assert step(tokens, positions).tolist() == exact.argmax(-1).tolist()
     torch.testing.assert_close(step.logits, exact.float())
+
+
+def paged(dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    """Logits of a step whose cache has pages, in any order, and of float64."""
+    page_size, pages, model = 4, 3, made("Qwen3", dtype)
+    generator = torch.Generator().manual_seed(1)
+    shape = (BATCH * pages, page_size, 2, 16)
+    keys, values = (
+        tuple(torch.randn(shape, generator=generator).to(dtype) for _ in range(2)) for _ in range(2)
+    )
+    table = torch.randperm(BATCH * pages, generator=generator).view(BATCH, pages).int()
+    step = taxfree.decode_step(model, cache=Cache(keys, values, table))
+    assert (step.batch, step.capacity) == (BATCH, pages * page_size)
+    dense = Cache(*(
+        tuple(each[table.long()].flatten(1, 2).transpose(1, 2) for each in held)
+        for held in (keys, values)
+    ))  # fmt: skip
+    tokens, positions = torch.tensor([3, 4]), torch.tensor([2, 11], dtype=torch.int32)
+    exact = exact_logits([(step.decoder, dense)], tokens, positions)
+    for _ in range(2):  # the second reads what the first has written
+        step(tokens, positions)
+    with pytest.raises(UsageError, match="the step has pages"):
+        step.take(transformers.DynamicCache())
+    return step.logits.double(), exact
+
+
+def test_a_cache_may_have_pages() -> None:
+    torch.testing.assert_close(*paged(torch.float32), atol=1e-5, rtol=1e-5)
+
+
+def test_a_cache_on_a_rank_may_have_pages(ranks: Ranks) -> None:
+    (error,) = ranks.run(1, f"{__name__}:error_of_pages")
+    assert error < 4e-2
+
+
+def error_of_pages(fabric: Any) -> float:
+    found, exact = paged(torch.bfloat16)
+    return float((found - exact).norm() / exact.norm())
 
 
 def test_a_step_compiles_as_one_graph() -> None:
@@ -272,6 +314,8 @@ def test_arguments_are_checked() -> None:
         held = model(prompts(), return_dict=False)[1]
     with pytest.raises(UsageError, match="2 sequences of 8 tokens does not fit into a cache of 2 "):
         step.take(held)
+    with pytest.raises(UsageError, match="the cache has 2 layers of 2 heads of 8, "):
+        taxfree.decode_step(made("Qwen3"), cache=step.cache)
     with pytest.raises(UsageError, match="the cache has a DynamicSlidingWindowLayer"):
         taxfree.decode_step(model, cache=held)
 
@@ -289,9 +333,12 @@ def test_a_static_cache_must_hold_all_tokens() -> None:
 
 
 def parts_of(part: Any) -> list[Any]:
-    found: list[Any] = [None] * torch.distributed.get_world_size()
-    torch.distributed.all_gather_object(found, part)
-    return found
+    """The parts of all ranks, on the CPU."""
+    own, found = io.BytesIO(), [b""] * torch.distributed.get_world_size()
+    torch.save(part, own)
+    torch.distributed.all_gather_object(found, own.getvalue())
+    options: dict[str, Any] = {"map_location": "cpu", "weights_only": False}
+    return [torch.load(io.BytesIO(each), **options) for each in found]
 
 
 def generate(fabric: Any, case: str, folder: str, dtype: torch.dtype) -> Any:
@@ -299,11 +346,10 @@ def generate(fabric: Any, case: str, folder: str, dtype: torch.dtype) -> Any:
     from tests.models.records import records_of
     from tests.taxfree.runtime_tasks import runtime_of
 
-    whole = loaded = made(case, dtype)
-    if fabric.world_size == 1:
-        runtime = runtime_of(fabric)
-    else:
-        runtime = runtime_of(fabric, *records_of(fabric))
+    whole = loaded = made(case, dtype).to(fabric.device)
+    is_tuned = fabric.name == "host" and fabric.world_size == 2
+    runtime = runtime_of(fabric, *(records_of(fabric) if is_tuned else ()))
+    if fabric.world_size > 1:
         if fabric.rank == 0:
             whole.save_pretrained(folder)
         torch.distributed.barrier()
@@ -321,17 +367,17 @@ def generate(fabric: Any, case: str, folder: str, dtype: torch.dtype) -> Any:
     return tokens.tolist(), {kind for kinds in ran.values() for kind in kinds}
 
 
-@pytest.mark.dealt("case")
+@on_every_fabric
 @pytest.mark.parametrize("world_size", [1, 2])
-@pytest.mark.parametrize("case", MODELS)
-def test_tokens_on_ranks(ranks: Ranks, tmp_path: Path, case: str, world_size: int) -> None:
-    for dtype in (torch.float32, torch.bfloat16):
+def test_tokens_on_ranks(ranks: Ranks, sample: Sample, tmp_path: Path, world_size: int) -> None:
+    for case, dtype in product(sample.one_of(list(MODELS)), (torch.float32, torch.bfloat16)):
         found = ranks.run(
             world_size, f"{__name__}:generate", case=case, folder=str(tmp_path), dtype=dtype
         )
         assert all(tokens == found[0][0] for tokens, _ in found)
-        is_fused = world_size == 2 and dtype == torch.bfloat16
-        assert all(kinds == ({"exact"} if is_fused else set()) for _, kinds in found)
+        if ranks.fabric == "host":
+            is_fused = world_size == 2 and dtype == torch.bfloat16
+            assert all(kinds == ({"exact"} if is_fused else set()) for _, kinds in found)
 
 
 def steps_of_benchmark(fabric: Any) -> Any:
