@@ -1,9 +1,9 @@
 """What Transformers builds from configs with the published dimensions of models.
 
 `built.yaml` says what a model has: per block the outputs of the layers on the same rows (b: with a
-bias; 4096/512/512: of one layer), the inputs of the layer that sums what is computed from them, and
-what follows the sum (r: a residual; n: an RMSNorm) and quantises the block; heads/kv heads x columns
-of its attention; then what else there is.
+bias; 4096/512/512: of one layer), the inputs of the layer that sums what is computed from them,
+what follows the sum (r: a residual; n: an RMSNorm), and how the block is quantised; heads/kv heads
+x columns of its attention; then what else there is.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from taxfree.shapes import ShapeRequest, expand, operations
 from tests.models.llama import HEADS, HIDDEN, LAYERS, VOCABULARY, WIDTH
 from tests.ranks import Ranks
 
-CONFIG = {
+CONFIG: dict[str, Any] = {
     "model_type": "llama", "hidden_size": WIDTH, "intermediate_size": HIDDEN,
     "num_attention_heads": HEADS, "num_key_value_heads": HEADS, "num_hidden_layers": LAYERS,
     "vocab_size": VOCABULARY, "attention_bias": True, "mlp_bias": True, "dtype": "bfloat16",
@@ -83,7 +83,7 @@ def run_transformers(fabric: Any, folder: str) -> Any:
         transformers.AutoModelForCausalLM.from_config(given).bfloat16().save_pretrained(folder)
     torch.distributed.barrier()
     taxfree.hf.enable()
-    model = transformers.AutoModelForCausalLM.from_pretrained(
+    model: Any = transformers.AutoModelForCausalLM.from_pretrained(
         folder,
         dtype=torch.bfloat16,
         distributed_config=DistributedConfig(tp_size=fabric.world_size, tp_plan="auto"),
