@@ -105,8 +105,8 @@ class Model:
         dtype: in which it computes; None if the config does not say.
         experts: number of routed experts; 0 for a dense model.
         latent_dim: of the keys that a decode of latent attention reads; 0 for other attention.
-        has_soft_cap, has_sinks, has_chunks: whether attention caps its logits, has a learned sink,
-            or has layers that see a chunk.
+        has_soft_cap, has_sinks, has_alibi, has_chunks: whether attention caps its logits, has a
+            learned sink or linear biases, or has layers that see a chunk.
         others: what else of the model no operation serves.
         notes: layers that the plan of Transformers does not sum as others do.
     """
@@ -123,6 +123,7 @@ class Model:
     latent_dim: int = 0
     has_soft_cap: bool = False
     has_sinks: bool = False
+    has_alibi: bool = False
     has_chunks: bool = False
     others: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
@@ -324,6 +325,8 @@ def facts_of(config: Mapping[str, Any]) -> dict[str, Any]:
         "latent_dim": latent and latent + config["qk_rope_head_dim"],
         "has_soft_cap": config.get("attn_logit_softcapping") is not None,
         "has_sinks": family == "gpt_oss",
+        "has_alibi": family == "bloom"
+        or bool(config.get("alibi") or (config.get("attn_config") or {}).get("alibi")),
         "has_chunks": config.get("attention_chunk_size") is not None,
         "windows": _windows(config, family),
     }
@@ -433,7 +436,7 @@ def _sums(role: Role, hidden: int, block: Block, tp: int) -> Iterator[Fields]:
 
 
 def _attentions(role: Role, model: Model, tp: int) -> list[Fields]:
-    if model.latent_dim or model.has_sinks:
+    if model.latent_dim or model.has_sinks or model.has_alibi:
         return []
     found: list[Fields] = []
     for each in model.attentions:
@@ -477,6 +480,8 @@ def left_out_layers(role: Role, model: Model, is_cast: bool = False) -> list[str
         return [*found, f"latent attention: its keys have {model.latent_dim} columns"]
     if model.has_sinks:
         return [*found, "attention with sinks: the kernels have none"]
+    if model.has_alibi:
+        return [*found, "attention with linear biases (ALiBi): the kernels have none"]
     if model.has_chunks:
         found.append("layers that attend within chunks: the kernels have no chunks")
     found += [

@@ -422,9 +422,11 @@ class TestModel:
             for followed in ((False, False), (True, False), (True, True))
         ]
         backward = expand("matmul_all_reduce", replace(request, is_training=True))[len(sums) :]
-        assert [(each.k, each.weight_layout) for each in backward] == [
-            (k, "kn") for k in (1024, 128, 3584, 16032)
-        ]
+        assert {each.weight_layout for each in backward} == {"kn"}
+        gradients = [(k, False) for k in (1024, 128, 3584, 16032)]
+        assert [(each.k, each.residual) for each in backward] == [
+            *gradients, (1024, True), (128, True), (3584, True),  # which are added up
+        ]  # fmt: skip
 
     def test_fields_decide_which_operations_a_shape_is_of(self, config):
         shapes = ("model m=1", "model batch=1 kv_len_per_rank=64")

@@ -1,0 +1,66 @@
+"""What Transformers builds from configs with the published dimensions of models.
+
+`built.yaml` says what a model has: per block the outputs of the layers on the same rows (b: with a
+bias; 4096/512/512: of one layer), the inputs of the layer that sums what is computed from them,
+what follows the sum (r: a residual; n: an RMSNorm), and how the block is quantised; heads/kv heads
+x columns of its attention; then what else there is.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from taxfree.models.built import built_model
+from taxfree.shapes.models import Column, Model, known_models, load_model, read_config
+
+BUILT: dict[str, Any] = yaml.safe_load(Path(__file__).with_name("built.yaml").read_text())
+SIZES = (
+    "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "vocab_size",
+)  # fmt: skip
+FEW_LAYERS = {"num_hidden_layers": 2, "n_layer": 2, "n_layers": 2}
+
+
+def outputs(column: Column) -> str:
+    return "/".join(str(size) for size, _ in column.parts) + "b" * column.bias
+
+
+def described(model: Model) -> list[str]:
+    """What a model has, as the file says it."""
+    blocks = [
+        f"{' '.join(map(outputs, each.columns))} > {each.inputs}{'b' * each.bias} "
+        f"{'r' * each.adds_residual}{'n' * bool(each.norm)} {each.quantised}".rstrip()
+        for each in model.blocks
+    ]
+    attentions = [
+        f"{each.heads}/{each.kv_heads}x{each.head_dim}" + f" last {each.window}" * bool(each.window)
+        for each in model.attentions
+    ]
+    kinds = ("experts", "latent_dim", "has_soft_cap", "has_sinks", "has_alibi", "has_chunks")
+    facts = [f"{name} {getattr(model, name)}" for name in kinds if getattr(model, name)]
+    return [*blocks, *attentions, *facts, *model.others, *model.notes]
+
+
+@pytest.mark.parametrize("name", BUILT)
+def test_is_what_the_model_has(name: str) -> None:
+    entry = BUILT[name]
+    sizes = dict(zip(SIZES, entry["sizes"], strict=True)) if "sizes" in entry else {}
+    config = FEW_LAYERS | sizes | entry.get("others", {})
+    config = {"text_config": config} if entry.get("is_nested") else config
+    parts = {f"{part}_config": {"num_hidden_layers": 1} for part in entry.get("parts", ())}
+    model = built_model(json.dumps(config | parts | {"model_type": entry["type"]}))
+    assert described(model) == entry["has"]
+
+
+@pytest.mark.parametrize("name", known_models())
+def test_models_that_are_known_by_name_are_what_is_built(name: str) -> None:
+    known = load_model(name)
+    layers = {"num_hidden_layers": 6 if "gemma" in name else 2, "first_k_dense_replace": 1}
+    window = {} if "gemma" in name or "gpt-oss" in name else {"sliding_window": None}
+    built = built_model(json.dumps({**read_config(name), **window, **layers}))
+    assert replace(built, layers=known.layers) == known
