@@ -28,9 +28,10 @@ _CONFIG_HINT = "give the config.json of a Hugging Face decoder model"
 
 @dataclass(frozen=True)
 class Model:
-    """The properties of a decoder that its matmuls and attention depend on.
+    """The dimensions of a decoder, and what its matmuls and attention depend on.
 
     Args:
+        family: its type in Transformers, such as "llama".
         hidden: columns of the residual stream.
         heads, kv_heads, head_dim: of attention; of latent attention, `head_dim` is the values'.
         mlps: widths of the dense MLPs, including shared experts.
@@ -40,8 +41,10 @@ class Model:
         latent_dim: of the keys that a decode of latent attention reads; 0 for other attention.
         has_soft_cap, has_sinks, has_chunks: whether attention caps its logits, has a learned sink,
             or has layers that see a chunk.
+        layers, vocabulary: how many there are, and tokens; 0 where the config does not say.
     """
 
+    family: str
     hidden: int
     heads: int
     kv_heads: int
@@ -55,6 +58,8 @@ class Model:
     has_soft_cap: bool = False
     has_sinks: bool = False
     has_chunks: bool = False
+    layers: int = 0
+    vocabulary: int = 0
 
 
 # -- configs --
@@ -143,6 +148,7 @@ def model_of(name: str, config: Mapping[str, Any]) -> Model:
     experts = max(dimension(field, 0, least=0) for field in _EXPERTS)
     latent = dimension("kv_lora_rank", 0)
     return Model(
+        family=family,
         hidden=hidden,
         heads=heads,
         kv_heads=kv_heads,
@@ -156,6 +162,8 @@ def model_of(name: str, config: Mapping[str, Any]) -> Model:
         has_soft_cap=config.get("attn_logit_softcapping") is not None,
         has_sinks=family == "gpt_oss",
         has_chunks=config.get("attention_chunk_size") is not None,
+        layers=dimension("num_hidden_layers", 0, least=0),
+        vocabulary=dimension("vocab_size", 0, least=0),
     )
 
 
