@@ -1,0 +1,222 @@
+"""Measures a model end to end: prefill and decode with random weights, by PyTorch and by taxfree.
+
+All modes of a phase run interleaved in one task of the rank workers, on the same weights. A mode
+that fails, or is less exact than PyTorch's eager one may be, leaves the others their rows.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from taxfree.errors import TaxfreeError, UsageError
+from taxfree.shapes.models import Model, dtype_of, model_of, read_config, split_layers
+from taxfree_kernels.hardware import Hardware
+from taxfree_kernels.matmul_all_reduce.problem import MatmulAllReduce
+from taxfree_tune.benching import decoder, model_tasks
+from taxfree_tune.benching.model_tasks import MODES, ModeOutcome, Phase
+from taxfree_tune.measuring import environment
+from taxfree_tune.measuring.groups import group_for
+from taxfree_tune.tuning.history import TuningHistory
+from taxfree_tune.workers.group import Workers
+
+_DEADLINE_S = 1800.0  # of a phase: compiling many layers takes minutes
+_GPU_REPETITIONS, _HOST_REPETITIONS = 15, 3
+#: what a mode of taxfree is compared with: PyTorch's modes that launch in the same way
+_ALIKE: Mapping[str, Sequence[str]] = {
+    "eager": ("eager",),
+    "compiled": ("compiled", "micro-pipeline"),
+    "graph": ("graph",),
+}
+
+
+@dataclass(frozen=True)
+class ModelBench:
+    """What is measured.
+
+    Args:
+        name: as it was given.
+        model: the dimensions, with the layers and the vocabulary that are measured.
+        dtype: of weights and activations.
+        ranks: over which the model is split.
+        phases, modes: in this order.
+    """
+
+    name: str
+    model: Model
+    dtype: str
+    ranks: int
+    phases: Sequence[Phase]
+    modes: Sequence[str] = tuple(dict.fromkeys(mode for _, mode in MODES))
+
+    def problems(self) -> list[MatmulAllReduce]:
+        """The operations between ranks: eager, and as compiled code may fuse them."""
+        (width,) = self.model.mlps
+        return [
+            MatmulAllReduce(m=phase.tokens, n=self.model.hidden, k=k // self.ranks,
+                            dtype=self.dtype, world_size=self.ranks,
+                            residual=is_fused, rms_norm=is_fused)
+            for phase in self.phases
+            for k in (self.model.heads * self.model.head_dim, width)
+            for is_fused in (False, True)
+        ]  # fmt: skip
+
+    def to_json(self) -> dict[str, Any]:
+        """The model as result files have it."""
+        return {"name": self.name, **dataclasses.asdict(self.model), "dtype": self.dtype}
+
+
+def model_to_bench(
+    name: str, ranks: int, layers: int | None, dtype: str | None
+) -> tuple[Model, str]:
+    """A model that can be measured, and the dtype in which it computes.
+
+    Args:
+        name: of a known model, or a path of a config.
+        ranks: the vocabulary is padded to a multiple of them.
+        layers: of the model; None for all.
+        dtype: in place of the config's.
+
+    Raises:
+        UsageError: there is no such model, it is not of Llama's family, or does not split.
+    """
+    config = read_config(name)
+    model = model_of(name, config)
+    is_served = model.windows == (0,) and len(model.mlps) == 1 and model.head_dim % 2 == 0
+    if model.family not in decoder.FAMILIES or model.experts or not is_served:
+        raise UsageError(
+            f"{name} is no dense model of {', '.join(decoder.FAMILIES)} without windows",
+            "--shapes model measures the operations of its layers",
+        )
+    split_layers("column", model, ranks)
+    layers = layers or model.layers
+    for field, count in (("num_hidden_layers", layers), ("vocab_size", model.vocabulary)):
+        if not count:
+            raise UsageError(f"model config {name}: {field} is missing", "add it to the config")
+    if model.layers and layers > model.layers:
+        raise UsageError(f"{name} has {model.layers} layers, not {layers}", "give fewer --layers")
+    vocabulary = -(-model.vocabulary // ranks) * ranks
+    model = replace(model, layers=layers, vocabulary=vocabulary)
+    return model, dtype or dtype_of(config) or "bfloat16"
+
+
+@dataclass(frozen=True)
+class PhaseResult:
+    """One phase, measured.
+
+    Args:
+        phase: which.
+        outcomes: of the modes, in their order.
+        problems: calls of the operations, by problem and kind of choice, such as "exact".
+        hardware: of a rank's device.
+    """
+
+    phase: Phase
+    outcomes: Sequence[ModeOutcome]
+    problems: Mapping[str, Mapping[str, int]]
+    hardware: Hardware
+
+    @property
+    def is_interpreted(self) -> bool:
+        """Whether times are those of a CPU, which are not compared."""
+        return self.hardware.backend == "interpreter"
+
+    def tokens_per_s(self, outcome: ModeOutcome) -> float | None:
+        """Of a mode that was timed."""
+        timing = outcome.timing
+        return None if timing is None else self.phase.tokens * 1e6 / timing.median_us
+
+    def speedup(self, outcome: ModeOutcome) -> float | None:
+        """A mode of taxfree over PyTorch's fastest that is launched alike; None for others."""
+        if outcome.path == "torch" or outcome.timing is None or self.is_interpreted:
+            return None
+        times = [
+            each.timing.median_us
+            for each in self.outcomes
+            if each.path == "torch" and each.mode in _ALIKE[outcome.mode] and each.timing
+        ]
+        return min(times) / outcome.timing.median_us if times else None
+
+
+def run(bench: ModelBench, fabric: str, history: TuningHistory) -> Iterator[PhaseResult]:
+    """Measure the phases of a model; workers that are lost are started again for the next phase.
+
+    Args:
+        fabric: "host", "cuda" or "rocm".
+        history: gives the records that the dispatcher uses.
+
+    Yields:
+        Each phase as soon as it is measured; where its task fails, that is the outcome of all its
+        modes. Closing the iterator ends the workers.
+
+    Raises:
+        TaxfreeError: the workers do not start.
+    """
+    problems = bench.problems()
+    with Workers(lambda: group_for(problems, fabric)) as workers:
+        for phase in bench.phases:
+            group = workers.group()
+            hardware = group.hardware
+            repetitions = (
+                _HOST_REPETITIONS if hardware.backend == "interpreter" else _GPU_REPETITIONS
+            )
+            try:
+                outcomes, stats = group.call(
+                    model_tasks.measure_phase, _DEADLINE_S, model=bench.model, dtype=bench.dtype,
+                    phase=phase, modes=bench.modes, records=history.records,
+                    repetitions=repetitions,
+                )[0]  # fmt: skip
+            except TaxfreeError as error:
+                outcomes, stats = (
+                    [
+                        ModeOutcome(path, mode, "failed", error.message)
+                        for path, mode in MODES
+                        if mode in bench.modes
+                    ],
+                    {},
+                )
+            yield PhaseResult(phase, outcomes, stats, hardware)
+
+
+def document(bench: ModelBench, fabric: str, results: Sequence[PhaseResult]) -> dict[str, Any]:
+    """The content of a result file, as JSON.
+
+    Args:
+        fabric: that they were measured on.
+        results: at least one.
+    """
+    return {
+        "schema": 1,
+        "environment": environment.record(fabric, results[0].hardware),
+        "ranks": bench.ranks,
+        "model": bench.to_json(),
+        "rows": [row for result in results for row in _rows(result)],
+        "skipped": [
+            {
+                "phase": dataclasses.asdict(result.phase),
+                **{name: getattr(each, name) for name in ("path", "mode", "state", "reason")},
+            }
+            for result in results
+            for each in result.outcomes
+            if each.state != "measured"
+        ],
+        "problems": {str(result.phase): result.problems for result in results},
+    }
+
+
+def _rows(result: PhaseResult) -> Iterator[dict[str, Any]]:
+    for each in result.outcomes:
+        if each.timing is not None:
+            yield {
+                "phase": dataclasses.asdict(result.phase),
+                "path": each.path,
+                "mode": each.mode,
+                "median_us": each.timing.median_us,
+                "iqr_us": each.timing.iqr_us,
+                "tokens_per_s": result.tokens_per_s(each),
+                "speedup": result.speedup(each),
+                "relative_error": each.relative_error,
+                "samples_us": each.timing.samples_us,
+            }
