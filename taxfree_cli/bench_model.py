@@ -74,8 +74,8 @@ def bench_model(
 
     Raises:
         UsageError: an option or the model's config is invalid.
-        WrongResult: a mode is less exact than PyTorch's; it is shown before.
-        TaxfreeError: a mode failed; it is shown before.
+        WrongResult: a mode of taxfree is less exact than PyTorch's; it is shown before.
+        TaxfreeError: a mode of taxfree failed; it is shown before.
     """
     from taxfree_tune import devices
     from taxfree_tune.benching.model import ModelBench, document, model_to_bench, run
@@ -87,11 +87,12 @@ def bench_model(
         raise UsageError(f"--gpus {shapes.gpus}: a model is split over one number", "--gpus 2")
     model, dtype = model_to_bench(name, ranks, options.layers, shapes.dtype)
     bench = ModelBench(name, model, dtype, ranks, _phases(options))
-    unknown = [each for each in options.mode or () if each not in bench.modes]
+    known = dict.fromkeys(mode for _, mode in bench.modes)
+    unknown = [each for each in options.mode or () if each not in known]
     if unknown:
-        raise UsageError(f"no mode {quoted(unknown[0])}", f"one of: {', '.join(bench.modes)}")
+        raise UsageError(f"there is no mode {quoted(unknown[0])}", f"one of: {', '.join(known)}")
     if options.mode:
-        bench = replace(bench, modes=[each for each in bench.modes if each in options.mode])
+        bench = replace(bench, modes=[each for each in bench.modes if each[1] in options.mode])
     history = TuningHistory.read(database_path(db), required=db is not None)
     devices.require(fabric, ranks)
     if fabric == "host":
@@ -135,7 +136,9 @@ def _sizes(option: str, text: str | None, example: str) -> list[int]:
         return []
     sizes = [integer(part) or 0 for part in text.split(",")]
     if min(sizes) < 1:
-        raise UsageError(f"{option} {quoted(text)}: not sizes", f"for example {option} {example}")
+        raise UsageError(
+            f"{option} {quoted(text)} is not a list of sizes", f"for example {option} {example}"
+        )
     return list(dict.fromkeys(sizes))
 
 
@@ -174,7 +177,7 @@ def _fail_if_broken(measured: Sequence[PhaseResult]) -> None:
     for state, error in (("wrong", WrongResult), ("failed", TaxfreeError)):
         for result in measured:
             for each in result.outcomes:
-                if each.state == state:
+                if (each.path, each.state) == ("taxfree", state):
                     raise error(
                         f"{each.path} {each.mode}, {result.phase}: {each.reason}",
                         "the other modes were measured",

@@ -276,11 +276,12 @@ def _require_split(model: Model, tp: int) -> None:
     for name, count in (("num_attention_heads", model.heads), *widths):
         if count % tp:
             raise UsageError(
-                f"{name} {count} of the model does not split over {tp} ranks", "try another --tp"
+                f"{name} {count} of the model does not split over {tp} ranks",
+                "try another --tp or --gpus",
             )
     if model.kv_heads % tp and tp % model.kv_heads:
         raise UsageError(
             f"num_key_value_heads {model.kv_heads} of the model neither split over {tp} ranks nor "
             "divide them",
-            "try another --tp",
+            "try another --tp or --gpus",
         )

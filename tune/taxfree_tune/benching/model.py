@@ -7,11 +7,14 @@ that fails, or is less exact than PyTorch's eager one may be, leaves the others 
 from __future__ import annotations
 
 import dataclasses
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from taxfree.errors import TaxfreeError, UsageError
+from taxfree.shapes.fields import DTYPE_ALIASES
 from taxfree.shapes.models import Model, dtype_of, model_of, read_config, split_layers
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.matmul_all_reduce.problem import MatmulAllReduce
@@ -41,7 +44,7 @@ class ModelBench:
         model: the dimensions, with the layers and the vocabulary that are measured.
         dtype: of weights and activations.
         ranks: over which the model is split.
-        phases, modes: in this order.
+        phases, modes: in this order; modes are some of `MODES`.
     """
 
     name: str
@@ -49,7 +52,7 @@ class ModelBench:
     dtype: str
     ranks: int
     phases: Sequence[Phase]
-    modes: Sequence[str] = tuple(dict.fromkeys(mode for _, mode in MODES))
+    modes: Sequence[tuple[str, str]] = MODES
 
     def problems(self) -> list[MatmulAllReduce]:
         """The operations between ranks: eager, and as compiled code may fuse them."""
@@ -99,7 +102,7 @@ def model_to_bench(
         raise UsageError(f"{name} has {model.layers} layers, not {layers}", "give fewer --layers")
     vocabulary = -(-model.vocabulary // ranks) * ranks
     model = replace(model, layers=layers, vocabulary=vocabulary)
-    return model, dtype or dtype_of(config) or "bfloat16"
+    return model, DTYPE_ALIASES.get(dtype or "", dtype) or dtype_of(config) or "bfloat16"
 
 
 @dataclass(frozen=True)
@@ -141,43 +144,55 @@ class PhaseResult:
 
 
 def run(bench: ModelBench, fabric: str, history: TuningHistory) -> Iterator[PhaseResult]:
-    """Measure the phases of a model; workers that are lost are started again for the next phase.
+    """Measure the phases of a model.
+
+    Ranks that a mode ends, or leaves waiting for each other, are started again: the mode has
+    failed, and the phase is measured without it.
 
     Args:
         fabric: "host", "cuda" or "rocm".
         history: gives the records that the dispatcher uses.
 
     Yields:
-        Each phase as soon as it is measured; where its task fails, that is the outcome of all its
-        modes. Closing the iterator ends the workers.
+        Each phase as soon as it is measured. Closing the iterator ends the workers.
 
     Raises:
         TaxfreeError: the workers do not start.
     """
     problems = bench.problems()
-    with Workers(lambda: group_for(problems, fabric)) as workers:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        Workers(lambda: group_for(problems, fabric)) as workers,
+    ):
         for phase in bench.phases:
-            group = workers.group()
-            hardware = group.hardware
-            repetitions = (
-                _HOST_REPETITIONS if hardware.backend == "interpreter" else _GPU_REPETITIONS
-            )
-            try:
-                outcomes, stats = group.call(
-                    model_tasks.measure_phase, _DEADLINE_S, model=bench.model, dtype=bench.dtype,
-                    phase=phase, modes=bench.modes, records=history.records,
-                    repetitions=repetitions,
-                )[0]  # fmt: skip
-            except TaxfreeError as error:
-                outcomes, stats = (
-                    [
-                        ModeOutcome(path, mode, "failed", error.message)
-                        for path, mode in MODES
-                        if mode in bench.modes
-                    ],
-                    {},
-                )
-            yield PhaseResult(phase, outcomes, stats, hardware)
+            yield _measured(workers, bench, phase, history, Path(folder, "tried"))
+
+
+def _measured(
+    workers: Workers, bench: ModelBench, phase: Phase, history: TuningHistory, tried: Path
+) -> PhaseResult:
+    lost: dict[tuple[str, str], ModeOutcome] = {}
+    while True:
+        group = workers.group()
+        hardware = group.hardware
+        is_interpreted = hardware.backend == "interpreter"
+        modes = [each for each in bench.modes if each not in lost]
+        tried.write_text("", encoding="utf-8")
+        try:
+            outcomes, problems = group.call(
+                model_tasks.measure_phase, _DEADLINE_S, model=bench.model, dtype=bench.dtype,
+                phase=phase, modes=modes, records=history.records,
+                repetitions=_HOST_REPETITIONS if is_interpreted else _GPU_REPETITIONS, tried=tried,
+            )[0]  # fmt: skip
+        except TaxfreeError as error:
+            path, _, mode = tried.read_text(encoding="utf-8").partition(" ")
+            broken = [(path, mode)] if mode else modes
+            lost |= {each: ModeOutcome(*each, "failed", error.message) for each in broken}
+            if mode:
+                continue
+            outcomes, problems = [], {}
+        found = lost | {(each.path, each.mode): each for each in outcomes}
+        return PhaseResult(phase, [found[each] for each in bench.modes], problems, hardware)
 
 
 def document(bench: ModelBench, fabric: str, results: Sequence[PhaseResult]) -> dict[str, Any]:

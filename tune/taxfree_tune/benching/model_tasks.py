@@ -7,6 +7,7 @@ import gc
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -17,8 +18,9 @@ from torch.distributed.device_mesh import DeviceMesh
 import taxfree
 from taxfree._runtime.collectives import vote
 from taxfree._runtime.runtime import Runtime
-from taxfree.errors import one_line
+from taxfree.errors import TaxfreeError, one_line
 from taxfree.shapes.models import Model
+from taxfree_kernels.errors import PeerTimeout
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_tune.benching import decoder
 from taxfree_tune.measuring.timer import Timing, capturing, time_together
@@ -35,7 +37,7 @@ MODES: Sequence[tuple[str, str]] = (
     ("taxfree", "compiled"),
     ("taxfree", "graph"),
 )
-_CHAIN = {"prefill": 2, "decode": 10}  # calls of a repetition on GPUs
+_CHAIN = {"prefill": 4, "decode": 10}  # calls of a repetition on GPUs
 
 _Call = Callable[[], torch.Tensor]
 
@@ -91,14 +93,16 @@ def measure_phase(
     model: Model,
     dtype: str,
     phase: Phase,
-    modes: Sequence[str],
+    modes: Sequence[tuple[str, str]],
     records: Sequence[Record],
     repetitions: int,
+    tried: Path,
 ) -> tuple[list[ModeOutcome], dict[str, dict[str, int]]]:
-    """Check all modes of a phase, then time those that are right; a task of the workers.
+    """Check modes of a phase, then time those that are right; a task of the workers.
 
     Args:
-        modes: those that are wanted, of both sides.
+        modes: some of `MODES`.
+        tried: a file that holds the name of a mode while it is tried, which may end the ranks.
 
     Returns:
         Their outcomes; calls of the runtime, by problem and kind of choice.
@@ -109,9 +113,13 @@ def measure_phase(
         bench = _Bench(fabric, model, getattr(torch, dtype), phase, records)
         exact = bench.exact_logits()
         allowed = ERROR_ALLOWANCE * bench.error(bench.call("torch", "eager")(), exact)
-        outcomes = [
-            bench.check(path, mode, exact, allowed) for path, mode in MODES if mode in modes
-        ]
+        outcomes = []
+        for path, mode in modes:
+            if fabric.rank == 0:
+                tried.write_text(f"{path} {mode}", encoding="utf-8")
+            outcomes.append(bench.check(path, mode, exact, allowed))
+        if fabric.rank == 0:
+            tried.write_text("", encoding="utf-8")
         right = [each for each in outcomes if each.state == "measured"]
         calls = [(bench.timed(each.path, each.mode), "eager") for each in right]
         chain = _CHAIN[phase.name] if fabric.has_graphs else None
@@ -224,7 +232,11 @@ class _Bench:
     # -- logits --
 
     def check(self, path: str, mode: str, exact: torch.Tensor, allowed: float) -> ModeOutcome:
-        """Run a mode once: its outcome, with no time yet; collective."""
+        """Run a mode once: its outcome, with no time yet; collective.
+
+        Raises:
+            TaxfreeError, PeerTimeout: it failed on some ranks, while others wait inside of it.
+        """
         reason = self._unsupported_reason(mode)
         if reason:
             return ModeOutcome(path, mode, "refused", reason)
@@ -234,8 +246,14 @@ class _Bench:
             self.runtime.check()
         except Exception as raised:
             failure = one_line(raised)
-        failure = next(filter(None, vote(self._fabric.group, failure)), "")
+        try:
+            failure = next(filter(None, vote(self._fabric.group, failure)), "")
+        except PeerTimeout as lost:
+            lost.is_secondary = True
+            raise TaxfreeError(failure) if failure else lost from None
         if failure:
+            if path == "taxfree":
+                self.runtime.reset()  # a peer may have been lost
             return ModeOutcome(path, mode, "failed", failure)
         error = self.error(logits, exact)
         if error <= allowed:
