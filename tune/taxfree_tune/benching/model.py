@@ -205,9 +205,8 @@ def document(bench: ModelBench, fabric: str, results: Sequence[PhaseResult]) -> 
     return {
         "schema": 1,
         "environment": environment.record(fabric, results[0].hardware),
-        "ranks": bench.ranks,
         "model": bench.to_json(),
-        "rows": [row for result in results for row in _rows(result)],
+        "rows": [row for result in results for row in _rows(bench, result)],
         "skipped": [
             {
                 "phase": dataclasses.asdict(result.phase),
@@ -221,10 +220,13 @@ def document(bench: ModelBench, fabric: str, results: Sequence[PhaseResult]) -> 
     }
 
 
-def _rows(result: PhaseResult) -> Iterator[dict[str, Any]]:
+def _rows(bench: ModelBench, result: PhaseResult) -> Iterator[dict[str, Any]]:
     for each in result.outcomes:
         if each.timing is not None:
             yield {
+                "model": bench.name,
+                "layers": bench.model.layers,
+                "world_size": bench.ranks,
                 "phase": dataclasses.asdict(result.phase),
                 "path": each.path,
                 "mode": each.mode,
