@@ -129,7 +129,7 @@ def _add(found: Sources, path: Path, name: str) -> bool:
         found.accounts.append(ResultFile(name, _environment(document), renamed))
     elif "tokens_per_s" in first and _environment(document).get("fabric") != "host":
         _require(path, rows, ("model", "layers", "world_size", "phase", "path", "median_us"))
-        found.models.append(ResultFile(name, _environment(document), rows))
+        found.models.append(ResultFile(name, _environment(document), document["rows"]))
     elif "mode" in first and "t_bound_us" in first:
         results = load(path)
         ops = operation_names()
