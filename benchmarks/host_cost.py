@@ -36,7 +36,7 @@ from taxfree._runtime.plans import rows_of
 from taxfree._runtime.runtime import Runtime
 from taxfree_check.cross_compile.compile import AbsentDevice, target_of
 from taxfree_check.cross_compile.record import GhostFabric
-from taxfree_kernels.fabric.layout import arena_bytes
+from taxfree_kernels.fabric.heap import arena_bytes
 from taxfree_kernels.hardware import KNOWN
 from taxfree_kernels.meta import meta_tensors
 from taxfree_kernels.variant import op_of, problem_class, resized, variants

@@ -26,7 +26,7 @@ sys.path[:0] = [str(ROOT / each) for each in ("", "kernels", "tuning_db", "tune"
 
 from benchmarks.documents import table, with_blocks, write_changed  # noqa: E402
 from taxfree_kernels.cost import l2  # noqa: E402
-from taxfree_kernels.device.schedules import ATTENTION_MAPPINGS  # noqa: E402
+from taxfree_kernels.device.tiles import ATTENTION_MAPPINGS  # noqa: E402
 
 RESULT = ROOT / "benchmarks/results/l2_model/modelled.json"
 #: what ncu counted on one H200, with what the model says of it

@@ -33,7 +33,7 @@ from benchmarks.commands import exit_code, keep, parser, positive
 from benchmarks.soak_ranks import Member, Stretch
 from taxfree.errors import TaxfreeError, WrongResult, one_line
 from taxfree.shapes import ShapeRequest, expand
-from taxfree_kernels.device import control
+from taxfree_kernels.device import peers
 from taxfree_kernels.fabric.gpu import SHARING
 from taxfree_kernels.variant import operation_names, operation_shapes
 from taxfree_tune import devices
@@ -45,7 +45,7 @@ SHARES = {"graph": 0.85, "eager": 0.15}  # of the calls
 TIMEOUT_S = 20.0
 DEADLINE_S = 300.0
 
-_END = 2**63 // control.ONE_CALL.value  # the first generation that overflows its word
+_END = 2**63 // peers.ONE_CALL.value  # the first generation that overflows its word
 
 
 @dataclass(frozen=True)

@@ -39,14 +39,14 @@ from taxfree._runtime.collectives import Failure
 from taxfree._runtime.ready import ready_plans
 from taxfree.fingerprints import rows_field
 from taxfree_check.cross_compile.record import record
-from taxfree_kernels.device import control, packets, sync
-from taxfree_kernels.device.pdl import gdc_launch_dependents
-from taxfree_kernels.device.peers import Group
+from taxfree_kernels.device import packets, sync
+from taxfree_kernels.device.peers import LIMIT, Group
+from taxfree_kernels.device.sync import gdc_launch_dependents
 from taxfree_kernels.fabric.base import Fabric
-from taxfree_kernels.fabric.layout import aligned
+from taxfree_kernels.fabric.heap import aligned
 from taxfree_kernels.launch import Kernel, launch_normally, launching_through
-from taxfree_kernels.problem import MatmulProblem
 from taxfree_kernels.variant import (
+    MatmulProblem,
     Plan,
     Ready,
     Variant,
@@ -170,7 +170,7 @@ _signal, _wait, _send, _receive = sync.signal, sync.wait, packets.send, packets.
 @triton.jit
 def _pause_inside(peers):
     number = peers.generation * 4096 + tl.program_id(0)
-    _pause(peers.control_ptr + control.LIMIT, peers.rank, number, _INSIDE)
+    _pause(peers.control_ptr + LIMIT, peers.rank, number, _INSIDE)
 
 
 @triton.jit

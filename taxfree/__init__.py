@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from taxfree._runtime.runtime import Memory, Runtime
     from taxfree._runtime.startup import init
     from taxfree.errors import NoRecord, TaxfreeError, UsageError
+    from taxfree.models.decode import ModelStep, decode_step
     from taxfree.models.parallel import enable
     from taxfree.models.report import Report, report
     from taxfree_kernels.all_gather_matmul.problem import AllGatherMatmul
@@ -42,6 +43,7 @@ _HOMES = {
     "Attention": "taxfree_kernels.attention.problem",
     "FlashDecode": "taxfree_kernels.flash_decode.problem",
     "Memory": "taxfree._runtime.runtime",
+    "ModelStep": "taxfree.models.decode",
     "NoRecord": "taxfree.errors",
     "PeerTimeout": "taxfree_kernels.errors",
     "Report": "taxfree.models.report",
@@ -50,6 +52,7 @@ _HOMES = {
     "TaxfreeError": "taxfree.errors",
     "UsageError": "taxfree.errors",
     "autotune": "taxfree._runtime.autotune",
+    "decode_step": "taxfree.models.decode",
     "enable": "taxfree.models.parallel",
     "init": "taxfree._runtime.startup",
     "report": "taxfree.models.report",
@@ -65,6 +68,7 @@ __all__ = [
     "MatmulAllReduce",
     "MatmulReduceScatter",
     "Memory",
+    "ModelStep",
     "NoRecord",
     "PeerTimeout",
     "Report",
@@ -74,6 +78,7 @@ __all__ = [
     "UsageError",
     "__version__",
     "autotune",
+    "decode_step",
     "enable",
     "init",
     "report",

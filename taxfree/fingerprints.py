@@ -126,5 +126,5 @@ def transferred(record: Record, problem: Problem) -> Record:
     return dataclasses.replace(
         record,
         winner=translated(record.winner),
-        runners_up=tuple(translated(each) for each in record.runners_up),
+        runners_up=tuple(translated(runner_up) for runner_up in record.runners_up),
     )

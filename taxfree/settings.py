@@ -17,7 +17,7 @@ DEFAULT_TIMEOUT_S = 30.0
 
 VARIABLES: Mapping[str, str] = {
     "TAXFREE_DB": "path of the tuning database; default: in the platform's user data folder",
-    "TAXFREE_DISABLE": "1: every dispatch is the library's baseline",
+    "TAXFREE_DISABLE": "1: every dispatch is the library",
     "TAXFREE_STRICT": "1: a problem without a record of its own is an error",
     "TAXFREE_VERIFY": "0: a winner that another device lent runs without being timed here first",
     "TAXFREE_LOG": "a YAML file that collects problems without a record, for `tune --from`",

@@ -13,7 +13,9 @@ import io
 import os
 import signal
 import sys
+import textwrap
 import traceback
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any
 
@@ -27,6 +29,7 @@ from taxfree_cli.exits import ExitCode, failure
 from taxfree_cli.output import note, print_failure, warn
 from taxfree_tune.workers.launch import LaunchedProcess
 from taxfree_tune.workers.supervisor import Supervisors, supervise
+from taxfree_tuning_db.errors import ForeignRecordWarning
 
 _SHOWN = "what was finished is printed, and in the files that were asked for; nothing else is kept"
 #: command -> what is left of it after Ctrl-C
@@ -35,6 +38,7 @@ _KEPT = {
     "bench": _SHOWN,
     "explain": _SHOWN,
 }
+_show_warning = warnings.showwarning
 _COMMANDS = ("tune", "bench", "explain", "report", "check", "doctor", "db", "shapes")
 
 
@@ -53,16 +57,23 @@ class _CommandModules(Mapping[str, Any]):
         if isinstance(entry, typer.Typer):
             group = typer.main.get_group(entry)
             group.name = name
-            return group
+            return _unabridged(group)
         single = typer.Typer(add_completion=False, rich_markup_mode=None)
         single.command(name)(entry)
-        return typer.main.get_command(single)
+        return _unabridged(typer.main.get_command(single))
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._names)
 
     def __len__(self) -> int:
         return len(self._names)
+
+
+def _unabridged(command: Any) -> Any:
+    """A command, and those of a group, whose first paragraphs stand whole in lists of commands."""
+    for each in (command, *getattr(command, "commands", {}).values()):
+        each.short_help = " ".join((each.help or "").partition("\n\n")[0].split())
+    return command
 
 
 class _Commands(TyperGroup):
@@ -86,8 +97,13 @@ app = typer.Typer(
     cls=_Commands,
     invoke_without_command=True,
     rich_markup_mode=None,
+    context_settings={"help_option_names": ["--help", "-h"]},
     epilog="\n".join(
-        ["\b", "Environment:", *(f"  {name}: {text}" for name, text in VARIABLES.items())]
+        ["\b", "Environment:"]
+        + [
+            textwrap.fill(f"{name}: {text}", 76, initial_indent="  ", subsequent_indent="    ")
+            for name, text in VARIABLES.items()
+        ]
     ),
 )
 
@@ -97,7 +113,9 @@ def taxfree(
     context: typer.Context,
     version: Annotated[
         bool,
-        typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version."),
+        typer.Option(
+            "--version", "-V", callback=_print_version, is_eager=True, help="Show the version."
+        ),
     ] = False,
 ) -> None:
     """Fused multi-GPU kernels: tune them, see what they save, and why."""
@@ -108,6 +126,7 @@ def taxfree(
 def run(arguments: Sequence[str]) -> int:
     """Run a command line and return its exit code; nothing is raised but SystemExit."""
     command = typer.main.get_command(app)
+    warnings.showwarning = _show_foreign_records  # type: ignore[assignment]
     for name, like in unknown_variables().items():
         warn(f"{name} is no variable of taxfree" + (f": did you mean {like}?" if like else ""))
     try:
@@ -125,6 +144,14 @@ def run(arguments: Sequence[str]) -> int:
         kept = _KEPT.get(next(iter(arguments), ""), "nothing is stored")
         print_failure(failure(Interrupted("interrupted", kept)))
     return code if isinstance(code, int) else ExitCode.DONE
+
+
+def _show_foreign_records(message: Warning | str, category: type[Warning], *place: Any) -> None:
+    """Print a warning that is written for users as a problem, others as Python does."""
+    if issubclass(category, ForeignRecordWarning):
+        warn(str(message))
+    else:
+        _show_warning(message, category, *place)
 
 
 def _refuse_repeats(command: Any, arguments: Sequence[str]) -> None:

@@ -77,7 +77,7 @@ OnlyVariants: TypeAlias = Annotated[
     typer.Option(
         "--variant",
         metavar="NAME",
-        help="Only this variant, beside the baseline and dispatch; repeatable.",
+        help="Only this variant, beside the library and dispatch; repeatable.",
     ),
 ]
 MinSpeedup: TypeAlias = Annotated[
@@ -85,7 +85,7 @@ MinSpeedup: TypeAlias = Annotated[
     typer.Option(
         "--min-speedup",
         metavar="X",
-        help="Fail where dispatch is not X times as fast as the baseline.",
+        help="Fail where dispatch is not X times as fast as the library.",
     ),
 ]
 Compare: TypeAlias = Annotated[
@@ -243,6 +243,6 @@ def _fail_if_below(rows: Sequence[results.Row], least: float) -> None:
     if slow:
         named = "; ".join(f"{format_problem(r.op, r.problem)}: {r.speedup or 0:.2f}x" for r in slow)
         raise BelowTarget(
-            f"dispatch is less than {least:g}x as fast as the baseline: {named}",
+            f"dispatch is less than {least:g}x as fast as the library: {named}",
             "tune these shapes with more --trials",
         )

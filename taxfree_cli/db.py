@@ -71,7 +71,7 @@ ExportFile: TypeAlias = Annotated[
     Path | None, typer.Argument(metavar="[FILE]", help="File to write; default: stdout.")
 ]
 ImportFile: TypeAlias = Annotated[
-    Path, typer.Argument(metavar="FILE", help="A file of `taxfree db export`.")
+    Path, typer.Argument(metavar="FILE", help="A file of `taxfree db export`; - for stdin.")
 ]
 ResultFile: TypeAlias = Annotated[
     Path, typer.Argument(metavar="FILE", help="A file of `taxfree bench --out`.")
@@ -227,16 +227,19 @@ def import_command(
     file: ImportFile, dry_run: DryRun = False, db: options.Db = None, json: options.Json = False
 ) -> None:
     """Import the records of an export; of two for one problem, the better measured one stays."""
-    entries = read_export(file)  # before a database is made for them
+    from taxfree._runtime.legality import refusal  # loads torch
+
+    # before a database is made for them
+    entries = read_export(sys.stdin if str(file) == "-" else file)
     path = options.database_path(db)
     before: dict[str, Record] = {}
     if dry_run:
         if path.exists():
             before = {record.key: record for record in read_table(path)}
-        report = plan_import(before.get, entries, file.name)
+        report = plan_import(before.get, entries, file.name, refusal)
     else:
         with Database(path) as database:
-            report = import_records(database, entries, file.name)
+            report = import_records(database, entries, file.name, refusal)
     for what, reason in report.refused:
         warn(f"{what} is refused: {reason}")
     done = {"added": report.added, "replaced": report.replaced, "kept": report.kept}

@@ -16,6 +16,7 @@ from taxfree.shapes import (
     left_out,
     operations,
     parse_counts,
+    parse_paths,
     require_operation,
 )
 from taxfree.shapes.fields import DTYPE_ALIASES
@@ -43,8 +44,8 @@ OpOfShapes: TypeAlias = Annotated[
     typer.Option(
         "--op",
         metavar="NAME",
-        help="Operation; without it, all operations of the shape files and of the model.",
-        show_default=DEFAULT_OP,
+        help="Operation; without it, all operations of the shape files and of the model, else "
+        f"{DEFAULT_OP}.",
         autocompletion=operation_names,
     ),
 ]
@@ -62,8 +63,8 @@ Model: TypeAlias = Annotated[
     typer.Option(
         "--model",
         metavar="MODEL",
-        help="Hugging Face config.json, or a name such as llama-3.1-70b (`taxfree shapes` lists "
-        "them); its matmuls and attention are the shapes.",
+        help="Hugging Face config.json, which Transformers builds, or a name such as "
+        "llama-3.1-70b (`taxfree shapes` lists them); what it runs is the shapes.",
     ),
 ]
 Tp: TypeAlias = Annotated[
@@ -74,6 +75,20 @@ Tp: TypeAlias = Annotated[
         min=1,
         help="Tensor-parallel size of the model; default: that of --gpus.",
     ),
+]
+Paths: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        "--path",
+        metavar="PATHS",
+        help="How the model runs, such as tp,sequence. tp: row-parallel layers sum, as under "
+        "PyTorch, Transformers and vLLM; sequence: rows are gathered and scattered; attention: "
+        "an engine calls it.",
+        show_default="tp",
+    ),
+]
+Training: TypeAlias = Annotated[
+    bool, typer.Option("--training", help="With the problems of the model's backward.")
 ]
 Gpus: TypeAlias = Annotated[
     str | None,
@@ -88,7 +103,7 @@ _FABRIC_HELP = "Symmetric memory between ranks; host needs no GPU."
 Fabric: TypeAlias = Annotated[_FabricName, typer.Option("--fabric", help=_FABRIC_HELP)]
 #: for commands that use it only when they measure
 FabricIfMeasured: TypeAlias = Annotated[
-    _FabricName | None, typer.Option("--fabric", help=_FABRIC_HELP, show_default="auto")
+    _FabricName | None, typer.Option("--fabric", help=f"{_FABRIC_HELP} Default: auto.")
 ]
 Db: TypeAlias = Annotated[
     Path | None,
@@ -135,6 +150,8 @@ class ShapeOptions:
     dtype: str | None
     model: str | None = None
     tp: int | None = None
+    paths: str | None = None
+    is_training: bool = False
 
     def request(self, default_gpus: tuple[int, ...]) -> ShapeRequest:
         """The request of these options.
@@ -143,8 +160,11 @@ class ShapeOptions:
             default_gpus: world sizes without `--gpus`.
 
         Raises:
-            UsageError: `--gpus` is not a list of numbers, or differs from `--tp`.
+            UsageError: `--gpus` is not a list of numbers, or differs from `--tp`, or `--path` or
+                `--training` is given without a model.
         """
+        if (self.paths or self.is_training) and not self.model:
+            raise UsageError("--path and --training are of a model", "add --model")
         world_sizes = default_gpus if self.gpus is None else parse_counts(self.gpus)
         if self.tp is not None and self.gpus is not None and world_sizes != (self.tp,):
             raise UsageError(
@@ -160,6 +180,8 @@ class ShapeOptions:
             self.dtype,
             op,
             allows_others=self.gpus is None,
+            paths=parse_paths(self.paths or "tp"),
+            is_training=self.is_training,
         )
 
     def operations(self, request: ShapeRequest, variants: Iterable[str] = ()) -> list[str]:

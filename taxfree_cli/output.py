@@ -9,9 +9,11 @@ import json
 import os
 import sys
 from collections.abc import Iterable, Iterator
+from typing import TextIO
 
 from rich.cells import cell_len
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
@@ -19,12 +21,21 @@ from taxfree.errors import UsageError
 from taxfree_cli.exits import Failure
 from taxfree_tune.workers.launch import LaunchedProcess
 
-# Used if the output is not a terminal.
-_UNWATCHED_WIDTH = 240
+# Of an output that is no terminal, and of a terminal that does not know its own.
+_UNWATCHED_WIDTH, _UNKNOWN_WIDTH = 240, 80
 
 
 class _Console(Console):
-    """A console that leaves it to `app.run` what becomes of a reader that has gone."""
+    """A console that lets no text of a file steer the terminal.
+
+    It leaves it to `app.run` what becomes of a reader that has gone.
+    """
+
+    def render(
+        self, renderable: RenderableType, options: ConsoleOptions | None = None
+    ) -> Iterator[Segment]:
+        for text, style, control in super().render(renderable, options):
+            yield Segment(text if control else printable(text, "\n"), style, control)
 
     def on_broken_pipe(self) -> None:
         raise BrokenPipeError
@@ -116,7 +127,7 @@ def print_lines(lines: Iterable[str]) -> None:
     """Print plain lines of results, each unbroken."""
     console = results()
     for line in lines:
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
+        console.print(printable(line), markup=False, highlight=False, soft_wrap=True)
 
 
 def _shown(value: object) -> str:
@@ -124,7 +135,15 @@ def _shown(value: object) -> str:
         return ""
     if isinstance(value, float):
         return f"{value:.4g}" if abs(value) < 1e4 else f"{value:.0f}"
-    return str(value)
+    return printable(str(value))
+
+
+def printable(text: str, also: str = "") -> str:
+    """A text whose characters that steer a terminal, but those, are shown as Python writes them."""
+    if text.isprintable():
+        return text
+    kept = f"\t{also}"
+    return "".join(c if c.isprintable() or c in kept else repr(c)[1:-1] for c in text)
 
 
 def _labelled(label: str, style: str, text: str) -> None:
@@ -134,14 +153,24 @@ def _labelled(label: str, style: str, text: str) -> None:
 
 def _named(text: str) -> str:
     name = place().name
-    return f"{name}: {text}" if name else text
+    return printable(f"{name}: {text}" if name else text)
 
 
 def _console(*, stderr: bool, every_node: bool = False) -> Console:
     stream = sys.stderr if stderr else sys.stdout
-    watched = stream.isatty() or "COLUMNS" in os.environ
     return _Console(
         file=stream,
-        width=None if watched else _UNWATCHED_WIDTH,
+        width=_width(stream),
         quiet=bool(place().name) and not every_node,
     )
+
+
+def _width(stream: TextIO) -> int:
+    """Columns: of COLUMNS, unless that is 0 or no number; of the terminal."""
+    columns = os.environ.get("COLUMNS", "")
+    if columns.isdecimal() and int(columns):
+        return int(columns)
+    try:
+        return os.get_terminal_size(stream.fileno()).columns or _UNKNOWN_WIDTH
+    except OSError:
+        return _UNWATCHED_WIDTH

@@ -10,7 +10,7 @@ from typing import Any
 from rich.cells import cell_len
 
 from taxfree.shapes import format_problem
-from taxfree_cli.output import print_lines, print_table, results
+from taxfree_cli.output import print_lines, print_table, printable, results
 
 #: fields in which a neighbour's record serves; operations say so beside code that loads torch
 SIZES = ("batch", "length", "kv_len_per_rank", "m")
@@ -35,7 +35,9 @@ class Cell:
 
 def speed_up_text(variant: str, ratio: float | None) -> str:
     """A winner and its speed-up over the library; without one where the library wins."""
-    return variant if ratio is None or variant == "baseline" else f"{variant} {ratio:.2f}x"
+    if variant == "baseline":
+        return "library"
+    return variant if ratio is None else f"{variant} {ratio:.2f}x"
 
 
 def print_map(cells: Iterable[Cell]) -> None:
@@ -55,7 +57,7 @@ def print_map(cells: Iterable[Cell]) -> None:
     for (heading, gpu), group in groups.items():
         print_lines(
             textwrap.wrap(
-                ", ".join(filter(None, (heading, gpu))),
+                printable(", ".join(filter(None, (heading, gpu)))),
                 max(20, results().width),
                 subsequent_indent="  ",
             )

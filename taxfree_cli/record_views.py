@@ -38,7 +38,7 @@ def problem_words(problem: Problem) -> str:
 
 def print_list(records: Iterable[Record]) -> None:
     """One line per record."""
-    columns = ["op", "problem", "gpu", "winner", "us", "baseline us", "speed-up", "source"]
+    columns = ["op", "problem", "gpu", "winner", "us", "library us", "speed-up", "source"]
     print_table(columns, (_row(record) for record in records))
 
 
@@ -157,11 +157,11 @@ def _outcome(answer: LookUp) -> str:
 def _library(answer: LookUp) -> str:
     """What runs of the library: one path, or two."""
     named = {
-        mode: "the baseline" if variant == "baseline" else f"{variant} {words(config)}".rstrip()
+        mode: "the library" if variant == "baseline" else f"{variant} {words(config)}".rstrip()
         for mode, (variant, config) in answer.library.items()
     }
     if len(set(named.values())) < 2:
-        return f"{named.get('graph', 'the baseline')} runs"
+        return f"{named.get('graph', 'the library')} runs"
     return f"{named['graph']} runs in graphs, {named['eager']} in eager calls"
 
 

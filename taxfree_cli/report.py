@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+import os
+import tempfile
 from pathlib import Path
 from typing import Annotated, TypeAlias
 
@@ -37,10 +39,13 @@ def report(
             raise TaxfreeError(
                 f"report needs {module}, which is not installed", "pip install 'taxfree[report]'"
             )
+    path = options.database_path(db)
+    if os.path.expanduser("~") == "~":  # of a container's user: Altair asks for it, and raises
+        os.environ["HOME"] = tempfile.gettempdir()
     from taxfree_tune.reporting import sources
     from taxfree_tune.reporting.page import page
 
-    found = sources.read(options.database_path(db), db is not None, results or ())
+    found = sources.read(path, db is not None, results or ())
     text = page(found)
     write(out, text)
     note(f"wrote {out}, {len(text.encode()) / 1e6:.1f} MB")

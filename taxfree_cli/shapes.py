@@ -14,12 +14,14 @@ def shapes(
     shapes: options.Shapes = None,
     model: options.Model = None,
     tp: options.Tp = None,
+    path: options.Paths = None,
+    training: options.Training = False,
     gpus: options.Gpus = None,
     dtype: options.Dtype = None,
     json: options.Json = False,
 ) -> None:
     """List the named sets and models, or the problems of shapes (on 8 GPUs without --gpus)."""
-    given = options.ShapeOptions(op, shapes, gpus, dtype, model, tp)
+    given = options.ShapeOptions(op, shapes, gpus, dtype, model, tp, path, training)
     request = given.request(options.MODELLED_GPUS)
     if not (request.shapes or request.model or request.tp):
         _list_sets(op or options.DEFAULT_OP, json)

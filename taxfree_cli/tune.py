@@ -84,6 +84,8 @@ def tune(
     from_file: From = None,
     model: options.Model = None,
     tp: options.Tp = None,
+    path: options.Paths = None,
+    training: options.Training = False,
     gpus: options.Gpus = None,
     dtype: options.Dtype = None,
     fabric: options.FabricIfMeasured = None,
@@ -110,7 +112,7 @@ def tune(
     seconds = None if budget is None else duration("--budget", budget)
     if from_file is not None:
         shapes = [*(shapes or ()), _problems_file(from_file)]
-    given = options.ShapeOptions(op, shapes, gpus, dtype, model, tp)
+    given = options.ShapeOptions(op, shapes, gpus, dtype, model, tp, path, training)
     if hardware is not None and not (check or dry_run):
         raise UsageError(
             "--hardware is for --dry-run and --check", "what is not here cannot be measured"

@@ -232,9 +232,9 @@ def _cell(row: dict[str, Any], is_interpreted: bool) -> Cell:
 
 def _print_rows(rows: Sequence[dict[str, Any]], is_interpreted: bool) -> None:
     node = ["node"] if any("node" in row for row in rows) else []
-    headings = ("op", "problem", "winner", "us", "baseline", "speed-up", "measured", "not measured")
+    times = ("us", "library us", "speed-up")
     print_table(
-        [*headings, *node],
+        ["op", "problem", "winner", *times, "measured", "not measured", *node],
         [
             [
                 row["op"],
@@ -278,9 +278,9 @@ def _progress(nodes: Nodes | None) -> Iterator[Progress]:
 def _line(event: Event) -> Text:
     line = Text(f"{problem_words(event.problem)}  {event.done}/{event.wanted}  ")
     if event.best is not None and event.best_us is not None:
-        line.append(f"best {event.best_us:.4g} us {event.best.variant}", style="bold")
+        line.append(f"best {us(event.best_us)} us {event.best.variant}", style="bold")
     if event.baseline_us is not None and event.best_us is not None:
-        line.append(f"  baseline {event.baseline_us:.4g} us", style="dim")
+        line.append(f"  library {us(event.baseline_us)} us", style="dim")
         line.append(f"  {event.baseline_us / event.best_us:.2f}x")
     if event.note:
         line.append(f"\n{event.note}", style="dim")

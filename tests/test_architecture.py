@@ -5,15 +5,21 @@ from __future__ import annotations
 import ast
 import os
 import re
+import statistics
 import subprocess
 import sys
 from itertools import chain
 from pathlib import Path
 
+import grimp
 import pytest
 
+from taxfree_kernels.variant import operation_names, variants
 from tests.rooms import PYPROJECT, PYTHONPATH, ROOT
 
+#: modules of kernels/ that a variant imports, directly or not
+MOST_FILES, USUAL_FILES = 18, 14
+UNCOUNTED = {"taxfree_kernels.errors", "taxfree_kernels.hardware"}
 ENVIRONMENT = os.environ | {"PYTHONPATH": PYTHONPATH}
 
 
@@ -48,7 +54,19 @@ def test_raw_atomics_stand_in_the_primitives_alone():
         for call in ast.walk(ast.parse(path.read_text()))
         if isinstance(call, ast.Call) and ast.unparse(call.func).startswith("tl.atomic_")
     }
-    assert found == {"device/abort.py", "device/packets.py", "device/sync.py"}
+    assert found == {"device/packets.py", "device/sync.py"}
+
+
+def test_few_files_lie_behind_a_variant():
+    """Whoever mends a kernel reads the variant and these; the uncounted are mere lists."""
+    graph = grimp.build_graph("taxfree_kernels", exclude_type_checking_imports=True, cache_dir=None)
+    files = {
+        f"{op} {name}": len(graph.find_upstream_modules(f"taxfree_kernels.{op}.{name}") - UNCOUNTED)
+        for op in operation_names()
+        for name in variants(op)
+    }
+    assert max(files.values()) <= MOST_FILES, files
+    assert statistics.median(files.values()) <= USUAL_FILES, files
 
 
 def test_the_runtime_knows_no_variant_by_name():

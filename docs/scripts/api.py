@@ -26,6 +26,7 @@ are no part of the interface.
 _GROUPS = {
     "Start": lambda each: not inspect.isclass(each),
     "Runtime": lambda each: each is taxfree.Runtime,
+    "A step of a model": lambda each: each is taxfree.ModelStep,
     "Problems": lambda each: issubclass(each, Problem | taxfree.SizeRange),
     "What a runtime tells": dataclasses.is_dataclass,
     "Errors": lambda each: issubclass(each, Exception),
@@ -77,7 +78,7 @@ def _members(each: type[Any]) -> Iterator[tuple[str, Any]]:
         if not base.__module__.startswith("taxfree"):
             continue
         for name, found in vars(base).items():
-            if name.startswith("_") or not inspect.getdoc(found):
+            if (name.startswith("_") and name != "__call__") or not inspect.getdoc(found):
                 continue
             if inspect.isfunction(found) or isinstance(found, property | cached_property):
                 yield name, found

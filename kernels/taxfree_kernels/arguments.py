@@ -107,10 +107,10 @@ def weight_layout(weight: torch.Tensor) -> str:
 
 def common_dtype(fabric: Fabric, **tensors: torch.Tensor | None) -> str:
     """The name of the dtype these tensors must share; all must be on the fabric's device."""
-    given = [(name, tensor) for name, tensor in tensors.items() if tensor is not None]
-    first_name, first = given[0]
+    named = [(name, tensor) for name, tensor in tensors.items() if tensor is not None]
+    first_name, first = named[0]
     require(first.dtype in _DTYPES, f"{first_name} is {first.dtype}, not float16 or bfloat16")
-    for name, tensor in given:
+    for name, tensor in named:
         require(tensor.dtype == first.dtype, f"{name} is {tensor.dtype}, {first_name} not")
         require(
             tensor.device == fabric.device,

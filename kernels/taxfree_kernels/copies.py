@@ -32,11 +32,10 @@ import triton
 import triton.language as tl
 
 from taxfree_kernels.device import sync
-from taxfree_kernels.device.abort import is_aborted
-from taxfree_kernels.device.exchange import signal_everybody, wait_for_everybody
 from taxfree_kernels.device.peers import Group, Peers
+from taxfree_kernels.device.sync import is_aborted, signal_everybody, wait_for_everybody
 from taxfree_kernels.launch import Kernel, compile_options, copy_between_ranks
-from taxfree_kernels.problem import Sharded
+from taxfree_kernels.variant import Sharded
 
 if TYPE_CHECKING:
     import torch
@@ -69,8 +68,8 @@ def _finish(control_ptr, out_ptr, elements, BLOCK: tl.constexpr):
     """
     if is_aborted(control_ptr):
         for start in range(0, elements, BLOCK):
-            at = start + tl.arange(0, BLOCK)
-            tl.store(out_ptr + at, float("nan"), mask=at < elements)
+            offsets = start + tl.arange(0, BLOCK)
+            tl.store(out_ptr + offsets, float("nan"), mask=offsets < elements)
     generation = sync.running_generation(control_ptr)
     sync.leave(control_ptr, 1 + generation % 2)  # the next generation is odd
 
@@ -140,7 +139,7 @@ def rows_of_chunk(problem: Sharded, owner: int, chunk: int, chunks: int) -> slic
     """
     per_chunk, rows = -(-problem.shard_rows // chunks), problem.rows_of(owner)
     first = owner * problem.shard_rows
-    begin, end = (first + min(each * per_chunk, rows) for each in (chunk, chunk + 1))
+    begin, end = (first + min(part * per_chunk, rows) for part in (chunk, chunk + 1))
     return slice(begin, end)
 
 

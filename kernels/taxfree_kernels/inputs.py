@@ -15,3 +15,21 @@ def random_rows(
         return torch.randn(size, generator=generator, device=device, dtype=kind)
     bits = torch.randint(0, 2, size, generator=generator, device=device, dtype=torch.int8)
     return (2 * bits - 1).to(kind)
+
+
+def random_tensor(
+    size: tuple[int, ...],
+    seed: int,
+    device: torch.device,
+    dtype: torch.dtype,
+    integers: bool,
+    density: float = 1.0,
+) -> torch.Tensor:
+    """Normal numbers; or -1, 0 and 1, of which only a share `density` is kept nonzero."""
+    generator = torch.Generator(device=device).manual_seed(seed)
+    if not integers:
+        return torch.randn(size, generator=generator, device=device).to(dtype)
+    values = torch.randint(-1, 2, size, generator=generator, device=device).to(dtype)
+    if density < 1:
+        values *= torch.rand(size, generator=generator, device=device) < density
+    return values

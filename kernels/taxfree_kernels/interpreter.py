@@ -167,7 +167,7 @@ def _init_tensor(self: Any, handle: Any, type: Any) -> None:
     shape = tuple(type.shape) if type.is_block() else ()
     if shape not in _shapes:
         size = tl.constexpr(int(np.prod(shape)))
-        _shapes[shape] = tl.tuple([tl.constexpr(each) for each in shape]), size
+        _shapes[shape] = tl.tuple([tl.constexpr(length) for length in shape]), size
     self.handle, self.type, self.dtype = handle, type, type.scalar
     self.shape, self.numel = _shapes[shape]
 
@@ -177,7 +177,7 @@ def _by_shape(original: Callable[..., None]) -> Callable[..., None]:
     known: dict[tuple[int, ...], tuple[Any, int]] = {}
 
     def init(self: Any, element_ty: Any, shape: Any) -> None:
-        key = tuple(each.value if isinstance(each, tl.constexpr) else each for each in shape)
+        key = tuple(size.value if isinstance(size, tl.constexpr) else size for size in shape)
         if key not in known:
             original(self, element_ty, shape)
             known[key] = self.shape, self.numel

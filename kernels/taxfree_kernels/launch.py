@@ -1,4 +1,4 @@
-"""Launching kernels, with hooks that replace the launch.
+"""Launching kernels, with hooks that replace the launch; and the descriptors that kernels take.
 
 Plans launch through :class:`Kernel`. By default it calls Triton's own launcher; the compile screen
 records the launch instead, and the happens-before checker runs its programs itself, so that what
@@ -8,17 +8,16 @@ is screened and checked is exactly what runs.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import Context, ContextVar
 from dataclasses import dataclass, field
 from functools import cache, cached_property
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
+import torch
 import triton.language as tl
 from triton.backends.compiler import GPUTarget
-
-if TYPE_CHECKING:
-    import torch
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 
 @dataclass(frozen=True)
@@ -62,7 +61,7 @@ class Kernel:
     _changed: Mapping[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        constants = {name: self._constant(each) for name, each in self.constants.items()}
+        constants = {name: self._constant(value) for name, value in self.constants.items()}
         object.__setattr__(self, "constants", constants)
 
     def _constant(self, value: Any) -> Any:
@@ -84,7 +83,7 @@ class Kernel:
         fields.pop("specialization", None)
         fields["grid"], fields["last_args"], fields["_runners"] = grid, last_args, {}
         if constants:
-            changed = {name: self._constant(each) for name, each in constants.items()}
+            changed = {name: self._constant(value) for name, value in constants.items()}
             fields["constants"], fields["_changed"] = {**self.constants, **changed}, constants
         return other
 
@@ -94,10 +93,10 @@ class Kernel:
         last, generality = self.last_args, self._generality
         first = len(generality) - len(last)
         kinds = [
-            _integer_kind(each, is_general)
+            _integer_kind(value, is_general)
             for arg, is_general in zip(last, generality[first:], strict=False)
-            for each in (arg if isinstance(arg, tuple) else (arg,))
-            if type(each) is int
+            for value in (arg if isinstance(arg, tuple) else (arg,))
+            if type(value) is int
         ]
         return (*kinds, *self._changed.values())
 
@@ -105,7 +104,7 @@ class Kernel:
     def _generality(self) -> tuple[bool, ...]:
         """For each argument but constants, whether the kernel is not specialised on it."""
         params = getattr(self.function, "params", ())
-        return tuple(each.do_not_specialize for each in params if not each.is_constexpr)
+        return tuple(param.do_not_specialize for param in params if not param.is_constexpr)
 
     def __call__(self, *args: Any) -> None:
         launcher = _launcher.get()
@@ -140,7 +139,7 @@ class Kernel:
         """A launcher of a compiled kernel, for a fixed number of per-call arguments."""
         rest = self.function.arg_names[first + len(self.last_args) :]
         again = compiled[(self.grid, 1, 1)]
-        fixed = (*self.last_args, *[self.constants[each] for each in rest])
+        fixed = (*self.last_args, *[self.constants[name] for name in rest])
         return lambda *args: again(*args, *fixed)
 
 
@@ -174,7 +173,7 @@ def _specialised(arg: Any, kind: Any, is_general: bool) -> Any:
     if type(arg) is int:
         return _integer_kind(arg, is_general)
     if isinstance(arg, tuple):
-        return tuple([_specialised(*each, is_general) for each in zip(arg, kind, strict=True)])
+        return tuple([_specialised(*pair, is_general) for pair in zip(arg, kind, strict=True)])
     return kind
 
 
@@ -189,7 +188,7 @@ def _kind(arg: Any) -> Any:
     if hasattr(arg, "block_shape"):  # a descriptor of Triton, or of Gluon
         return arg.base.dtype, *arg.block_shape
     if isinstance(arg, tuple):
-        return tuple([each if type(each) is int else _kind(each) for each in arg])
+        return tuple([element if type(element) is int else _kind(element) for element in arg])
     return arg.dtype, arg.data_ptr() % 16 == 0
 
 
@@ -204,7 +203,7 @@ def compile_options(backend: str, config: Mapping[str, Any]) -> dict[str, Any]:
 def pdl_options(config: Mapping[str, Any]) -> dict[str, bool]:
     """Further options of a kernel that waits for the preceding one: whether to launch it early.
 
-    See :mod:`taxfree_kernels.device.pdl`.
+    See ``gdc_wait`` in :mod:`taxfree_kernels.device.sync`.
     """
     return {"launch_pdl": True} if config.get("launch_pdl") else {}
 
@@ -265,3 +264,127 @@ def _compile(kernel: Kernel, args: tuple[Any, ...]) -> None:
     )
     if hasattr(compiled, "_init_handles"):  # loads the binary; raises where it cannot run
         compiled._init_handles()
+
+
+# -- descriptors of matrices that Hopper's Tensor Memory Accelerator (TMA) loads ----------------
+# Rows have to start at multiples of 16 bytes. Elements beyond the ends of a tensor read as 0.
+
+
+class OperandDescriptors:
+    """Descriptors of an operand that is a different matrix in each call.
+
+    Triton's constructor validates every dimension, which takes several microseconds on the host.
+    Here it runs again only when the strides change.
+    """
+
+    def __init__(self, describe: Callable[[torch.Tensor], TensorDescriptor]) -> None:
+        self._describe = describe
+        self._strides: tuple[int, ...] | None = None
+        self._last: TensorDescriptor | None = None
+
+    def __call__(self, matrix: torch.Tensor) -> TensorDescriptor:
+        if self._last is None or matrix.stride() != self._strides or matrix.data_ptr() % 16:
+            descriptor = self._describe(matrix)
+            if descriptor.base.data_ptr() == matrix.data_ptr():  # it is no copy
+                self._strides = matrix.stride()
+                self._last = with_fields(descriptor, base=None)  # the matrix is not held
+            return descriptor
+        return with_fields(self._last, base=matrix)  # of which the address matters
+
+
+def with_fields(descriptor: TensorDescriptor, **fields: Any) -> TensorDescriptor:
+    """A copy of a valid descriptor with other valid fields; skips the validation."""
+    other: TensorDescriptor = object.__new__(type(descriptor))
+    other.__dict__ = vars(descriptor) | fields
+    return other
+
+
+class RowDescriptors(OperandDescriptors):
+    """Descriptors of a [rows, k] as [slots, sources, rows, k] with one slot and one source.
+
+    Args:
+        kind: a class of descriptors, Triton's or Gluon's, with what else its constructor takes.
+        fold: see :func:`folded`; 0 for matrices as they are.
+    """
+
+    def __init__(
+        self, box: list[int], kind: Any = TensorDescriptor, *others: Any, fold: int = 0
+    ) -> None:
+        self._fold = fold
+
+        def describe(a: torch.Tensor) -> Any:
+            a = _aligned(a)
+            return kind(a, *self._one_source(a), box, *others)
+
+        super().__init__(describe)
+
+    def __call__(self, matrix: torch.Tensor) -> TensorDescriptor:
+        descriptor = super().__call__(matrix)
+        if descriptor.shape[-2] != matrix.shape[0]:
+            descriptor.shape, descriptor.strides = self._one_source(matrix)
+        return descriptor
+
+    def _one_source(self, a: torch.Tensor) -> tuple[list[int], list[int]]:
+        shape, strides = [1, 1, *a.shape], [a.numel(), a.numel(), *a.stride()]
+        return folded(shape, strides, self._fold) if self._fold else (shape, strides)
+
+
+def folded(shape: Sequence[int], strides: Sequence[int], fold: int) -> tuple[list[int], list[int]]:
+    """Shape and strides of [..., rows, k] as [..., fold, rows, k // fold]: equal parts of rows."""
+    width = shape[-1] // fold
+    return [*shape[:-2], fold, shape[-2], width], [*strides[:-2], width, *strides[-2:]]
+
+
+class HeadDescriptors(OperandDescriptors):
+    """Descriptors of a [batch, length, heads, head_dim] as [batch, heads, length, head_dim].
+
+    Args:
+        kind: a class of descriptors, Triton's or Gluon's, with what else its constructor takes.
+    """
+
+    def __init__(self, box: list[int], kind: Any = TensorDescriptor, *others: Any) -> None:
+        def describe(tokens: torch.Tensor) -> Any:
+            strides = tokens.stride()[:3]
+            if tokens.data_ptr() % 16 or any(stride * tokens.itemsize % 16 for stride in strides):
+                tokens = tokens.clone(memory_format=torch.contiguous_format)
+            heads = tokens.transpose(1, 2)
+            return kind(heads, [*heads.shape], [*heads.stride()], box, *others)
+
+        super().__init__(describe)
+
+    def __call__(self, matrix: torch.Tensor) -> TensorDescriptor:
+        descriptor = super().__call__(matrix)
+        batch, length, heads, head_dim = matrix.shape
+        descriptor.shape = [batch, heads, length, head_dim]
+        return descriptor
+
+
+def weight_descriptors(
+    sources: int, box: list[int], is_nk: bool, kind: Any = TensorDescriptor, *others: Any
+) -> OperandDescriptors:
+    """weight [k, n] as [sources, n, columns] when `is_nk`, else as [sources, columns, n].
+
+    Args:
+        sources: ranks that have columns of A, hence rows of the weight.
+    """
+
+    def describe(weight: torch.Tensor) -> Any:
+        rows = _aligned(weight.t() if is_nk else weight)
+        pitch, columns, n = rows.stride(0), weight.shape[0] // sources, weight.shape[1]
+        if is_nk:
+            return kind(rows, [sources, n, columns], [columns, pitch, 1], box, *others)
+        return kind(rows, [sources, columns, n], [columns * pitch, pitch, 1], box, *others)
+
+    return OperandDescriptors(describe)
+
+
+def is_aligned(matrix: torch.Tensor) -> bool:
+    """Whether rows start at multiples of 16 bytes; descriptors are of copies of other matrices."""
+    return (matrix.data_ptr() | matrix.stride(0) * matrix.itemsize) % 16 == 0
+
+
+def _aligned(matrix: torch.Tensor) -> torch.Tensor:
+    """A matrix whose rows start at multiples of 16 bytes: itself, or for odd views a copy."""
+    if not is_aligned(matrix):
+        return matrix.clone(memory_format=torch.contiguous_format)
+    return matrix

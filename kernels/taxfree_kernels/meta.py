@@ -15,10 +15,10 @@ META = torch.device("meta")
 
 def meta_tensors(problem: Problem, rank: int = 0) -> tuple[torch.Tensor | None, ...]:
     """The arguments of a plan on a rank: the operation's inputs, then the output."""
-    found = operation(op_of(problem))
+    op = operation(op_of(problem))
     with _WithoutMemory():
         cpu = torch.device("cpu")
-        return *found.make_inputs(problem, rank, 0, cpu), found.empty_output(problem, cpu)
+        return *op.make_inputs(problem, rank, 0, cpu), op.empty_output(problem, cpu)
 
 
 class _WithoutMemory(TorchFunctionMode):

@@ -11,8 +11,7 @@ from typing import Any
 import torch
 
 from taxfree_kernels.errors import PlanError
-from taxfree_kernels.fabric.base import Fabric
-from taxfree_kernels.fabric.workspace import Workspace
+from taxfree_kernels.fabric.base import Fabric, Workspace
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.variant import Problem, Variant
 

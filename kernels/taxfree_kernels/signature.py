@@ -61,13 +61,15 @@ class Signature:
     @cached_property
     def numbers(self) -> tuple[tuple[int, str, type[Any], tuple[type[Any], ...]], ...]:
         """The arguments that are numbers: their place, name, type, and all types they may have."""
-        found = []
-        for at, argument in enumerate(self.schema.split(", ")):
+        numbers = []
+        for index, argument in enumerate(self.schema.split(", ")):
             kind, name = argument.split()
             if kind.rstrip("?") in _NUMBERS:
                 number = _NUMBERS[kind.rstrip("?")]
-                found.append((at, name, number, (number, type(None))[: 1 + kind.endswith("?")]))
-        return tuple(found)
+                numbers.append(
+                    (index, name, number, (number, type(None))[: 1 + kind.endswith("?")])
+                )
+        return tuple(numbers)
 
     def normalized(self, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
         """The arguments, with numbers of all types as int or float, so that keys compare.
@@ -75,10 +77,10 @@ class Signature:
         Raises:
             PlanError: one of them is no such number.
         """
-        for at, name, kind, allowed in self.numbers:
-            if type(arguments[at]) not in allowed:
-                number = _number(name, kind, arguments[at])
-                arguments = (*arguments[:at], number, *arguments[at + 1 :])
+        for index, name, kind, allowed in self.numbers:
+            if type(arguments[index]) not in allowed:
+                number = _number(name, kind, arguments[index])
+                arguments = (*arguments[:index], number, *arguments[index + 1 :])
         return arguments
 
 
@@ -98,9 +100,12 @@ def _number(name: str, kind: type[Any], value: Any) -> Any:
 @cache
 def signatures() -> dict[str, Signature]:
     """Those of all operations that can be called, by name."""
-    found: dict[str, Signature] = {}
+    by_name: dict[str, Signature] = {}
     for op in operation_names():
         module = f"taxfree_kernels.{op}.signature"
         if importlib.util.find_spec(module) is not None:
-            found |= {each.name: each for each in importlib.import_module(module).SIGNATURES}
-    return found
+            by_name |= {
+                signature.name: signature
+                for signature in importlib.import_module(module).SIGNATURES
+            }
+    return by_name

@@ -6,8 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from taxfree_kernels.hardware import Hardware
-from taxfree_kernels.problem import Sharded
-from taxfree_kernels.variant import Config, Problem, Space
+from taxfree_kernels.variant import Config, Problem, Sharded, Space
 
 
 def power_of_2(value: int, least: int) -> int:
@@ -22,8 +21,12 @@ def up_to(limit: int, values: tuple[int, ...]) -> tuple[int, ...]:
 
 def nearest_first(values: tuple[int, ...], wanted: int) -> tuple[int, ...]:
     """The value nearest to `wanted`, the next larger and the next smaller; `values` ascend."""
-    at = min(range(len(values)), key=lambda index: abs(values[index] - wanted))
-    return (values[at], *values[at + 1 : at + 2], *values[max(0, at - 1) : at])
+    nearest = min(range(len(values)), key=lambda index: abs(values[index] - wanted))
+    return (
+        values[nearest],
+        *values[nearest + 1 : nearest + 2],
+        *values[max(0, nearest - 1) : nearest],
+    )
 
 
 def within(space: Space, guess: Config) -> dict[str, Any]:
@@ -78,17 +81,17 @@ def allowed(
 ) -> list[dict[str, Any]]:
     """The guesses that can run; if none can, the first one with SPLIT_K = 1."""
     configs = distinct([within(space, guess) for guess in guesses])
-    found = [config for config in configs if illegal_reason(problem, hardware, config) is None]
-    return found or [within(space, {**guesses[0], "SPLIT_K": 1})]
+    legal = [config for config in configs if illegal_reason(problem, hardware, config) is None]
+    return legal or [within(space, {**guesses[0], "SPLIT_K": 1})]
 
 
 def distinct(configs: Sequence[Config]) -> list[dict[str, Any]]:
     """Configs without duplicates, in their order."""
-    found: list[dict[str, Any]] = []
+    kept: list[dict[str, Any]] = []
     for config in configs:
-        if config not in found:
-            found.append(dict(config))
-    return found
+        if config not in kept:
+            kept.append(dict(config))
+    return kept
 
 
 def accumulators(hardware: Hardware) -> int:
@@ -98,20 +101,20 @@ def accumulators(hardware: Hardware) -> int:
 
 def matmul_space(
     hardware: Hardware, m: int, k: int, group_m: tuple[int, ...], splits: tuple[int, ...],
-    own: Space,
+    others: Space,
 ) -> Space:  # fmt: skip
     """Meta-parameters of a matmul's tiles, within the device's limits.
 
     Args:
         k: length of one loop over K, before it is split.
         group_m, splits: values of GROUP_M on a GPU, and of SPLIT_K.
-        own: further meta-parameters of the operation's tiles.
+        others: further meta-parameters of the operation's tiles.
     """
     widest_k = power_of_2(k, 16)
     if hardware.backend == "interpreter":  # its time depends on the number of operations
         return {
             "BLOCK_M": (16, 32), "BLOCK_N": (32, 64), "BLOCK_K": up_to(widest_k, (16, 32, 64)),
-            "GROUP_M": (1, 4), "SPLIT_K": splits, "SWAP_AB": (False, True), **own,
+            "GROUP_M": (1, 4), "SPLIT_K": splits, "SWAP_AB": (False, True), **others,
         }  # fmt: skip
     space: dict[str, tuple[Any, ...]] = {
         "BLOCK_M": up_to(power_of_2(m, 16), (16, 32, 64, 128, 256)),
@@ -120,7 +123,7 @@ def matmul_space(
         "GROUP_M": (*group_m, ALL_ROWS) if hardware.backend == "hip" else group_m,
         "SPLIT_K": splits,
         "SWAP_AB": (False, True),
-        **own,
+        **others,
         "num_warps": (4, 8),
         "num_stages": (2, 3, 4, 5, 6),
         **pdl_space(hardware),

@@ -30,6 +30,9 @@ Config = Mapping[str, Any]
 Space = Mapping[str, tuple[Any, ...]]
 _P = TypeVar("_P", bound="Problem")
 
+DTYPES = ("float16", "bfloat16")
+ITEM_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4}
+
 
 @dataclass(frozen=True)
 class Cost:
@@ -73,6 +76,91 @@ class Problem(ABC):
         For attention, rows are sequences.
         """
         return SizeRange(self, first, last)
+
+
+class MatmulProblem(Problem):
+    """A matmul [m, k] @ [k, n] before or after a collective.
+
+    Raises:
+        PlanError: on impossible dimensions.
+    """
+
+    m: int
+    n: int
+    k: int
+    weight_layout: str
+
+    def __post_init__(self) -> None:
+        for name in ("m", "n", "k", "world_size"):
+            if getattr(self, name) < 1:
+                raise PlanError(f"{name} is {getattr(self, name)}, must be at least 1")
+        if self.dtype not in DTYPES:
+            raise PlanError(f"dtype {self.dtype} is not one of {', '.join(DTYPES)}")
+        if self.weight_layout not in ("nk", "kn"):
+            raise PlanError(f"weight_layout is {self.weight_layout!r}, must be 'nk' or 'kn'")
+
+
+class PartialSum(MatmulProblem):
+    """A matmul in which each rank computes a partial sum.
+
+    Attributes:
+        bias, residual, rms_norm: whether the sum is finished with these.
+        scatter_dim: the dimension of the sum that ranks split, if they do.
+    """
+
+    bias: bool = False
+    residual: bool = False
+    rms_norm: bool = False
+    scatter_dim: int = 0
+
+    @property
+    def elements(self) -> int:
+        """Elements of the whole sum, and of each rank's partial sum."""
+        return self.m * self.n
+
+    @property
+    @abstractmethod
+    def kept_elements(self) -> int:
+        """Elements of the rank's result."""
+
+    @property
+    @abstractmethod
+    def wires(self) -> tuple[str, ...]:
+        """The types in which partial sums may be sent."""
+
+
+def own_rows(m: int, shard_dim: int, world_size: int, rank: int) -> int:
+    """Rows of a rank's shard that are below M; see :class:`Sharded`."""
+    if shard_dim == 1:
+        return m
+    full = -(-m // world_size)
+    return max(0, min(m - rank * full, full))
+
+
+class Sharded(MatmulProblem):
+    """A matmul in which each rank holds a shard of A, or keeps a shard of the result.
+
+    Shards of rows are equal, but those at the end of a ragged M have fewer rows or none.
+    """
+
+    @property
+    @abstractmethod
+    def shard_dim(self) -> int:
+        """The dimension that the ranks split: 0 (rows) or 1 (columns)."""
+
+    @property
+    def shard_rows(self) -> int:
+        """Rows of a full shard."""
+        return self.m if self.shard_dim == 1 else -(-self.m // self.world_size)
+
+    @property
+    @abstractmethod
+    def shard_columns(self) -> int:
+        """Columns of a shard."""
+
+    def rows_of(self, rank: int) -> int:
+        """Rows of the shard of `rank` that are below M."""
+        return own_rows(self.m, self.shard_dim, self.world_size, rank)
 
 
 @dataclass(frozen=True)
@@ -284,7 +372,9 @@ class Shapes:
         shorthand: the fields of `1x2x3`, in order.
         sets: named sets, each a list of shapes as users write them.
         scaling: named sets that depend on the number of ranks: world size -> shapes.
-        model_split: how a tensor-parallel model splits the layers that the operation serves.
+        model_role: what the operation does in a tensor-parallel model: sum what row-parallel layers
+            compute, gather rows before a layer or scatter them behind it, attend to a cache that is
+            sharded by sequence, or let prompts attend.
         model_axes: fields that a model's config does not determine.
     """
 
@@ -295,8 +385,8 @@ class Shapes:
     shorthand: tuple[str, ...] = ()
     sets: Mapping[str, Sequence[str]] = field(default_factory=dict)
     scaling: Mapping[str, Callable[[int], list[str]]] = field(default_factory=dict)
-    model_split: Literal["column", "row", "sequence", "heads"] | None = None
-    model_axes: str = "m=1,16,64,256,1024,4096"
+    model_role: Literal["sum", "gather_rows", "scatter_rows", "decode", "prompt"] | None = None
+    model_axes: str = ""
 
 
 def operation_names() -> list[str]:
@@ -329,8 +419,8 @@ def operation_shapes(op: str) -> Shapes:
         PlanError: there is no such operation.
     """
     problem_class(op)
-    found: Shapes = importlib.import_module(f"taxfree_kernels.{op}.shapes").SHAPES
-    return found
+    shapes: Shapes = importlib.import_module(f"taxfree_kernels.{op}.shapes").SHAPES
+    return shapes
 
 
 @dataclass(frozen=True)
@@ -354,9 +444,9 @@ class SizeRange:
     @property
     def bounds(self) -> tuple[int, int]:
         """The first and the last size; size 0 needs no plan."""
-        own: int = getattr(self.problem, operation(op_of(self.problem)).interpolated_fields[0])
-        first = own if self.first is None else self.first
-        last = own if self.last is None else self.last
+        size: int = getattr(self.problem, operation(op_of(self.problem)).interpolated_fields[0])
+        first = size if self.first is None else self.first
+        last = size if self.last is None else self.last
         return (first, last)
 
 
@@ -380,16 +470,16 @@ def operation(op: str) -> Operation:
         PlanError: there is no such operation.
     """
     problem_class(op)
-    found: Operation = importlib.import_module(f"taxfree_kernels.{op}.operation").OPERATION
-    return found
+    loaded: Operation = importlib.import_module(f"taxfree_kernels.{op}.operation").OPERATION
+    return loaded
 
 
 @cache
 def variants(op: str) -> Mapping[str, Variant]:
     """All variants of an operation, ``baseline`` first, then by name."""
     problem_class(op)
-    found = {variant.name: variant for variant in _discover(f"taxfree_kernels.{op}")}
-    return dict(sorted(found.items(), key=lambda item: (item[0] != "baseline", item[0])))
+    by_name = {variant.name: variant for variant in _discover(f"taxfree_kernels.{op}")}
+    return dict(sorted(by_name.items(), key=lambda item: (item[0] != "baseline", item[0])))
 
 
 def is_library(op: str, name: str) -> bool:

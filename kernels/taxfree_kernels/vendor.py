@@ -30,10 +30,10 @@ def matmul_into(
     return torch.addmm(bias, a, weight, out=out)
 
 
-def all_gather(gathered: torch.Tensor, own: torch.Tensor, group: dist.ProcessGroup) -> None:
+def all_gather(gathered: torch.Tensor, shard: torch.Tensor, group: dist.ProcessGroup) -> None:
     """All-gather: all ranks' tensors, in rank order, into a contiguous one."""
     if not is_compiling():
-        _all_gather(gathered, own, group=group)
+        _all_gather(gathered, shard, group=group)
 
 
 def all_reduce(tensor: torch.Tensor, group: dist.ProcessGroup) -> None:
@@ -42,10 +42,10 @@ def all_reduce(tensor: torch.Tensor, group: dist.ProcessGroup) -> None:
         dist.all_reduce(tensor, group=group)
 
 
-def reduce_scatter(own: torch.Tensor, parts: torch.Tensor, group: dist.ProcessGroup) -> None:
+def reduce_scatter(shard: torch.Tensor, parts: torch.Tensor, group: dist.ProcessGroup) -> None:
     """Reduce-scatter: this rank's shard of the sum of all ranks' contiguous tensors."""
     if not is_compiling():
-        _reduce_scatter(own, parts, group=group)
+        _reduce_scatter(shard, parts, group=group)
 
 
 def symm_mem_op(name: str, group: dist.ProcessGroup, workspace_bytes: int = 0) -> Any:

@@ -52,13 +52,13 @@ def autotune(budget: float | str = "60s") -> AbstractContextManager[list[Autotun
 def _block(seconds: float) -> Iterator[list[Autotuned]]:
     if Runtime._is_autotuned:
         raise UsageError("a block of autotune is within another one", "leave one of them out")
-    found: list[Autotuned] = []
+    outcomes: list[Autotuned] = []
     Runtime._is_autotuned = True
     for runtime in runtimes():
         runtime._collect_met()
     is_complete = False
     try:
-        yield found
+        yield outcomes
         is_complete = True
     finally:
         Runtime._is_autotuned = False
@@ -78,7 +78,7 @@ def _block(seconds: float) -> Iterator[list[Autotuned]]:
             )
             continue
         share = (deadline - time.monotonic()) / (len(met) - number)
-        found += runtime._tune_now(problems, share)
+        outcomes += runtime._tune_now(problems, share)
 
 
 # Ranks agree through the store, where one that fails waits for nobody.

@@ -76,9 +76,9 @@ class Autotuning:
             database = default_path() if self._database is None else self._database
             self._tuner = RankTuner(self._fabric, self._heap_bytes, database)
         begun = time.monotonic()
-        found = self._tuner.tune(problems, seconds)
+        outcomes = self._tuner.tune(problems, seconds)
         self._seconds -= time.monotonic() - begun
-        return found
+        return outcomes
 
     def close(self) -> None:
         """End the compilers."""

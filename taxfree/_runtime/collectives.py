@@ -53,7 +53,7 @@ def vote(group: dist.ProcessGroup | None, value: Any) -> list[Any]:
             f"{str(error).partition(chr(10))[0]}",
             "all ranks make the same calls in the same order; one may have failed before",
         ) from error
-    left = {rank: each.why for rank, each in enumerate(values) if isinstance(each, Left)}
+    left = {rank: answer.why for rank, answer in enumerate(values) if isinstance(answer, Left)}
     if left:
         raise PeersLeft(left)
     return values
@@ -67,11 +67,13 @@ def attempt(
     Returns:
         For each step its result on this rank, or the failure of the first rank that has one.
     """
-    own: list[_T | Failure] = []
+    results: list[_T | Failure] = []
     for step in steps:
         try:
-            own.append(step())
+            results.append(step())
         except Exception as error:  # whatever a compiler or library raises: the peers wait to vote
-            own.append(Failure(dist.get_rank(group), one_line(error)))
-    failures = vote(group, [each if isinstance(each, Failure) else None for each in own])
-    return [next(filter(None, told), result) for result, *told in zip(own, *failures, strict=True)]
+            results.append(Failure(dist.get_rank(group), one_line(error)))
+    failures = vote(group, [result if isinstance(result, Failure) else None for result in results])
+    return [
+        next(filter(None, told), result) for result, *told in zip(results, *failures, strict=True)
+    ]

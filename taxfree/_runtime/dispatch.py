@@ -147,23 +147,23 @@ class Dispatcher:
         """
         if self._settings.disable:
             return Choice("disabled", "baseline", why="TAXFREE_DISABLE is set, or ranks differ")
-        found = self.answer(op, problem)
-        if self._settings.strict and found.kind != "exact":
-            raise NoRecord(*_explain_miss(problem, self._fingerprint, found))
-        if found.record is None or found.kind == "refused":
-            return self._library(found)
-        kind: Kind = found.kind if found.kind in ("neighbour", "lent") else "exact"
-        record = self._limited(op, problem, found.record)
-        return self.of_record(kind, problem, record, _source(op, problem, found, record))
+        answer = self.answer(op, problem)
+        if self._settings.strict and answer.kind != "exact":
+            raise NoRecord(*_explain_miss(problem, self._fingerprint, answer))
+        if answer.record is None or answer.kind == "refused":
+            return self._library(answer)
+        kind: Kind = answer.kind if answer.kind in ("neighbour", "lent") else "exact"
+        record = self._limited(op, problem, answer.record)
+        return self.of_record(kind, problem, record, _source(op, problem, answer, record))
 
-    def _library(self, found: LookUp) -> Choice:
+    def _library(self, answer: LookUp) -> Choice:
         """The library's path where no record serves, in graphs and in eager calls."""
-        baseline = Choice("baseline", "baseline", why=found.miss_reason)
+        baseline = Choice("baseline", "baseline", why=answer.miss_reason)
         graph, eager = (
-            Choice("baseline", variant, dict(config), found.why_library)
+            Choice("baseline", variant, dict(config), answer.why_library)
             if variant != "baseline" and self._may_run(variant)
             else baseline
-            for variant, config in (found.library.get(each, _BASELINE) for each in _MODES)
+            for variant, config in (answer.library.get(mode, _BASELINE) for mode in _MODES)
         )
         alike = (graph.variant, graph.config) == (eager.variant, eager.config)
         return graph if alike else dataclasses.replace(graph, eager=eager)
@@ -182,7 +182,10 @@ class Dispatcher:
     def after_trial(self, choice: Choice, problem: Problem, record: Record) -> Choice:
         """What a lent choice becomes by the record of its trial on these ranks."""
         mode = "graph" if "graph" in record.baseline.median_us else "eager"
-        times = [f"{each.median_us[mode]:.3g} us" for each in (record.winner, record.baseline)]
+        times = [
+            f"{measurement.median_us[mode]:.3g} us"
+            for measurement in (record.winner, record.baseline)
+        ]
         why = f"{choice.why}; here {record.winner.variant} {times[0]}, the library {times[1]}"
         return self.of_record("lent", problem, record, why)
 
@@ -203,8 +206,8 @@ class Dispatcher:
         apart = {*fingerprints.interpolated_fields(op), *fingerprints.ignored_fields(op)}
         family = tuple((k, v) for k, v in dataclasses.asdict(problem).items() if k not in apart)
         ends = self._ends(op, name, family)
-        at = bisect.bisect_left(ends, size)
-        return ends[at - 1] + 1, ends[at]
+        index = bisect.bisect_left(ends, size)
+        return ends[index - 1] + 1, ends[index]
 
     @functools.cache  # noqa: B019  as long as the dispatcher
     def _ends(self, op: str, name: str, family: tuple[tuple[str, Any], ...]) -> list[int]:
@@ -215,12 +218,14 @@ class Dispatcher:
         for record in self._table.records():
             if record.op == op and all(record.problem.get(k) == value for k, value in family):
                 alike.add(int(record.problem[name]))
-        own = [0, *sorted(alike), 1 << 62]
-        ends = set(own)
-        for last, size, following in zip(own, own[1:], own[2:], strict=False):
+        ends_of_alike = [0, *sorted(alike), 1 << 62]
+        ends = set(ends_of_alike)
+        for last, size, following in zip(
+            ends_of_alike, ends_of_alike[1:], ends_of_alike[2:], strict=False
+        ):
             ends |= {max(last, -(-size // 2) - 1), min(2 * size, max(size, -(-following // 2) - 1))}
         served = [range(-(-size // 2), 2 * size + 1) for size in alike]
-        ends |= {each for each in others if not any(each in sizes for sizes in served)}
+        ends |= {other for other in others if not any(other in sizes for sizes in served)}
         return sorted(ends)
 
     def _may_run(self, variant: str) -> bool:
@@ -231,15 +236,19 @@ class Dispatcher:
         if self._only is None:
             return record
         measured = [
-            each
-            for each in (record.winner, *record.runners_up)
-            if self._may_run(each.variant) and self._is_valid(op, problem, each)
+            measurement
+            for measurement in (record.winner, *record.runners_up)
+            if self._may_run(measurement.variant) and self._is_valid(op, problem, measurement)
         ]
         mode = "graph" if "graph" in record.baseline.median_us else "eager"
         limit = _WORTH_A_PLAN * record.baseline.median_us[mode]
         winner = min(
-            (each for each in measured if each.median_us.get(mode, math.inf) <= limit),
-            key=lambda each: each.median_us[mode],
+            (
+                measurement
+                for measurement in measured
+                if measurement.median_us.get(mode, math.inf) <= limit
+            ),
+            key=lambda measurement: measurement.median_us[mode],
             default=record.baseline,
         )
         return dataclasses.replace(record, winner=winner, runners_up=tuple(measured))
@@ -251,14 +260,14 @@ class Dispatcher:
             return None
         ours = winner.median_us["eager"]
         faster = [
-            each
-            for each in (record.baseline, *record.runners_up)
-            if each.median_us.get("eager", math.inf) <= _WORTH_A_PLAN * ours
-            and self._is_valid(op, problem, each)
+            measurement
+            for measurement in (record.baseline, *record.runners_up)
+            if measurement.median_us.get("eager", math.inf) <= _WORTH_A_PLAN * ours
+            and self._is_valid(op, problem, measurement)
         ]
         if not faster:
             return None
-        fastest = min(faster, key=lambda each: each.median_us["eager"])
+        fastest = min(faster, key=lambda measurement: measurement.median_us["eager"])
         theirs = fastest.median_us["eager"]
         why = f"outside of graphs {theirs:.3g} us, {winner.variant} {ours:.3g}"
         kind = _of_version(kind, op, fastest)
@@ -287,41 +296,41 @@ def resolve(
         hardware: the same with its limits; None if they are not known, and nothing is refused.
     """
     table = table.own(fingerprint)
-    found = _found(op, problem, table, fingerprint, hardware)
-    if found.is_recorded:
-        return found
-    found = _lent(found, op, problem, table.lent_to(fingerprint), fingerprint, hardware)
-    if found.kind == "lent":
-        return found
-    return _with_library(found, problem, fingerprint, hardware)
+    answer = _found(op, problem, table, fingerprint, hardware)
+    if answer.is_recorded:
+        return answer
+    answer = _lent(answer, op, problem, table.lent_to(fingerprint), fingerprint, hardware)
+    if answer.kind == "lent":
+        return answer
+    return _with_library(answer, problem, fingerprint, hardware)
 
 
 def _with_library(
-    found: LookUp,
+    answer: LookUp,
     problem: Problem,
     fingerprint: HardwareFingerprint,
     hardware: Hardware | None,
 ) -> LookUp:
     """A look-up with the library's fastest path, and its step."""
     if hardware is None:
-        return found
+        return answer
     paths, why = fastest(problem, fingerprint, hardware)
     runs = {mode: (path.variant, path.config) for mode, path in paths.items()}
-    found = dataclasses.replace(found, library=runs)
+    answer = dataclasses.replace(answer, library=runs)
     is_other = any(path != BASELINE for path in paths.values())
-    return _with_step(found, LookupStep(LIBRARY_STEP, is_other, why))
+    return _with_step(answer, LookupStep(LIBRARY_STEP, is_other, why))
 
 
-def _tried(found: LookUp) -> tuple[LookupStep, ...]:
+def _tried(answer: LookUp) -> tuple[LookupStep, ...]:
     """The steps of a look-up, without the nearest record, with which a miss ends."""
-    return found.lookup_trace[: len(found.lookup_trace) - (found.kind == "miss")]
+    return answer.lookup_trace[: len(answer.lookup_trace) - (answer.kind == "miss")]
 
 
-def _with_step(found: LookUp, step: LookupStep) -> LookUp:
+def _with_step(answer: LookUp, step: LookupStep) -> LookUp:
     """A look-up with one more step."""
-    tried = _tried(found)
-    steps = (*tried, step, *found.lookup_trace[len(tried) :])
-    return dataclasses.replace(found, lookup_trace=steps)
+    tried = _tried(answer)
+    steps = (*tried, step, *answer.lookup_trace[len(tried) :])
+    return dataclasses.replace(answer, lookup_trace=steps)
 
 
 def _found(
@@ -356,14 +365,14 @@ def _found(
         fingerprints.NEIGHBOUR_OCTAVES,
         illegal_reason,
     )
-    found = look_up(table, query, nearest)
-    if found.record is not None and found.kind == "neighbour":
-        return dataclasses.replace(found, record=fingerprints.transferred(found.record, problem))
-    return found
+    answer = look_up(table, query, nearest)
+    if answer.record is not None and answer.kind == "neighbour":
+        return dataclasses.replace(answer, record=fingerprints.transferred(answer.record, problem))
+    return answer
 
 
 def _lent(
-    found: LookUp,
+    answer: LookUp,
     op: str,
     problem: Problem,
     lent: Table,
@@ -372,14 +381,14 @@ def _lent(
 ) -> LookUp:
     """The record that another device lends, else what was found, with the reason."""
     if not any(record.op == op for record in lent.records()):
-        return found
+        return answer
     other = _found(op, problem, lent, fingerprint, hardware, nearest=False)
     looked_for = "a record of a device that computes alike"
     if other.record is None or not other.is_recorded:
-        return _with_step(found, LookupStep(looked_for, False, other.miss_reason))
+        return _with_step(answer, LookupStep(looked_for, False, other.miss_reason))
     step = LookupStep(looked_for, True, f"lent: {other.record.lender}")
-    more = (each for each in other.lookup_trace if each not in found.lookup_trace)
-    return dataclasses.replace(other, kind="lent", lookup_trace=(*_tried(found), step, *more))
+    more = (step for step in other.lookup_trace if step not in answer.lookup_trace)
+    return dataclasses.replace(other, kind="lent", lookup_trace=(*_tried(answer), step, *more))
 
 
 def _of_version(kind: Kind, op: str, measured: Measurement) -> Kind:
@@ -388,29 +397,29 @@ def _of_version(kind: Kind, op: str, measured: Measurement) -> Kind:
     return kind if is_current or kind != "exact" else "another version"
 
 
-def _source(op: str, problem: Problem, found: LookUp, record: Record) -> str:
+def _source(op: str, problem: Problem, answer: LookUp, record: Record) -> str:
     """The record that serves a problem, in one line."""
     stale = stale_reason(record, fingerprints.versions(op))
     suffix = f", {stale}" if stale else ""
-    if found.kind not in ("neighbour", "lent"):
-        flags = ", ".join(found.soft_mismatches)
-        own = "its own record" + (
+    if answer.kind not in ("neighbour", "lent"):
+        flags = ", ".join(answer.soft_mismatches)
+        standing = "its own record" + (
             f", of a winner that {record.lender} lent" if record.is_lent else ""
         )
-        return f"{own}{suffix}" + (f", measured with another {flags}" if flags else "")
+        return f"{standing}{suffix}" + (f", measured with another {flags}" if flags else "")
     fields = record.problem
     ignored = fingerprints.ignored_fields(op)
     differing = [name for name in ignored if fields[name] != getattr(problem, name)]
     named = (*fingerprints.interpolated_fields(op), *differing)
-    whose = f"{record.lender}'s" if found.kind == "lent" else "the"
+    whose = f"{record.lender}'s" if answer.kind == "lent" else "the"
     return f"{whose} record of " + " ".join(f"{name}={fields[name]}" for name in named) + suffix
 
 
 def _explain_miss(
-    problem: Problem, hardware: HardwareFingerprint, found: LookUp
+    problem: Problem, hardware: HardwareFingerprint, answer: LookUp
 ) -> tuple[str, str]:
     message = f"no record of its own for {problem}"
-    nearest = found.record or found.nearest
+    nearest = answer.record or answer.nearest
     if nearest is None:
         return message, "the table is empty: run `taxfree tune`"
     differing = differing_fields(nearest, dataclasses.asdict(problem), hardware).items()

@@ -5,8 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-from taxfree_kernels.hardware import Hardware
-from taxfree_kernels.variant import Problem, Variant, variants
+from taxfree.shapes import recorded_problem
+from taxfree.shapes.text import LARGEST
+from taxfree_kernels.hardware import KNOWN, Hardware
+from taxfree_kernels.variant import Problem, Variant, operation_names, variants
+from taxfree_tuning_db import Record
+from taxfree_tuning_db.records import canonical_json
+
+#: how far beyond its largest value a parameter may be, whose space has lost values since
+_LOST = 4
 
 
 class VariantConfig(Protocol):
@@ -37,7 +44,11 @@ def candidate_illegal_reason(
     op: str, problem: Problem, measured: VariantConfig, hardware: Hardware
 ) -> str | None:
     """Why a measured config does not run today, or None."""
-    reason = illegal_reason(variants(op)[measured.variant], problem, hardware, measured.config)
+    variant, config = variants(op)[measured.variant], measured.config
+    reason = variant.unsupported_reason(problem, hardware)
+    if reason is None:  # else there may be no space
+        reason = _out_of_bounds(variant.space(problem, hardware), config)
+        reason = reason or illegal_reason(variant, problem, hardware, config)
     return None if reason is None else f"{measured.variant}: {reason}"
 
 
@@ -50,3 +61,37 @@ def illegal_reason(
         return reason or variant.illegal_reason(problem, hardware, config)
     except KeyError as parameter:  # an imported record may hold anything
         return f"the config has no {parameter}"
+
+
+def refusal(record: Record) -> str | None:
+    """Why a record of the right form cannot be one of today's operations, or None."""
+    if record.op not in operation_names():
+        return f"there is no operation {record.op!r}"
+    problem = recorded_problem(record.op, record.problem)
+    sizes = [each for each in record.problem.values() if isinstance(each, int)]
+    if problem is None or max(sizes) > LARGEST:
+        return f"{record.op} has no problem {canonical_json(record.problem)}"
+    hardware = next((each for each in KNOWN.values() if each.name == record.hardware.gpu), None)
+    for measured in (record.winner, record.baseline, *record.runners_up):
+        variant = variants(record.op).get(measured.variant)
+        if variant is None:
+            return f"{record.op} has no variant {measured.variant!r}"
+        if hardware is None or variant.unsupported_reason(problem, hardware) is not None:
+            continue  # whoever looks it up checks it for the device there
+        space = variant.space(problem, hardware)
+        unknown = sorted(measured.config.keys() - space.keys())
+        reason = _out_of_bounds(space, measured.config)
+        if unknown or reason:
+            return f"{measured.variant}: {reason or f'there is no parameter {unknown[0]!r}'}"
+    return None
+
+
+def _out_of_bounds(space: Mapping[str, tuple[Any, ...]], config: Mapping[str, Any]) -> str | None:
+    """Which value of a config no space like this one ever had, or None."""
+    for name, value in config.items():
+        choices = space.get(name, (value,))
+        is_of_type = any(type(value) is type(each) for each in choices)
+        is_near = type(value) is int and 0 <= value <= _LOST * max(choices)
+        if not (is_of_type and (value in choices or is_near)):
+            return f"{name}={value!r} is beyond its values, {', '.join(map(str, choices))}"
+    return None

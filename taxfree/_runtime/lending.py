@@ -48,13 +48,13 @@ def tried(
     begin, op = time.monotonic(), op_of(problem)
     expected_us = min(lent.baseline.median_us.values())
     trial = partial(try_beside_library, fabric, problem, [plan for _, plan in plans], expected_us)
-    found = aside(fabric.device, trial)
+    outcomes = aside(fabric.device, trial)
     if fabric.has_graphs:
         torch.cuda.empty_cache()  # an engine may be about to measure what is free
-    if isinstance(found, str):
-        return found
-    candidates = [Candidate(each.variant, each.config) for each, _ in plans]
-    for candidate, outcome in zip(candidates, found, strict=True):
+    if isinstance(outcomes, str):
+        return outcomes
+    candidates = [Candidate(planned.variant, planned.config) for planned, _ in plans]
+    for candidate, outcome in zip(candidates, outcomes, strict=True):
         if outcome.state != "measured" and fabric.rank == 0:
             warnings.warn(
                 f"{candidate.variant}, which {lent.lender} lent for {problem}, is "
@@ -70,7 +70,7 @@ def tried(
         fingerprints.software_fingerprint(),
         [
             measurement_of(op, candidate, outcome, mode)
-            for candidate, outcome in zip(candidates, found, strict=True)
+            for candidate, outcome in zip(candidates, outcomes, strict=True)
             if outcome.state == "measured"
         ],
         len(plans) - 1,

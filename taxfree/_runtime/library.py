@@ -37,7 +37,7 @@ class Path:
     median_us: dict[str, float] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        return " ".join([self.variant, *(f"{key}={each}" for key, each in self.config.items())])
+        return " ".join([self.variant, *(f"{key}={value}" for key, value in self.config.items())])
 
 
 BASELINE = Path("baseline", {})
@@ -65,8 +65,8 @@ class Measured:
 
     def us(self, variant: str, mode: str) -> float:
         """The time of a variant; infinite if there is none."""
-        same = (each for each in self.paths if each.variant == variant)
-        return min((each.median_us.get(mode, math.inf) for each in same), default=math.inf)
+        same = (path for path in self.paths if path.variant == variant)
+        return min((path.median_us.get(mode, math.inf) for path in same), default=math.inf)
 
 
 def fixed_fields(op: str, problem: Mapping[str, Any]) -> dict[str, Any]:
@@ -88,7 +88,7 @@ def evidence() -> tuple[Measured, ...]:
         for group in json.loads(text)
         for fields, *timed in group["measured"]
         if (problem := recorded_problem(group["op"], fields)) is not None
-        and (paths := tuple(Path(*each) for each in timed))
+        and (paths := tuple(Path(*fields) for fields in timed))
     )
 
 
@@ -108,20 +108,20 @@ def fastest(
         known: results; by default all that are committed.
     """
     results = evidence() if known is None else known
-    own = [each for each in results if each.hardware.is_same(fingerprint)]
-    alike = [each for each in results if each.hardware.computes_like(fingerprint)]
-    around = _around(problem, own) or _around(problem, alike)
+    results_here = [result for result in results if result.hardware.is_same(fingerprint)]
+    alike = [result for result in results if result.hardware.computes_like(fingerprint)]
+    around = _around(problem, results_here) or _around(problem, alike)
     if around is None:
         return {}, "no results of devices alike are near enough"
-    found, said = {}, []
+    fastest_paths, said = {}, []
     legal = _legal(problem, around, hardware)
     for mode, where in (("graph", "in graphs"), ("eager", "in eager calls")):
         ratios = [_ratio(problem, path.variant, mode, around) for path in legal]
-        ratio, best = min(zip(ratios, legal, strict=True), key=lambda each: each[0])
-        found[mode] = best if ratio <= _WORTH_IT else BASELINE
+        ratio, best = min(zip(ratios, legal, strict=True), key=lambda pair: pair[0])
+        fastest_paths[mode] = best if ratio <= _WORTH_IT else BASELINE
         said.append(f"{best} {where} {ratio:.2f}")
     where = f"{' and '.join(map(_sizes, around))} on {around[0].hardware.gpu}"
-    return found, f"{', '.join(said)} of the baseline's time, by {where}"
+    return fastest_paths, f"{', '.join(said)} of the baseline's time, by {where}"
 
 
 def _around(problem: Problem, known: Iterable[Measured]) -> tuple[Measured, Measured] | None:
@@ -131,41 +131,45 @@ def _around(problem: Problem, known: Iterable[Measured]) -> tuple[Measured, Meas
     """
     op, fixed = op_of(problem), fixed_fields(op_of(problem), dataclasses.asdict(problem))
     near: list[tuple[float, str, float, Measured]] = []
-    for each in known:
-        if each.op != op or each.fixed != fixed:
+    for measured in known:
+        if measured.op != op or measured.fixed != fixed:
             continue
-        apart = {work: _octaves(each.problem, problem, work) for work in _OCTAVES}
+        apart = {work: _octaves(measured.problem, problem, work) for work in _OCTAVES}
         if all(abs(apart[work]) <= most for work, most in _OCTAVES.items()):
             message, flops = apart["link_bytes"], apart["flops"]
-            near.append((abs(message) + abs(flops) / 2, repr(each.problem), message, each))
-    near.sort(key=lambda each: each[:2])
-    smaller = next((each for *_, message, each in near if message <= 0), None)
-    larger = next((each for *_, message, each in near if message >= 0 and each != smaller), None)
+            near.append((abs(message) + abs(flops) / 2, repr(measured.problem), message, measured))
+    near.sort(key=lambda entry: entry[:2])
+    smaller = next((measured for *_, message, measured in near if message <= 0), None)
+    larger = next(
+        (measured for *_, message, measured in near if message >= 0 and measured != smaller), None
+    )
     return None if larger is None else (smaller or larger, larger)
 
 
 def _sizes(measured: Measured) -> str:
-    found = operation(measured.op)
-    names = (*found.interpolated_fields, *found.family_fields)
+    op = operation(measured.op)
+    names = (*op.interpolated_fields, *op.family_fields)
     return " ".join(f"{name}={getattr(measured.problem, name)}" for name in names)
 
 
 def _octaves(one: Problem, other: Problem, work: str) -> float:
     """log2 of the ratio of two problems' bytes or operations."""
-    ours, theirs = (getattr(each.cost, work) for each in (one, other))
+    ours, theirs = (getattr(problem.cost, work) for problem in (one, other))
     return math.log2(ours / theirs) if ours and theirs else math.inf
 
 
 def _share(problem: Problem, around: tuple[Measured, Measured]) -> float:
     """Where a problem is between two others: 0 with the first, 1 with the second."""
-    smaller, larger = (each.problem for each in around)
+    smaller, larger = (measured.problem for measured in around)
     whole = _octaves(larger, smaller, "link_bytes")
     return _octaves(problem, smaller, "link_bytes") / whole if whole else 0.5
 
 
 def _ratio(problem: Problem, variant: str, mode: str, around: tuple[Measured, Measured]) -> float:
     """The time of a variant over the baseline's, interpolated over the bytes of messages."""
-    smaller, larger = (each.us(variant, mode) / each.us("baseline", mode) for each in around)
+    smaller, larger = (
+        measured.us(variant, mode) / measured.us("baseline", mode) for measured in around
+    )
     share = _share(problem, around)
     return float(smaller ** (1 - share) * larger**share)
 
@@ -174,8 +178,8 @@ def _legal(problem: Problem, around: tuple[Measured, Measured], hardware: Hardwa
     """The paths that can run a problem, with the configs of the nearer result."""
     op, nearer = op_of(problem), around[_share(problem, around) > 0.5]
     return [
-        each
-        for each in nearer.paths
-        if each.variant in variants(op)
-        and transferred_illegal_reason(op, problem, each, hardware) is None
+        path
+        for path in nearer.paths
+        if path.variant in variants(op)
+        and transferred_illegal_reason(op, problem, path, hardware) is None
     ]

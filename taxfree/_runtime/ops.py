@@ -2,7 +2,9 @@
 
 They are registered when this module is imported, which ``taxfree.init`` does. Each takes the name
 of a process group, as torch's own fused ops do, and runs on that group's runtime. The ops signal
-peers, so the compiler must neither drop nor reorder them: they are registered with ordered effects.
+peers, so all ranks must make the same calls in the same order. All compile the same graph, and a
+pass keeps the order that it has. The ops have no ordered effects: a checkpoint could not compute
+them again.
 """
 
 from __future__ import annotations
@@ -35,11 +37,6 @@ def _register(signature: Signature) -> None:
         )
     fake = functools.partial(_fake, signature)
     torch.library.register_fake(f"taxfree::{name}", fake, lib=_library)
-    # Imported late because it is slow. Its enum has moved between versions of torch.
-    from torch._higher_order_ops import effects
-
-    kinds = getattr(effects, "_EffectType", None) or effects.EffectType
-    effects._register_effectful_op(getattr(torch.ops.taxfree, name).default, kinds.ORDERED)
 
 
 def _run(signature: Signature, *arguments: Any) -> torch.Tensor:
@@ -48,26 +45,30 @@ def _run(signature: Signature, *arguments: Any) -> torch.Tensor:
 
 def _fake(signature: Signature, *arguments: Any) -> torch.Tensor:
     """An output without memory (meta)."""
-    *given, group_name = arguments
+    if torch.compiler.is_compiling():
+        from taxfree.models import inductor  # late: it loads Inductor
+
+        inductor.install()
+    *call_arguments, group_name = arguments
     world_size = runtime_of(group_name).world_size
-    rows, *_ = signature.sizes(world_size, *given)
-    shape = signature.shape(world_size, rows, *given)
-    empty: torch.Tensor = given[0].new_empty(shape)
+    rows, *_ = signature.sizes(world_size, *call_arguments)
+    shape = signature.shape(world_size, rows, *call_arguments)
+    empty: torch.Tensor = call_arguments[0].new_empty(shape)
     return empty
 
 
 def _keep(ctx: Any, inputs: Sequence[Any], output: torch.Tensor) -> None:
     """Save what :attr:`Signature.gradient` reads."""
     ctx.save_for_backward(*inputs[:2])
-    ctx.arguments = [None if isinstance(each, torch.Tensor) else each for each in inputs]
+    ctx.arguments = [None if isinstance(tensor, torch.Tensor) else tensor for tensor in inputs]
     fabric = runtime_of(inputs[-1])._fabric
     ctx.world_size, ctx.rank = fabric.world_size, fabric.rank
 
 
 def _backward(formula: Callable[..., Gradients], ctx: Any, grad: torch.Tensor) -> Gradients:
     """The gradients of all arguments, None of the last ones."""
-    found = formula(ctx, grad)
-    return *found, *[None] * (len(ctx.arguments) - len(found))
+    gradients = formula(ctx, grad)
+    return *gradients, *[None] * (len(ctx.arguments) - len(gradients))
 
 
 def _without_gradient(name: str, *arguments: Any) -> Any:
@@ -106,7 +107,7 @@ def _fake_gather_once(
     group_name: str,
 ) -> list[torch.Tensor]:
     m = a_shard.shape[0] * runtime_of(group_name).world_size
-    columns = [each.shape[1] for each in weights] + [a_shard.shape[1]] * returns_a
+    columns = [weight.shape[1] for weight in weights] + [a_shard.shape[1]] * returns_a
     return [a_shard.new_empty(m, n) for n in columns]
 
 

@@ -23,8 +23,7 @@ from taxfree._runtime.legality import illegal_reason
 from taxfree._runtime.ready import ready_plans
 from taxfree.errors import TaxfreeError, UsageError, one_line
 from taxfree.fingerprints import capacity_field, rows_field
-from taxfree_kernels.fabric.base import Fabric
-from taxfree_kernels.fabric.workspace import Workspace
+from taxfree_kernels.fabric.base import Fabric, Workspace
 from taxfree_kernels.launch import Kernel
 from taxfree_kernels.meta import meta_tensors
 from taxfree_kernels.variant import Plan, Problem, Ready, SizeRange, op_of, resized, variants
@@ -132,7 +131,11 @@ class _Made:
     @property
     def ours(self) -> list[tuple[_Made, str, Choice]]:
         """The modes that do not run the baseline."""
-        return [(self, mode, each) for mode, each in self.modes.items() if each.variant != BASELINE]
+        return [
+            (self, mode, choice)
+            for mode, choice in self.modes.items()
+            if choice.variant != BASELINE
+        ]
 
     @property
     def refused(self) -> set[int]:
@@ -157,7 +160,7 @@ class _Made:
         """What is compiled for the sizes."""
         library = [self.parts["library"]] if self.refused else []
         return frozenset().union(
-            *(each.kernels for each in (*library, *map(self.part, self.modes)))
+            *(part.kernels for part in (*library, *map(self.part, self.modes)))
         )
 
     @property
@@ -171,7 +174,9 @@ class _Made:
 
         def tried(wanted: Choice) -> _Part:
             key = wanted.variant, wanted.config
-            return next(part for each, part in self.tried if (each.variant, each.config) == key)
+            return next(
+                part for choice, part in self.tried if (choice.variant, choice.config) == key
+            )
 
         parts = {mode: tried(choice.of(mode)) for mode in ("graph", "eager")}
         self.choice = choice
@@ -180,7 +185,7 @@ class _Made:
     def fall_back(self, kind: Kind, why: str) -> None:
         """Let the library serve the bucket, with a warning that says why."""
         warnings.warn(
-            f"{self.bucket.problem} runs the baseline: {why}", RuntimeWarning, stacklevel=6
+            f"{self.bucket.problem} runs the library: {why}", RuntimeWarning, stacklevel=6
         )
         self.choice, self.parts = Choice(kind, BASELINE, why=why), {}
 
@@ -203,10 +208,13 @@ class Plans:
 
     def __iter__(self) -> Iterator[Entry]:
         """Each entry once, with those that were replaced."""
-        found = {
-            id(each): each for entries in list(self._entries.values()) for each in entries if each
+        distinct = {
+            id(entry): entry
+            for entries in list(self._entries.values())
+            for entry in entries
+            if entry
         }
-        return iter((found | self._replaced).values())
+        return iter((distinct | self._replaced).values())
 
     def clear(self) -> None:
         """Forget all."""
@@ -226,8 +234,8 @@ class Plans:
 
     def is_tuned(self, problem: Problem) -> bool:
         """Whether the largest problem that is planned with this one was tuned."""
-        found = self._dispatcher.answer(op_of(problem), self.bucket(problem).problem)
-        return found.kind == "exact" and found.record is not None and not found.record.lender
+        answer = self._dispatcher.answer(op_of(problem), self.bucket(problem).problem)
+        return answer.kind == "exact" and answer.record is not None and not answer.record.lender
 
     def untuned(self, ranges: Iterable[SizeRange]) -> Iterator[Problem]:
         """Problems whose records would serve all sizes of the ranges that were not tuned yet."""
@@ -254,18 +262,20 @@ class Plans:
 
     def kernels(self) -> dict[str, int]:
         """How many kernels are compiled for the sizes of each operation."""
-        found = {(op_of(entry.bucket.problem), each) for entry in self for each in entry.kernels}
-        return dict(Counter(op for op, _ in found))
+        counts = {
+            (op_of(entry.bucket.problem), kernel) for entry in self for kernel in entry.kernels
+        }
+        return dict(Counter(op for op, _ in counts))
 
     def buckets(self, sizes: SizeRange) -> dict[Problem, Bucket]:
         """The buckets that hold some of these sizes, each by the problem of the first such size."""
         first, last = sizes.bounds
-        size, found = max(first, 1), {}  # calls without rows need no plan
+        size, buckets = max(first, 1), {}  # calls without rows need no plan
         while size <= last:
             problem = resized(sizes.problem, **{rows_field(op_of(sizes.problem)): size})
-            found[problem] = self.bucket(problem)
-            size = found[problem].high + 1
-        return found
+            buckets[problem] = self.bucket(problem)
+            size = buckets[problem].high + 1
+        return buckets
 
     def _family(self, problem: Problem) -> Any:
         """A problem without rows; the keys that it has room for are those of its bucket."""
@@ -301,19 +311,19 @@ class Plans:
             NoRecord: with ``TAXFREE_STRICT``, a problem has no record of its own.
             PeerTimeout: not all ranks call this.
         """
-        missing = sorted((each for each in buckets if self.find(each) is None), key=repr)
-        wanted = dict.fromkeys(buckets[each] for each in missing)
+        missing = sorted((bucket for bucket in buckets if self.find(bucket) is None), key=repr)
+        wanted = dict.fromkeys(buckets[size] for size in missing)
         made = [
             _Made(bucket, self._dispatcher.choose(op_of(bucket.problem), bucket.problem))
-            for bucket in sorted(wanted, key=lambda each: -each.high)  # scratch grows only once
+            for bucket in sorted(wanted, key=lambda bucket: -bucket.high)  # scratch grows only once
         ]
         self._agree(missing, called, made)
-        self._add_ours([step for each in made for step in each.ours])
-        self._add_library([each for each in made if each.needs_library])
+        self._add_ours([step for entry in made for step in entry.ours])
+        self._add_library([entry for entry in made if entry.needs_library])
         if self._dispatcher.tries_lent:
-            self._try_lent([each for each in made if each.needs_trial])
-        for each in made:
-            self._enter(each)
+            self._try_lent([entry for entry in made if entry.needs_trial])
+        for entry in made:
+            self._enter(entry)
 
     def renew(self, records: Collection[Record]) -> None:
         """Plan by new records, the same on all ranks, what was not tuned yet; collective."""
@@ -355,18 +365,18 @@ class Plans:
         Raises:
             UsageError: ranks give different problems.
         """
-        told = [(each.bucket, list(each.modes.items())) for each in made]
+        told = [(entry.bucket, list(entry.modes.items())) for entry in made]
         answers = collectives.vote(self._fabric.group, (missing, called, told))
         self._require_same_calls([(missing, called) for missing, called, _ in answers])
-        for number, each in enumerate(made):
+        for number, entry in enumerate(made):
             if any(theirs[number : number + 1] != [told[number]] for _, _, theirs in answers):
                 why = "ranks choose differently: their records or their hardware differ"
-                each.fall_back("disabled", why)
+                entry.fall_back("disabled", why)
 
     def _add_ours(self, steps: Sequence[tuple[_Made, str, Choice]]) -> None:
         """Make the choices ready; where one fails on a rank, the library serves its bucket."""
-        found = ready_plans(self._fabric, [partial(self._make, *step) for step in steps])
-        for (made, mode, choice), plan in zip(steps, found, strict=True):
+        plans = ready_plans(self._fabric, [partial(self._make, *step) for step in steps])
+        for (made, mode, choice), plan in zip(steps, plans, strict=True):
             if made.modes.get(mode) is not choice:  # it has fallen back
                 continue
             if isinstance(plan, Failure):
@@ -393,13 +403,18 @@ class Plans:
         first: dict[tuple[Any, ...], tuple[int, tuple[Kernel, ...]]] = {}  # of those compiled alike
         for size in sizes:
             kernels = plan.kernels(size)
-            first.setdefault(tuple(each.specialization for each in kernels), (size, kernels))
+            first.setdefault(tuple(kernel.specialization for kernel in kernels), (size, kernels))
         for size, _ in first.values():
             plan.compile(size, *meta_tensors(bucket.of(size), self._fabric.rank))
         return frozenset(
-            (each.function, *each.constants.items(), *each.options.items(), *each.specialization)
+            (
+                kernel.function,
+                *kernel.constants.items(),
+                *kernel.options.items(),
+                *kernel.specialization,
+            )
             for _, kernels in first.values()
-            for each in kernels
+            for kernel in kernels
         )
 
     def _require_same_calls(self, calls: Sequence[tuple[list[Problem], Problem | None]]) -> None:
@@ -408,53 +423,54 @@ class Plans:
         def said(problems: list[Problem], called: Problem | None, others: list[Problem]) -> str:
             if called is not None:
                 return f"calls with {called}"
-            return f"prepares {next((each for each in problems if each not in others), 'less')}"
+            more = [problem for problem in problems if problem not in others]
+            return f"prepares {more[0] if more else 'less'}"
 
-        own = calls[self._fabric.rank]
+        own_calls = calls[self._fabric.rank]
         for rank, theirs in enumerate(calls):
-            if theirs != own:
+            if theirs != own_calls:
                 raise UsageError(
-                    f"rank {self._fabric.rank} {said(*own, theirs[0])}, "
-                    f"rank {rank} {said(*theirs, own[0])}",
+                    f"rank {self._fabric.rank} {said(*own_calls, theirs[0])}, "
+                    f"rank {rank} {said(*theirs, own_calls[0])}",
                     "all ranks make the same calls in the same order",
                 )
 
     def _add_library(self, made: Sequence[_Made]) -> None:
         """Make the library's path where it is needed; collective if it is anywhere."""
 
-        def make(each: _Made) -> Plan:
-            problem = each.bucket.problem
+        def make(entry: _Made) -> Plan:
+            problem = entry.bucket.problem
             try:
                 plan = variants(op_of(problem))[BASELINE].plan(problem, self._fabric, {})
-                kernels = self._compile(plan, each.bucket, each.bucket.sizes)
+                kernels = self._compile(plan, entry.bucket, entry.bucket.sizes)
             except Exception as error:
                 raise TaxfreeError(
                     f"cannot run {problem} even by the library: {one_line(error)}"
                 ) from error
-            each.parts["library"] = _Part(kernels=kernels)
+            entry.parts["library"] = _Part(kernels=kernels)
             return plan
 
-        found = ready_plans(self._fabric, [partial(make, each) for each in made])
-        for each, plan in zip(made, found, strict=True):
+        plans = ready_plans(self._fabric, [partial(make, entry) for entry in made])
+        for entry, plan in zip(made, plans, strict=True):
             if isinstance(plan, Failure):
                 raise TaxfreeError(f"rank {plan.rank} {plan.why}", "is its memory exhausted?")
-            each.parts["library"].plan = plan
+            entry.parts["library"].plan = plan
 
     def _try_lent(self, made: Sequence[_Made]) -> None:
         """Try lent choices beside the library, run what is faster, and keep it; collective."""
         records = []
-        for each in made:
-            op, problem = op_of(each.bucket.problem), each.bucket.problem
+        for entry in made:
+            op, problem = op_of(entry.bucket.problem), entry.bucket.problem
             lent = self._dispatcher.answer(op, problem).record
             assert lent is not None
-            plans = [(choice, part.plan) for choice, part in each.tried if part.plan is not None]
+            plans = [(choice, part.plan) for choice, part in entry.tried if part.plan is not None]
             record = lending.tried(self._fabric, problem, lent, plans)
             if isinstance(record, str):
-                each.fall_back("baseline", f"{each.choice.source}: {record}")
-                self._add_library([each])
+                entry.fall_back("baseline", f"{entry.choice.source}: {record}")
+                self._add_library([entry])
             else:
                 records.append(record)
-                each.settle(self._dispatcher.after_trial(each.choice, problem, record))
+                entry.settle(self._dispatcher.after_trial(entry.choice, problem, record))
         if records and self._keep is not None:
             self._keep(records)
 

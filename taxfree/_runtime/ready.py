@@ -27,10 +27,10 @@ def ready_plans(fabric: Fabric, makers: Sequence[Callable[[], Plan]]) -> list[Re
     """
     if not makers:
         return []
-    made = attempt(fabric.group, [partial(aside, fabric.device, each) for each in makers])
-    plans = [each for each in made if isinstance(each, Plan)]
+    made = attempt(fabric.group, [partial(aside, fabric.device, maker) for maker in makers])
+    plans = [plan for plan in made if isinstance(plan, Plan)]
     ready: Iterator[Ready | Failure] = map(Ready, plans)
-    if any(each.connects for each in plans):
-        connecting = [partial(aside, fabric.device, partial(Ready, each)) for each in plans]
+    if any(plan.connects for plan in plans):
+        connecting = [partial(aside, fabric.device, partial(Ready, plan)) for plan in plans]
         ready = iter(attempt(fabric.group, connecting))
-    return [next(ready) if isinstance(each, Plan) else each for each in made]
+    return [next(ready) if isinstance(plan, Plan) else plan for plan in made]

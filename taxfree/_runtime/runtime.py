@@ -35,14 +35,10 @@ from taxfree._runtime.unrecorded import MetProblems, UnrecordedProblems
 from taxfree.errors import NoRecord, UsageError
 from taxfree.fingerprints import interpolated_fields
 from taxfree.settings import Settings
-from taxfree_kernels.all_gather_matmul.several import (
-    SeveralWeightsPlan,
-    joint_problem,
-    several_weights,
-)
-from taxfree_kernels.all_gather_matmul.signature import ALL_GATHER_MATMUL
+from taxfree_kernels.all_gather_matmul.several import SeveralWeightsPlan, several_weights
+from taxfree_kernels.all_gather_matmul.signature import ALL_GATHER_MATMUL, joint_problem
 from taxfree_kernels.arguments import aligned
-from taxfree_kernels.attention.output import split
+from taxfree_kernels.attention.plans import split
 from taxfree_kernels.attention.signature import ATTENTION, ATTENTION_LSE
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.flash_decode.signature import FLASH_DECODE
@@ -364,8 +360,8 @@ class Runtime(contextlib.AbstractContextManager["Runtime"]):
             self._require_ours(problem)
             entry = self._plans.find(problem) or self._planned(problem, self._plans)
             if entry.choice.kind != "unprepared":
-                found = problem, self._plans.by_size(problem), rows_of(problem)
-                _remember(self._given, id(problem), found)
+                planned = problem, self._plans.by_size(problem), rows_of(problem)
+                _remember(self._given, id(problem), planned)
         if self._collecting:
             self._collect(entry, *_sizes_of(problem))
         return self._launch(entry, tensors, out)
@@ -394,7 +390,7 @@ class Runtime(contextlib.AbstractContextManager["Runtime"]):
             [m, n] for each weight, then A [m, k] if it is wanted; None if nothing ran.
         """
         if a_shard.shape[0] == 0:
-            columns = [each.shape[1] for each in weights] + [a_shard.shape[1]] * returns_a
+            columns = [weight.shape[1] for weight in weights] + [a_shard.shape[1]] * returns_a
             return [self._of_nothing(a_shard, None, (0, n)) for n in columns]
         with usage_errors():
             problem = joint_problem(self._fabric, a_shard, weights, biases)
@@ -476,19 +472,19 @@ class Runtime(contextlib.AbstractContextManager["Runtime"]):
 
     def _on_device(self, *numbers: float) -> torch.Tensor:
         """float32 [len(numbers)], made once; under capture it is part of the graph."""
-        found = self._numbers.get(numbers)
-        if found is None:
+        tensor = self._numbers.get(numbers)
+        if tensor is None:
             if self._is_capturing():
                 return self._filled(numbers)
-            found = aside(self._fabric.device, partial(self._filled, numbers))
-            _remember(self._numbers, numbers, found)
-        return found
+            tensor = aside(self._fabric.device, partial(self._filled, numbers))
+            _remember(self._numbers, numbers, tensor)
+        return tensor
 
     def _filled(self, numbers: tuple[float, ...]) -> torch.Tensor:
-        found = torch.empty(len(numbers), dtype=torch.float32, device=self._fabric.device)
-        for at, number in enumerate(numbers):  # a kernel each: copies from the host would wait
-            found[at].fill_(number)
-        return found
+        tensor = torch.empty(len(numbers), dtype=torch.float32, device=self._fabric.device)
+        for index, number in enumerate(numbers):  # a kernel each: copies from the host would wait
+            tensor[index].fill_(number)
+        return tensor
 
     def _plan_of(self, entry: Entry) -> Ready:
         """The plan that a call of this moment runs, on this stream."""
@@ -521,17 +517,17 @@ class Runtime(contextlib.AbstractContextManager["Runtime"]):
             raise UsageError(f"{problems!r} is no list of problems", "prepare([problem])")
         self._require_open()
         ranges, wanted = list[SizeRange](), dict[Problem, Bucket]()
-        for each in problems:
-            self._require_ours(each.problem if isinstance(each, SizeRange) else each)
-            ranges.append(each if isinstance(each, SizeRange) else SizeRange(each))
+        for problem in problems:
+            self._require_ours(problem.problem if isinstance(problem, SizeRange) else problem)
+            ranges.append(problem if isinstance(problem, SizeRange) else SizeRange(problem))
         with self._calling:
             self._tune_first(ranges)
             for sizes in ranges:
                 wanted |= self._plans.buckets(sizes)
             self._plans.prepare(wanted)
         if self._met is not None:
-            for each in self._plans.untuned(ranges):
-                self._met.add(each, *_sizes_of(each), calls=0)
+            for problem in self._plans.untuned(ranges):
+                self._met.add(problem, *_sizes_of(problem), calls=0)
 
     def _entry(
         self, signature: Signature, rows: int, shape: tuple[int, ...], arguments: tuple[Any, ...]
@@ -600,20 +596,20 @@ class Runtime(contextlib.AbstractContextManager["Runtime"]):
 
     def _tune(self, tuning: Autotuning, problems: Sequence[Problem]) -> list[Autotuned]:
         """Tune problems on these ranks, and plan what is planned by the new records; collective."""
-        found = tuning.tune(problems)
-        records = [each.record for each in found if each.record is not None]
+        outcomes = tuning.tune(problems)
+        records = [outcome.record for outcome in outcomes if outcome.record is not None]
         if records:
             for plans in (self._plans, self._gather_plans):
                 plans.renew(records)
             for held in (self._by_arguments, self._seen, self._given):
                 held.clear()
-        return found
+        return outcomes
 
     def _unprepared_entry(self, problem: Problem, plans: Plans, why: str) -> Entry:
         largest = plans.bucket(problem).problem  # one warning for what one plan would serve
         if not self._unprepared[largest]:
             warnings.warn(
-                f"{problem} runs the baseline: {why}; call prepare() before",
+                f"{problem} runs the library: {why}; call prepare() before",
                 RuntimeWarning,
                 stacklevel=6,  # of whoever calls an operation
             )
@@ -683,13 +679,13 @@ class Runtime(contextlib.AbstractContextManager["Runtime"]):
 
     def stats(self) -> dict[str, dict[str, int]]:
         """Calls by problem (as text, with its sizes) and kind of choice, such as "exact"."""
-        found: dict[str, Counter[str]] = {}
+        counters: dict[str, Counter[str]] = {}
         for entry in self._entries():
             if entry.calls:
-                found.setdefault(str(entry), Counter())[entry.choice.source] += entry.calls
+                counters.setdefault(str(entry), Counter())[entry.choice.source] += entry.calls
         for problem, calls in self._unprepared.items():
-            found.setdefault(str(problem), Counter())["unprepared"] += calls
-        return {problem: dict(kinds) for problem, kinds in found.items()}
+            counters.setdefault(str(problem), Counter())["unprepared"] += calls
+        return {problem: dict(kinds) for problem, kinds in counters.items()}
 
     def kernels(self) -> dict[str, int]:
         """How many compiled kernels the planned sizes launch, by operation."""
@@ -768,9 +764,9 @@ class Runtime(contextlib.AbstractContextManager["Runtime"]):
             self._numbers,
         ):  # fmt: skip
             held.clear()
-        for each in (self._unrecorded, self._autotuning):
-            if each is not None:
-                each.close()
+        for worker in (self._unrecorded, self._autotuning):
+            if worker is not None:
+                worker.close()
         return True
 
     def __exit__(self, kind: object, *_: object) -> None:
@@ -794,8 +790,8 @@ def _sizes_of(problem: Problem) -> tuple[int, ...]:
 def requires_grad(*arguments: Any) -> bool:
     """Whether autograd must see an operation with these arguments."""
     if torch.is_grad_enabled():
-        for each in arguments:  # a generator takes twice as long
-            if isinstance(each, torch.Tensor) and each.requires_grad:
+        for argument in arguments:  # a generator takes twice as long
+            if isinstance(argument, torch.Tensor) and argument.requires_grad:
                 return True
     return False
 

@@ -24,7 +24,7 @@ from taxfree._version import __version__
 from taxfree.errors import TaxfreeError, UsageError
 from taxfree.settings import Settings
 from taxfree.shapes import recorded_problem
-from taxfree_kernels.fabric.layout import arena_bytes
+from taxfree_kernels.fabric.heap import arena_bytes
 from taxfree_kernels.fabric.open import hardware_here, open_fabric
 from taxfree_kernels.variant import operation_names
 from taxfree_tuning_db import (
@@ -143,7 +143,7 @@ def _agreed(
     if differing:
         if rank == 0:
             warnings.warn(
-                f"taxfree runs the baseline only: ranks {differing} differ from rank 0 in their "
+                f"taxfree runs the library only: ranks {differing} differ from rank 0 in their "
                 "environment (TAXFREE_*) or in the versions of taxfree and its kernels",
                 RuntimeWarning,
                 stacklevel=3,
@@ -177,9 +177,12 @@ def _read_table(path: Path) -> list[dict[str, Any]]:
 def _heap_bytes(records: Iterable[Record], world_size: int) -> int:
     hardware = hardware_here()
     slot = _HOST_SLOT_BYTES if hardware.backend == "interpreter" else _GPU_SLOT_BYTES
-    own = fingerprints.hardware_fingerprint(hardware)
+    own_hardware = fingerprints.hardware_fingerprint(hardware)
     for record in records:  # those that are lent, too
-        if not record.hardware.computes_like(own) or record.problem["world_size"] != world_size:
+        if (
+            not record.hardware.computes_like(own_hardware)
+            or record.problem["world_size"] != world_size
+        ):
             continue
         problem = recorded_problem(record.op, record.problem)
         if problem is not None:

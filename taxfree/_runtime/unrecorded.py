@@ -116,13 +116,13 @@ def _sized(problem: Problem, sizes: Iterable[int]) -> Any:
 
 def _merged(counted: Iterable[tuple[Any, int]]) -> dict[Any, int]:
     """Problems and their calls, one problem for all sizes between two powers of two."""
-    found: dict[Any, tuple[list[int], int]] = {}
+    known: dict[Any, tuple[list[int], int]] = {}
     for problem, calls in counted:
         sizes = [getattr(problem, name) for name in interpolated_fields(op_of(problem))]
         family = _sized(problem, map(_octave, sizes))
-        largest, before = found.get(family, (sizes, 0))
-        found[family] = list(map(max, largest, sizes)), before + calls
-    return {_sized(family, sizes): calls for family, (sizes, calls) in found.items()}
+        largest, before = known.get(family, (sizes, 0))
+        known[family] = list(map(max, largest, sizes)), before + calls
+    return {_sized(family, sizes): calls for family, (sizes, calls) in known.items()}
 
 
 # -- the file --

@@ -1,8 +1,9 @@
 """A pass of torch.compile: a matmul and the collective beside it become one operation.
 
 The pass runs on Inductor's graphs after autograd, forward and backward. It serves the groups that
-were enabled, whoever wrote the collectives: DTensor, or the model itself. A matmul + all-reduce,
-also one that a layer called, may take along what follows it.
+were enabled, whoever wrote the collectives: DTensor, or the model itself. The matmul + all-reduce
+of a layer that was enabled may take along what follows it, which is the same on all ranks. Of what
+follows other collectives nothing says so: it may be a rank's own.
 
 The tuning table decides, for sizes that are known: the operation with all that follows, with bias
 and residual, or alone is called where a variant of ours serves it. Where the library is to run, its
@@ -12,6 +13,7 @@ them, and a call costs nothing more. Sizes that are not known are decided at eac
 
 from __future__ import annotations
 
+import itertools
 import operator
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -20,8 +22,10 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch._inductor import config
 from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
+from torch._inductor.fx_passes.control_dependencies import preserve_node_ordering
 from torch.fx import Graph, Node
 from torch.fx.node import map_arg
+from torch.utils._ordered_set import OrderedSet
 from torch.utils._pytree import tree_leaves
 
 import taxfree._runtime.ops  # noqa: F401  registers the operations
@@ -30,7 +34,6 @@ from taxfree.errors import NoRecord, UsageError
 from taxfree.models import norms, report, rows
 
 _aten, _c10d, _ops = torch.ops.aten, torch.ops._c10d_functional, torch.ops.taxfree
-_ordered = torch.ops.higher_order.with_effects
 _VIEWS = (_aten.view.default, _aten.reshape.default, _aten._unsafe_view.default)
 _NOT_FASTER = "library: no variant of ours is faster"
 _WEIGHT_VIEWS = (*_VIEWS, _aten.permute.default, _aten.t.default, _aten.transpose.int)
@@ -39,6 +42,11 @@ _WEIGHT_VIEWS = (*_VIEWS, _aten.permute.default, _aten.t.default, _aten.transpos
 def enable(group_name: str) -> None:
     """Let code that is compiled from now on run the operations on a group."""
     _PASS.groups.add(group_name)
+    install()
+
+
+def install() -> None:
+    """Let Inductor run the pass, behind those of others."""
     installed: Any = config.post_grad_custom_post_pass
     if installed is None:
         config.post_grad_custom_post_pass = _PASS
@@ -70,10 +78,11 @@ class _FusionPass(CustomGraphPass):
             name = f"compiled {collective.target.__name__.partition('.')[0]}"
             report.count(name, fuse(graph, wait, collective))
         for node in list(graph.nodes):
-            if _operation(node) is _ops.matmul_all_reduce.default:
-                _take_along(graph, node)
-            if _operation(node) in _LIBRARY and _arguments(node)[-1] in self.groups:
+            if node.target is _ops.layer_matmul_all_reduce.default:
+                node = _take_along(graph, node)
+            if node.target in _LIBRARY and node.args[-1] in self.groups:
                 _leave_to_library(graph, node)
+        _keep_order(graph)
         graph.lint()
 
     def uuid(self) -> Any:
@@ -88,6 +97,13 @@ class _FusionPass(CustomGraphPass):
 _PASS = _FusionPass()
 
 
+def _keep_order(graph: Graph) -> None:
+    """Let each operation follow the one before it, as ranks may schedule the rest differently."""
+    ours = [each for each in graph.nodes if getattr(each.target, "namespace", "") == "taxfree"]
+    behind = {each: OrderedSet([before]) for before, each in itertools.pairwise(ours)}
+    preserve_node_ordering(graph, behind)
+
+
 def _fuse_sum(graph: Graph, wait: Node, collective: Node) -> str:
     """mm + all-reduce, or mm + reduce-scatter of rows."""
     summed, op, *_, group = cast("Any", collective.args)
@@ -99,10 +115,7 @@ def _fuse_sum(graph: Graph, wait: Node, collective: Node) -> str:
     arguments: tuple[Any, ...] = x, weight, 0, group
     if collective.target is _c10d.all_reduce.default:
         operation, arguments = _ops.matmul_all_reduce.default, (x, weight, None, None, group)
-        followed = _all_behind(wait, wait, None, None)
-        if all(_library_runs(*each.called(x, weight, group)) for each in followed):
-            return _NOT_FASTER
-    elif _library_runs(operation, arguments):
+    if _library_runs(operation, arguments):
         return _NOT_FASTER
     with graph.inserting_before(wait):
         result = _reshaped(graph, _call(graph, operation, *arguments), _value(wait).shape)
@@ -244,53 +257,51 @@ class _Behind(NamedTuple):
         return operation, (*given, self.norm.weight, self.norm.eps, group)
 
 
-def _all_behind(value: Node, before: Node, bias: Any, residual: Any) -> list[_Behind]:
+def _all_behind(value: Node, bias: Any, residual: Any) -> list[_Behind]:
     """What a sum may take along: most first, nothing last."""
     nothing = _Behind(value, bias, residual)
-    last, bias, residual = _added_behind(value, before, bias, residual)
+    last, bias, residual = _added_behind(value, bias, residual)
     norm = norms.norm_behind(last)
-    found = [_Behind(last, bias, residual, norm)] if norm and norm.weight < before else []
+    found = [_Behind(last, bias, residual, norm)] if norm and norm.weight < value else []
     found += [_Behind(last, bias, residual)] if last is not value else []
     return [*found, nothing]
 
 
-def _take_along(graph: Graph, node: Node) -> None:
-    """Let a matmul + all-reduce add the bias and the residual behind it, and normalize the sum.
+def _take_along(graph: Graph, node: Node) -> Node:
+    """Let a layer's matmul + all-reduce add bias and residual behind it, and normalize the sum.
 
-    These are the same on all ranks, as the sum is: a model has no reason to add others to it.
+    Returns:
+        The node that calls the operation now.
     """
-    x, weight, bias, residual, group = _arguments(node)
-    value = _value_of(node)
-    if value is None:
-        return
+    x, weight, bias, residual, group = node.args
     behind = next(
         (
             each
-            for each in _all_behind(value, node, bias, residual)
+            for each in _all_behind(node, bias, residual)
             if not _library_runs(*each.called(x, weight, group))
         ),
         None,
     )
-    if behind is None or (behind.last is value and behind.norm is None):
-        return
+    if behind is None or (behind.last is node and behind.norm is None):
+        return node
     last, norm = behind.last, behind.norm
-    if behind.residual is not None:
-        with graph.inserting_before(node):
-            shaped = _reshaped(graph, behind.residual, _value(value).shape)
-        behind = behind._replace(residual=shaped)
-    operation, arguments = behind.called(x, weight, group)
-    _become(node, value, operation, *arguments)
-    with graph.inserting_before(value.next):
-        total = value if norm is None else _call(graph, _aten.select.int, value, 0, 1)
+    with graph.inserting_before(node):
+        if behind.residual is not None:
+            shaped = _reshaped(graph, behind.residual, _value(node).shape)
+            behind = behind._replace(residual=shaped)
+        operation, arguments = behind.called(x, weight, group)
+        fused = _call(graph, operation, *arguments)
+        total = fused if norm is None else _call(graph, _aten.select.int, fused, 0, 1)
         results = {last: _reshaped(graph, total, _value(last).shape)}
         if norm is not None:
-            normed = _call(graph, _aten.select.int, value, 0, 0)
+            normed = _call(graph, _aten.select.int, fused, 0, 0)
             results[norm.result] = _reshaped(graph, normed, _value(norm.result).shape)
     for old, new in results.items():
         _replace(old, new)
     taken = {"bias": behind.bias, "residual": behind.residual, "RMSNorm": norm}
     names = [name for name, each in taken.items() if each is not None]
     report.count("compiled matmul_all_reduce", f"with {', '.join(names)}")
+    return fused
 
 
 # -- where the library runs --
@@ -321,19 +332,14 @@ def _matrix_or_row(node: Node) -> torch.Tensor:
 
 def _leave_to_library(graph: Graph, node: Node) -> None:
     """Put the library's nodes in the place of an operation that a layer called, if it is to run."""
-    operation, arguments, value = _operation(node), _arguments(node), _value_of(node)
-    if value is None or not _library_runs(operation, arguments):
+    if not _library_runs(node.target, node.args):
         return
     with graph.inserting_before(node):
-        result = _LIBRARY[operation](graph, *arguments)
+        result = _LIBRARY[node.target](graph, *node.args)
     if result is None:
         return
-    report.count(f"compiled {_named(operation)}", _NOT_FASTER)
-    if node.target is _ordered:
-        for token in [each for each in node.users if each.args[1] == 0]:
-            token.replace_all_uses_with(cast("Node", node.args[0]))
-            graph.erase_node(token)
-    _replace(value, result)
+    report.count(f"compiled {_name(node)}", _NOT_FASTER)
+    _replace(node, result)
 
 
 def _library_sum(graph: Graph, x: Node, weight: Node, bias: Any, residual: Any, group: str) -> Node:
@@ -373,17 +379,17 @@ def _waited(graph: Graph, collective: Any, *arguments: Any) -> Node:
 #: operation -> what makes the library's nodes for its arguments, or None where they have none
 _LIBRARY: dict[Any, Callable[..., Node | None]] = {
     _ops.matmul_all_reduce.default: _library_sum,
+    _ops.layer_matmul_all_reduce.default: _library_sum,
     _ops.matmul_reduce_scatter.default: _library_scatter,
     _ops.all_gather_matmul.default: _library_gather,
 }
 
 
-def _added_behind(value: Node, before: Node, bias: Any, residual: Any) -> tuple[Node, Any, Any]:
+def _added_behind(value: Node, bias: Any, residual: Any) -> tuple[Node, Any, Any]:
     """The last node of a sum with a bias and a residual, in either order, and both if there.
 
     Args:
-        value: the sum.
-        before: a node that what is added must precede.
+        value: the sum, which what is added must precede.
         bias, residual: those that the sum has already, or None.
     """
     last = value
@@ -394,7 +400,7 @@ def _added_behind(value: Node, before: Node, bias: Any, residual: Any) -> tuple[
         if node.target is not _aten.add.Tensor or node.kwargs:
             break
         (other,) = [each for each in node.args if each is not last] or [None]
-        if not isinstance(other, Node) or not other < before:
+        if not isinstance(other, Node) or not other < value:
             break
         if _value(other).dtype != _value(value).dtype:
             break
@@ -415,32 +421,6 @@ def _only_users(node: Node) -> Iterator[Node]:
         yield node
 
 
-def _operation(node: Node) -> Any:
-    return node.args[1] if node.target is _ordered else node.target
-
-
-def _arguments(node: Node) -> tuple[Any, ...]:
-    return node.args[2:] if node.target is _ordered else node.args
-
-
-def _value_of(node: Node) -> Node | None:
-    """The node with the value of a call of an operation; None if nobody uses it."""
-    if node.target is not _ordered:
-        return node
-    return next((each for each in node.users if each.args[1] == 1), None)
-
-
-def _become(node: Node, value: Node, operation: Any, *arguments: Any) -> None:
-    """Let a node call another operation, with the value that its fake makes."""
-    if node.target is _ordered:
-        node.args = (node.args[0], operation, *arguments)
-    else:
-        node.target, node.args = operation, arguments
-    value.meta["val"] = _fake(operation, arguments)
-    if node is not value:
-        node.meta["val"] = (node.meta["val"][0], value.meta["val"])
-
-
 def _flat(graph: Graph, node: Any) -> Node:
     """The values of a node as a matrix."""
     columns = _value(node).shape[-1]
@@ -458,7 +438,7 @@ def _name(node: Node) -> str:
 
 
 def _named(target: Any) -> str:
-    return str(getattr(target, "__name__", target)).partition(".")[0]
+    return str(getattr(target, "__name__", target)).partition(".")[0].removeprefix("layer_")
 
 
 def _call(graph: Graph, target: Any, *arguments: Any) -> Node:

@@ -23,6 +23,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 from torch.nn.functional import linear
 
+from taxfree._runtime.collectives import vote
 from taxfree._runtime.runtime import Runtime, runtime_of
 from taxfree._runtime.startup import init
 from taxfree.errors import UsageError
@@ -71,8 +72,11 @@ def enable(mesh: DeviceMesh, model: torch.nn.Module | None = None) -> Runtime:
         why = "none was parallelised on the mesh when taxfree.enable was called"
         report.count("all layers", f"library: {why}", 0)
     runtime = runtime_on(mesh)
-    for name, module in found:
-        _replace_forward(name, module, mesh, runtime)
+    sizes = [(name, *module.weight.shape) for name, module in found]
+    common = set(sizes).intersection(*vote(mesh.get_group(), sizes))
+    for (name, module), size in zip(found, sizes, strict=True):
+        reason = None if size in common else "its sizes differ between ranks"
+        _replace_forward(name, module, mesh, runtime, reason)
     return runtime
 
 
@@ -99,13 +103,18 @@ def runtime_on(mesh: DeviceMesh) -> Runtime:
 
 
 def _is_on(module: torch.nn.Module, mesh: DeviceMesh) -> bool:
+    """Whether a module's weight is sharded on a mesh, by FSDP also on other ones."""
     weight = module._parameters.get("weight")
-    return isinstance(weight, DTensor) and weight.device_mesh == mesh
+    if not isinstance(weight, DTensor):
+        return False
+    whole = weight.device_mesh
+    return mesh in (whole, *(whole[name] for name in whole.mesh_dim_names or ()))
 
 
 def _replace_forward(
-    name: str, module: torch.nn.Linear, mesh: DeviceMesh, runtime: Runtime
+    name: str, module: torch.nn.Linear, mesh: DeviceMesh, runtime: Runtime, reason: str | None
 ) -> None:
+    """Let a layer run the operations; the library if there is a reason."""
     enabled = getattr(module.forward, "__self__", None)
     if isinstance(enabled, _Layer):
         enabled.runtime = runtime  # that of before may have been closed
@@ -115,8 +124,13 @@ def _replace_forward(
         del before[key]  # the reason may be gone
     prepare, finish = _style_hook(before, "input_fn"), _style_hook(behind, "output_fn")
     style = None if prepare is None else _STYLES.get(prepare[1].func)
-    if style is None or prepare is None or finish is None:
-        reason: str | None = "the style is neither ColwiseParallel nor RowwiseParallel"
+    if reason is not None:
+        pass
+    elif style is None or prepare is None or finish is None:
+        reason = "the style is neither ColwiseParallel nor RowwiseParallel"
+    elif module.weight.shape[style.weight_dim] % mesh.size():
+        features = module.weight.shape[style.weight_dim]
+        reason = f"{features} features are not divisible by {mesh.size()} ranks"
     elif next(reversed(before)) != prepare[0] or next(iter(behind)) != finish[0]:
         reason = "it has hooks between those of its style"
     else:
@@ -318,7 +332,7 @@ class _Replicated(torch.autograd.Function):
         x, weight = ctx.saved_tensors
 
         def of_input() -> Any:
-            operation = torch.ops.taxfree.matmul_all_reduce
+            operation = torch.ops.taxfree.layer_matmul_all_reduce
             return operation(grad, weight.t(), None, None, ctx.group_name)
 
         return *gradients(ctx.needs_input_grad, grad, of_input, lambda: x.t() @ grad), None

@@ -10,6 +10,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
 from taxfree._runtime.runtime import Runtime
+from taxfree_kernels.matmul_all_reduce.signature import LAYER_MATMUL_ALL_REDUCE
 
 _DTYPES = (torch.float16, torch.bfloat16)
 _PLAIN = (torch.Tensor, torch.nn.Parameter, FakeTensor)  # FakeTensor: while code is compiled
@@ -101,8 +102,8 @@ def matmul_all_reduce(
     weight: torch.Tensor,
     bias: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """The sum over all ranks of x @ weight (+ bias): x is [..., k], the result [..., n]."""
-    y = runtime.matmul_all_reduce(x.flatten(0, -2), weight, bias)
+    """A layer's sum over all ranks of x @ weight (+ bias): x is [..., k], the result [..., n]."""
+    y = runtime._call(LAYER_MATMUL_ALL_REDUCE, (x.flatten(0, -2), weight, bias, None), None)
     return y.view(*x.shape[:-1], y.shape[1])
 
 

@@ -32,6 +32,7 @@ from taxfree.shapes.request import (
     left_out,
     operations,
     parse_counts,
+    parse_paths,
 )
 from taxfree.shapes.sets import named_sets
 
@@ -52,6 +53,7 @@ __all__ = [
     "named_sets",
     "operations",
     "parse_counts",
+    "parse_paths",
     "recorded_problem",
     "require_operation",
 ]

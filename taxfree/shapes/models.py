@@ -1,65 +1,161 @@
-"""Shapes of a model's matmuls and attention, from its Hugging Face config.
+"""A model's layers, and the problems that tensor parallelism makes of them.
 
-The config is a file, or one of `known_models.json`, which holds the fields that are read here of
-the `config.json` of each repository that it names.
+The layers are those that Transformers builds from a config (`taxfree.models.built`). Those of the
+models of `known_models.json` need no Transformers: it holds the fields that are read here of the
+`config.json` of each repository that it names, and the layers that Transformers' plan does not sum.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 from taxfree.errors import UsageError
 from taxfree.shapes.fields import DTYPE_ALIASES
-from taxfree.shapes.text import LARGEST, quoted, read_text
+from taxfree.shapes.text import quoted, read_text
+
+#: How a model comes to run the operations: its row-parallel layers sum, as under PyTorch's tensor
+#: parallelism, Transformers and vLLM; its rows are sharded between the layers, too; or an engine
+#: calls the operations of attention.
+ModelPath: TypeAlias = Literal["tp", "sequence", "attention"]
+#: What an operation does in a model
+Role: TypeAlias = Literal["sum", "gather_rows", "scatter_rows", "decode", "prompt"]
+
+PATHS: dict[ModelPath, tuple[Role, ...]] = {
+    "tp": ("sum",),
+    "sequence": ("gather_rows", "scatter_rows"),
+    "attention": ("decode", "prompt"),
+}
+Fields: TypeAlias = dict[str, int | str]
 
 _DTYPES = ("dtype", "torch_dtype")  # newer configs have the first
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 _ALTERNATING = ("gemma2", "gemma3", "gpt_oss")  # layers with and without a window
+_MOST_HEAD_DIM = 256
 _CONFIG_HINT = "give the config.json of a Hugging Face decoder model"
 
 
 @dataclass(frozen=True)
+class Column:
+    """A linear layer whose output features are sharded.
+
+    Args:
+        parts: features, and the heads or single features that they are dealt in; of fewer heads
+            than ranks each rank has one.
+        bias: whether it has one.
+    """
+
+    parts: tuple[tuple[int, int], ...]
+    bias: bool = False
+
+    def features(self, tp: int) -> int:
+        """Those of one rank."""
+        return sum(size // count * max(1, count // tp) for size, count in self.parts)
+
+
+@dataclass(frozen=True)
+class Block:
+    """Linear layers on the same rows, and the one that sums what is computed from them.
+
+    Args:
+        columns: the layers on the rows; none where each rank has them whole.
+        inputs: input features of the last layer, which are sharded.
+        bias: whether that one has a bias.
+        adds_residual: whether its sum is added to a residual.
+        norm: what an RMSNorm normalises: the sum, the sum with the residual, or neither.
+        quantised: how the weights are quantised; empty if they are not.
+    """
+
+    columns: tuple[Column, ...]
+    inputs: int
+    bias: bool = False
+    adds_residual: bool = True
+    norm: Literal["", "sum", "residual"] = "residual"
+    quantised: str = ""
+
+
+@dataclass(frozen=True)
+class Attention:
+    """Query heads, kv heads, columns of each, and the last keys that are seen; 0: all."""
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    window: int = 0
+
+
+@dataclass(frozen=True)
 class Model:
-    """The dimensions of a decoder, and what its matmuls and attention depend on.
+    """A decoder.
 
     Args:
         family: its type in Transformers, such as "llama".
         hidden: columns of the residual stream.
-        heads, kv_heads, head_dim: of attention; of latent attention, `head_dim` is the values'.
-        mlps: widths of the dense MLPs, including shared experts.
-        windows: those of the attention layers; 0 is a layer that sees all keys.
-        qkv_bias, out_bias: whether the projections of attention have a bias.
+        blocks, attentions: each kind once; attention's block is the first.
+        layers, vocabulary: how many there are, and tokens.
+        head_bias: whether the layer to the vocabulary has one.
+        dtype: in which it computes; None if the config does not say.
         experts: number of routed experts; 0 for a dense model.
         latent_dim: of the keys that a decode of latent attention reads; 0 for other attention.
         has_soft_cap, has_sinks, has_chunks: whether attention caps its logits, has a learned sink,
             or has layers that see a chunk.
-        layers, vocabulary: how many there are, and tokens; 0 where the config does not say.
+        others: what else of the model no operation serves.
+        notes: layers that the plan of Transformers does not sum as others do.
     """
 
     family: str
     hidden: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    mlps: tuple[int, ...]
-    windows: tuple[int, ...] = (0,)
-    qkv_bias: bool = False
-    out_bias: bool = False
+    blocks: tuple[Block, ...]
+    attentions: tuple[Attention, ...]
+    layers: int
+    vocabulary: int
+    head_bias: bool = False
+    dtype: str | None = None
     experts: int = 0
     latent_dim: int = 0
     has_soft_cap: bool = False
     has_sinks: bool = False
     has_chunks: bool = False
-    layers: int = 0
-    vocabulary: int = 0
+    others: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    @property
+    def is_served(self) -> bool:
+        """Whether the operations compute in its dtype, if it says one."""
+        return self.dtype is None or self.dtype in DTYPE_ALIASES.values()
+
+    @property
+    def heads(self) -> int:
+        """Query heads."""
+        return self.attentions[0].heads
+
+    @property
+    def kv_heads(self) -> int:
+        """Key and value heads."""
+        return self.attentions[0].kv_heads
+
+    @property
+    def head_dim(self) -> int:
+        """Columns of a head."""
+        return self.attentions[0].head_dim
+
+    @property
+    def mlps(self) -> tuple[int, ...]:
+        """Widths of the dense MLPs, including shared experts."""
+        return tuple(each.inputs for each in self.blocks[1:])
+
+    @property
+    def head(self) -> Column:
+        """The layer to the vocabulary."""
+        return Column(((self.vocabulary, self.vocabulary),), self.head_bias)
 
 
 # -- configs --
@@ -78,20 +174,60 @@ def _known() -> dict[str, Any]:
     return known
 
 
-def read_config(model: str | Path) -> Mapping[str, Any]:
-    """Return the part of a config that describes the decoder.
+def load_model(name: str | Path) -> Model:
+    """Return a model.
 
     Args:
-        model: path of a config, or of the folder it is in; else the name of a known model or of
+        name: path of a config, or of the folder it is in; else the name of a known model or of
             one of its repositories.
+
+    Raises:
+        UsageError: there is no such file or model, or no decoder is built from the file.
+    """
+    if _is_known(name):
+        return _known_model(_known_entry(str(name)))
+    text = json.dumps(_file(Path(name)))
+    try:
+        from taxfree.models.built import built_model
+
+        return built_model(text)
+    except ImportError as error:
+        raise UsageError(
+            f"model config {quoted(str(name))} is read by Transformers, which is not installed",
+            "pip install 'taxfree[models]', or name one of: " + ", ".join(known_models()),
+        ) from error
+    except UsageError as error:
+        what = f"model config {quoted(str(name))}: {error.message}"
+        raise UsageError(what, _CONFIG_HINT) from error
+
+
+def read_config(name: str | Path) -> Mapping[str, Any]:
+    """Return the part of a model's config that describes the decoder.
+
+    Args:
+        name: as of `load_model`.
 
     Raises:
         UsageError: there is no such file or model, or the file cannot be read.
     """
-    name = str(model)
-    if not os.path.exists(name) and not name.endswith(".json"):
-        return _known_config(name)
-    path = Path(name)
+    return text_part(_known_entry(str(name))["config"] if _is_known(name) else _file(Path(name)))
+
+
+def text_part(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The part of a config that describes the decoder."""
+    # A multimodal model keeps its decoder's dimensions one level down, and perhaps not its type.
+    text_config = config.get("text_config")
+    if not isinstance(text_config, dict):
+        return config
+    return {name: config[name] for name in _DTYPES if name in config} | text_config
+
+
+def _is_known(name: str | Path) -> bool:
+    """Whether a model is named, not a file."""
+    return not os.path.exists(name) and not str(name).endswith(".json")
+
+
+def _file(path: Path) -> Mapping[str, Any]:
     if path.is_dir():
         path = path / "config.json"
     try:
@@ -100,19 +236,15 @@ def read_config(model: str | Path) -> Mapping[str, Any]:
         raise UsageError(f"model config {quoted(str(path))} is not JSON", _CONFIG_HINT) from error
     if not isinstance(config, dict):
         raise UsageError(f"model config {quoted(str(path))} is not an object", _CONFIG_HINT)
-    # A multimodal model keeps its decoder's dimensions one level down, and perhaps not its type.
-    text_config = config.get("text_config")
-    if not isinstance(text_config, dict):
-        return config
-    return {name: config[name] for name in _DTYPES if name in config} | text_config
+    return config
 
 
-def _known_config(name: str) -> Mapping[str, Any]:
+def _known_entry(name: str) -> Mapping[str, Any]:
     wanted = name.lower()
     for known, repositories in known_models().items():
         if wanted == known or wanted in map(str.lower, repositories):
-            config: dict[str, Any] = _known()[known]["config"]
-            return config
+            entry: dict[str, Any] = _known()[known]
+            return entry
     close = get_close_matches(wanted, known_models(), n=1)
     raise UsageError(
         f"model {quoted(name)} is neither a file nor a known model",
@@ -120,72 +252,90 @@ def _known_config(name: str) -> Mapping[str, Any]:
     )
 
 
-def model_of(name: str, config: Mapping[str, Any]) -> Model:
-    """Return the model that a config describes.
-
-    Raises:
-        UsageError: a dimension is missing, or is none; the message names `name`.
-    """
-
-    def dimension(field: str, default: int | None = None, least: int = 1) -> int:
-        value = config.get(field)
-        if value is None and default is not None:
-            return default
-        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= LARGEST:
-            found = "missing" if value is None else quoted(str(value))
-            raise UsageError(f"model config {quoted(name)}: {field} is {found}", _CONFIG_HINT)
-        return value
-
-    heads = dimension("num_attention_heads")
-    hidden = dimension("hidden_size")
-    kv_heads = dimension("num_key_value_heads", heads)
-    if heads % kv_heads:
-        raise UsageError(
-            f"model config {quoted(name)}: {heads} heads do not share {kv_heads} kv heads",
-            _CONFIG_HINT,
+def _known_model(entry: Mapping[str, Any]) -> Model:
+    """A known model: what Transformers builds from its config, without Transformers."""
+    config = entry["config"]
+    family, hidden = config["model_type"], config["hidden_size"]
+    heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
+    is_latent, has_bias = "kv_lora_rank" in config, config.get("attention_bias", False)
+    dim = config["v_head_dim"] if is_latent else config.get("head_dim", hidden // heads)
+    q, kv = (heads * dim, heads), (kv_heads * dim, kv_heads)
+    columns = [(q,), (kv,), (kv,)] if family != "phi3" else [(q, kv, kv)]
+    qkv_bias = has_bias or family == "qwen2"
+    # Gemma's norms, one of which is before the residual, are none that the operation computes.
+    behind = {"quantised": config.get("quantization_config", {}).get("quant_method", "")}
+    if family.startswith("gemma"):
+        behind |= {"adds_residual": False, "norm": ""}
+    blocks = [
+        Block(
+            () if is_latent else tuple(Column(parts, qkv_bias) for parts in columns),
+            heads * dim,
+            has_bias,
+            **behind,
         )
-    family = str(config.get("model_type"))
-    experts = max(dimension(field, 0, least=0) for field in _EXPERTS)
-    latent = dimension("kv_lora_rank", 0)
+    ]
+    for width, is_shared in _mlps(config):
+        count, each = (1, 2 * width) if family == "phi3" else (2, width)
+        gate_up = (Column(((each, each),)),) * count
+        blocks.append(Block(gate_up, width, **behind | ({"norm": ""} if is_shared else {})))
+    facts = facts_of(config)
+    windows = facts.pop("windows")
     return Model(
-        family=family,
-        hidden=hidden,
-        heads=heads,
-        kv_heads=kv_heads,
-        head_dim=dimension("v_head_dim" if latent else "head_dim", max(1, hidden // heads)),
-        mlps=_mlps(config, dimension) if experts > 1 else (dimension("intermediate_size"),),
-        windows=_windows(config, family, dimension("sliding_window", 0, least=0)),
-        qkv_bias=family == "qwen2" or config.get("attention_bias") is True,
-        out_bias=config.get("attention_bias") is True,
-        experts=experts if experts > 1 else 0,
-        latent_dim=latent and latent + dimension("qk_rope_head_dim"),
-        has_soft_cap=config.get("attn_logit_softcapping") is not None,
-        has_sinks=family == "gpt_oss",
-        has_chunks=config.get("attention_chunk_size") is not None,
-        layers=dimension("num_hidden_layers", 0, least=0),
-        vocabulary=dimension("vocab_size", 0, least=0),
+        family,
+        hidden,
+        tuple(blocks),
+        tuple(Attention(heads, kv_heads, dim, window) for window in windows),
+        config["num_hidden_layers"],
+        config["vocab_size"],
+        notes=tuple(itertools.starmap(plan_note, entry.get("plan", {}).items())),
+        **facts,
     )
 
 
-def _mlps(config: Mapping[str, Any], dimension: Any) -> tuple[int, ...]:
-    """Widths of the dense MLPs and shared experts of a model with routed experts."""
+def plan_note(layer: str, style: str | None) -> str:
+    """What to say of a row-parallel layer that the plan of Transformers does not sum.
+
+    Args:
+        layer: in a decoder layer.
+        style: what the plan says of it; None for nothing.
+    """
+    return f"{layer} under Transformers, whose plan says {style or 'nothing'} of it"
+
+
+def _mlps(config: Mapping[str, Any]) -> list[tuple[int, bool]]:
+    """Widths of the dense MLPs and shared experts, and whether they are the latter."""
+    if _experts(config) == 0:
+        return [(config["intermediate_size"], False)]
     widths = []
-    is_dense_first = dimension("first_k_dense_replace", 0, least=0) > 0
-    is_dense_between = dimension("decoder_sparse_step", 1) > 1 or config.get("mlp_only_layers")
-    if is_dense_first or is_dense_between:
-        widths.append(dimension("intermediate_size"))
-    if shared := dimension("n_shared_experts", 0, least=0):
-        widths.append(shared * dimension("moe_intermediate_size"))
-    if shared := dimension("shared_expert_intermediate_size", 0, least=0):
-        widths.append(shared)
-    if "intermediate_size_mlp" in config:  # Llama 4, where each routed layer has a shared expert
-        widths.append(dimension("intermediate_size"))
-        if dimension("interleave_moe_layer_step", 1) > 1:
-            widths.append(dimension("intermediate_size_mlp"))
-    return tuple(widths)
+    if config.get("first_k_dense_replace", 0):
+        widths.append((config["intermediate_size"], False))
+    if shared := config.get("n_shared_experts", 0):
+        widths.append((shared * config["moe_intermediate_size"], True))
+    return widths
 
 
-def _windows(config: Mapping[str, Any], family: str, window: int) -> tuple[int, ...]:
+def facts_of(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields of a :class:`Model` that a decoder's config says, and the `windows` of its layers."""
+    family = str(config.get("model_type"))
+    latent = config.get("kv_lora_rank") or 0
+    return {
+        "dtype": _dtype_in(config),
+        "experts": _experts(config),
+        "latent_dim": latent and latent + config["qk_rope_head_dim"],
+        "has_soft_cap": config.get("attn_logit_softcapping") is not None,
+        "has_sinks": family == "gpt_oss",
+        "has_chunks": config.get("attention_chunk_size") is not None,
+        "windows": _windows(config, family),
+    }
+
+
+def _experts(config: Mapping[str, Any]) -> int:
+    experts = max(config.get(field) or 0 for field in _EXPERTS)
+    return experts if experts > 1 else 0
+
+
+def _windows(config: Mapping[str, Any], family: str) -> tuple[int, ...]:
+    window = config.get("sliding_window") or 0
     if not window or config.get("use_sliding_window") is False:
         return (0,)
     kinds = config.get("layer_types")
@@ -196,23 +346,34 @@ def _windows(config: Mapping[str, Any], family: str, window: int) -> tuple[int, 
     return tuple(dict.fromkeys(0 if each else window for each in sorted(sees_all, reverse=True)))
 
 
+def _dtype_in(config: Mapping[str, Any]) -> str | None:
+    dtypes = [config[name] for name in _DTYPES if config.get(name) is not None]
+    return str(dtypes[0]).removeprefix("torch.") if dtypes else None
+
+
 def dtype_of(config: Mapping[str, Any]) -> str | None:
     """The type in which a model computes; None where the kernels have none for it."""
-    dtypes = [config[name] for name in _DTYPES if config.get(name) is not None]
-    return str(dtypes[0]) if dtypes and dtypes[0] in DTYPE_ALIASES.values() else None
+    dtype = _dtype_in(config)
+    return dtype if dtype in DTYPE_ALIASES.values() else None
 
 
-# -- layers --
+# -- problems --
 
 
-def split_layers(split: str, model: Model, tp: int) -> list[dict[str, int]]:
-    """Return one rank's shapes of the layers that a model splits over `tp` ranks in one way.
+def split_layers(
+    role: Role, model: Model, tp: int, is_training: bool = False, is_cast: bool = False
+) -> list[Fields]:
+    """Return one rank's problems of a role, of a model that is split over `tp` ranks.
+
+    With more ranks than kv heads, each kv head is held by several ranks.
 
     Args:
-        split: "column": the fused QKV projection and the fused gate and up projections, by columns;
-            with more ranks than kv heads, each kv head is held by several ranks. "row": the
-            attention's output projection and the down projections, by rows. "sequence": attention
-            with all heads on every rank. "heads": attention with its own heads on each.
+        role: of the operation: "sum": sums of row-parallel layers, alone and with what compiled
+            code and vLLM take along; "gather_rows", "scatter_rows": of rows that are sharded
+            between the layers, for each weight and for those that share the rows; "decode":
+            attention with all heads on every rank; "prompt": with its own heads on each.
+        is_training: whether those of the backward are wanted too.
+        is_cast: whether the model runs in a 16-bit type, whatever its config says.
 
     Returns:
         Fields of a problem -> value; fields with the operation's usual value are left out.
@@ -220,68 +381,133 @@ def split_layers(split: str, model: Model, tp: int) -> list[dict[str, int]]:
     Raises:
         UsageError: the model does not split over so many ranks.
     """
-    if split == "sequence":
-        if model.latent_dim or model.has_sinks:
-            return []
-        sizes = {"q_heads": model.heads, "kv_heads": model.kv_heads, "head_dim": model.head_dim}
-        capped = {"soft_cap": 1} if model.has_soft_cap else {}
-        return [sizes | capped | ({"window": window} if window else {}) for window in model.windows]
+    if not (model.is_served or is_cast):
+        return []
+    if role in ("decode", "prompt"):
+        return _attentions(role, model, tp)
     _require_split(model, tp)
-    heads, mlps = model.heads // tp, [width // tp for width in model.mlps]
-    kv_heads = max(1, model.kv_heads // tp)
-    if split == "heads":
-        if model.latent_dim or model.has_sinks or model.has_soft_cap or 0 not in model.windows:
-            return []
-        return [{"q_heads": heads, "kv_heads": kv_heads, "head_dim": model.head_dim}]
-    if split == "row":
-        out = {"n": model.hidden, "k": heads * model.head_dim} | _bias(model.out_bias)
-        return [out, *({"n": model.hidden, "k": width} for width in mlps)]
-    qkv = {"n": (heads + 2 * kv_heads) * model.head_dim, "k": model.hidden} | _bias(model.qkv_bias)
-    gate_up = [{"n": 2 * width, "k": model.hidden} for width in mlps]
-    return gate_up if model.latent_dim else [qkv, *gate_up]
+    blocks = [each for each in model.blocks if is_cast or not each.quantised]
+    columns = [column for block in blocks for column in block.columns]
+    if model.vocabulary % tp == 0:
+        columns.append(model.head)
+    if role == "gather_rows":
+        return _gathers(model.hidden, blocks, columns, tp, is_training)
+    found = [sums for block in blocks for sums in _sums(role, model.hidden, block, tp)]
+    if is_training:  # the gradients of what columns read
+        found += [_fields(model.hidden, each.features(tp), weight_layout="kn") for each in columns]
+        if role == "sum":  # compiled code adds those of the same rows, one to another
+            shared = [each for block in blocks for each in block.columns if len(block.columns) > 1]
+            found += [
+                _fields(model.hidden, each.features(tp), weight_layout="kn", residual=1)
+                for each in shared
+            ]
+    return found
 
 
-def left_out_layers(split: str, model: Model) -> list[str]:
-    """Return the layers of a model that no operation of a split serves, each with the reason."""
+def _fields(n: int, k: int, **others: int | str) -> Fields:
+    return {"n": n, "k": k, **{name: value for name, value in others.items() if value}}
+
+
+def _gathers(
+    hidden: int, blocks: Iterable[Block], columns: Iterable[Column], tp: int, is_training: bool
+) -> list[Fields]:
     found = []
-    if split in ("row", "column"):
+    for block in blocks:
+        features = [each.features(tp) for each in block.columns]
+        if len(features) > 1:  # whatever bias they have is added behind the matmul
+            found.append(_fields(sum(features), hidden))
+    found += [_fields(each.features(tp), hidden, bias=each.bias) for each in columns]
+    if is_training:  # the gradients of what the last layers read
+        found += [_fields(each.inputs // tp, hidden, weight_layout="kn") for each in blocks]
+    return [each | {"gather_dim": 0} for each in found]
+
+
+def _sums(role: Role, hidden: int, block: Block, tp: int) -> Iterator[Fields]:
+    """A sum alone, and with what a sum to all ranks may take along."""
+    sizes = hidden, block.inputs // tp
+    yield _fields(*sizes, bias=block.bias)
+    if role == "sum" and block.adds_residual:
+        yield _fields(*sizes, bias=block.bias, residual=1)
+    if role == "sum" and block.norm:
+        yield _fields(*sizes, bias=block.bias, residual=block.norm == "residual", rms_norm=1)
+
+
+def _attentions(role: Role, model: Model, tp: int) -> list[Fields]:
+    if model.latent_dim or model.has_sinks:
+        return []
+    found: list[Fields] = []
+    for each in model.attentions:
+        if each.head_dim > _MOST_HEAD_DIM:
+            continue
+        heads, kv_heads = each.heads, each.kv_heads
+        if role == "prompt":
+            if each.window or model.has_soft_cap:
+                continue
+            _require_split(model, tp)
+            heads, kv_heads = heads // tp, max(1, kv_heads // tp)
+        capped = {"soft_cap": 1} if model.has_soft_cap else {}
+        window = {"window": each.window} if each.window else {}
+        sizes = {"q_heads": heads, "kv_heads": kv_heads, "head_dim": each.head_dim}
+        found.append({**sizes, **capped, **window})
+    return found
+
+
+def left_out_layers(role: Role, model: Model, is_cast: bool = False) -> list[str]:
+    """Return what of a model no operation of a role serves, each with the reason.
+
+    Args:
+        is_cast: as for `split_layers`.
+    """
+    if not (model.is_served or is_cast):
+        return [f"all layers, of {model.dtype}: --dtype lists the model in another type"]
+    found = list(model.others)
+    if role in ("sum", "gather_rows", "scatter_rows"):
+        kinds = dict.fromkeys(each.quantised for each in model.blocks if each.quantised)
+        if not is_cast:
+            found += [
+                f"layers that are quantised ({kind}): --dtype lists them in a 16-bit type"
+                for kind in kinds
+            ]
         if model.experts:
             found.append(f"{model.experts} routed experts: they need grouped matmuls")
-        if split == "column" and model.latent_dim:
+        if role == "gather_rows" and model.latent_dim:
             found.append("projections of latent attention: every rank has their whole input")
-        return found
+        return found + (list(model.notes) if role == "sum" else [])
     if model.latent_dim:
-        return [f"latent attention: its keys have {model.latent_dim} columns"]
+        return [*found, f"latent attention: its keys have {model.latent_dim} columns"]
     if model.has_sinks:
-        return ["attention with sinks: the kernels have none"]
+        return [*found, "attention with sinks: the kernels have none"]
     if model.has_chunks:
         found.append("layers that attend within chunks: the kernels have no chunks")
-    if split == "heads":
+    found += [
+        f"layers with heads of {each.head_dim} columns: the kernels take {_MOST_HEAD_DIM}"
+        for each in model.attentions
+        if each.head_dim > _MOST_HEAD_DIM
+    ]
+    if role == "prompt":
         if model.has_soft_cap:
-            return ["attention with capped logits: the kernels for prompts have no cap"]
+            return [*found, "attention with capped logits: the kernels for prompts have no cap"]
+        windows = dict.fromkeys(each.window for each in model.attentions if each.window)
         found += [
             f"layers with a window of {window}: the kernels for prompts have none"
-            for window in model.windows
-            if window
+            for window in windows
         ]
     return found
 
 
-def _bias(has_bias: bool) -> dict[str, int]:
-    return {"bias": 1} if has_bias else {}
-
-
 def _require_split(model: Model, tp: int) -> None:
-    widths = (("intermediate size", width) for width in model.mlps)
-    for name, count in (("num_attention_heads", model.heads), *widths):
+    counts = [("num_attention_heads", each.heads) for each in model.attentions]
+    counts += [("input size", block.inputs) for block in model.blocks]
+    for name, count in counts:
         if count % tp:
             raise UsageError(
                 f"{name} {count} of the model does not split over {tp} ranks",
                 "try another --tp or --gpus",
             )
-    if model.kv_heads % tp and tp % model.kv_heads:
-        raise UsageError(
-            f"num_key_value_heads {model.kv_heads} of the model neither split over {tp} ranks nor "
-            "divide them",
-            "try another --tp or --gpus",
-        )
+    for each in model.attentions:
+        if each.kv_heads % tp and tp % each.kv_heads:
+            raise UsageError(
+                f"num_key_value_heads {each.kv_heads} of the model neither split over {tp} ranks "
+                "nor divide them",
+                "try another --tp or --gpus",
+            )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,14 +16,7 @@ from taxfree.shapes.fields import (
     recorded_problem,
     require_operation,
 )
-from taxfree.shapes.models import (
-    Model,
-    dtype_of,
-    left_out_layers,
-    model_of,
-    read_config,
-    split_layers,
-)
+from taxfree.shapes.models import PATHS, ModelPath, Role, left_out_layers, load_model, split_layers
 from taxfree.shapes.parser import EXAMPLE, MODEL_SET, Axes, Entry, Parser, Shape, Value, entries
 from taxfree.shapes.sets import scaling_sets
 from taxfree.shapes.text import integer, quoted
@@ -46,7 +40,10 @@ class ShapeRequest:
         world_sizes: for shapes that do not say.
         dtype: for shapes that do not say.
         op: the operation of shapes that do not say; None for any that is asked for. Shapes of the
-            set `model` are then of every operation that has the fields they name.
+            set `model` are then of the operations of `paths` that have the fields they name, else
+            of all that have them.
+        paths: how the model comes to run the operations.
+        is_training: whether the model's set has the problems of the backward, too.
         allows_others: whether shapes may say another world size than `world_sizes`.
     """
 
@@ -57,6 +54,8 @@ class ShapeRequest:
     dtype: str | None = None
     op: str | None = None
     allows_others: bool = True
+    paths: Sequence[ModelPath] = ("tp",)
+    is_training: bool = False
 
 
 @dataclass(frozen=True)
@@ -82,6 +81,19 @@ def parse_counts(text: str) -> tuple[int, ...]:
     if any(count is None or count < 1 for count in counts):
         raise UsageError(f"{quoted(text)} is not a number of GPUs", "for example --gpus 8, 2,4,8")
     return tuple(dict.fromkeys(count for count in counts if count is not None))
+
+
+def parse_paths(text: str) -> tuple[ModelPath, ...]:
+    """Return the paths that a list such as `tp,sequence` names.
+
+    Raises:
+        UsageError: there is no such path.
+    """
+    named = dict.fromkeys(text.split(","))
+    for each in named:
+        if each not in PATHS:
+            raise UsageError(f"{quoted(each)} is no path of a model", f"one of: {', '.join(PATHS)}")
+    return tuple(path for path in PATHS if path in named)
 
 
 def choose(
@@ -131,7 +143,7 @@ def operations(request: ShapeRequest, default: str) -> list[str]:
             if each.op is not None or request.op is not None or not _is_of_model(each, request):
                 named.append(each.op or request.op or default)
                 continue
-            asked = _operations_of_model(each)
+            asked = _operations_of_model(each, request)
             named += [op for op in asked if _model_set(op, request)[MODEL_SET]] or asked
     return list(dict.fromkeys(named)) or [default]
 
@@ -142,15 +154,22 @@ def left_out(request: ShapeRequest) -> list[tuple[str, str]]:
     Raises:
         UsageError: the model's config is invalid.
     """
+    if request.op is not None:
+        return _left_out(request, [request.op])
+    named = [each for argument in _arguments(request) for each in entries(argument)]
+    asked = (_operations_of_model(each, request) for each in named if _is_of_model(each, request))
+    return _left_out(request, {*itertools.chain.from_iterable(asked)})
+
+
+def _left_out(request: ShapeRequest, operations: Collection[str]) -> list[tuple[str, str]]:
     if request.model is None:
         return []
-    model = _model(request.model)
-    splits = {op: operation_shapes(op).model_split for op in operation_names()}
+    model = load_model(request.model)
     return [
         (op, reason)
-        for op, split in splits.items()
-        if split is not None and request.op in (None, op)
-        for reason in left_out_layers(split, model)
+        for op, role in _roles().items()
+        if op in operations
+        for reason in left_out_layers(role, model, is_cast=request.dtype is not None)
     ]
 
 
@@ -183,13 +202,17 @@ def _problems(op: str, request: ShapeRequest, arguments: Sequence[str]) -> list[
         for each in entries(argument)
         if request.op is not None
         or not _is_of_model(each, request)
-        or op in _operations_of_model(each)
+        or op in _operations_with_fields(each)
     ]
     if not named:
         raise UsageError("no shapes are given", EXAMPLE)
     shapes = [shape for of, text in named if of == op for shape in parser.shapes(text)]
     if not shapes and any(of == op for of, _ in named):  # the model's set alone may be empty
-        raise UsageError(f"{op} serves no layer of the model", "`taxfree shapes --model` says why")
+        why = "; ".join(reason for _, reason in _left_out(request, [op]))
+        raise UsageError(
+            f"{op} serves no layer of the model: {why or 'it has none'}",
+            "`taxfree shapes --model` lists what other operations serve",
+        )
     if not shapes:
         others = ", ".join(dict.fromkeys(of for of, _ in named))
         raise UsageError(f"none of the shapes is of {op}", f"they are of {others}: give that --op")
@@ -213,10 +236,27 @@ def _is_of_model(entry: Entry, request: ShapeRequest) -> bool:
     return request.model is not None and entry.text.split()[0] == MODEL_SET
 
 
-def _operations_of_model(entry: Entry) -> list[str]:
+def _roles() -> dict[str, Role]:
+    """The operations of models -> what they do there."""
+    roles = {op: operation_shapes(op).model_role for op in operation_names()}
+    return {op: role for op, role in roles.items() if role is not None}
+
+
+def _operations_of_paths(request: ShapeRequest) -> list[str]:
+    wanted = {role for path in request.paths for role in PATHS[path]}
+    return [op for op, role in _roles().items() if role in wanted]
+
+
+def _operations_of_model(entry: Entry, request: ShapeRequest) -> list[str]:
+    """Operations of the paths with all fields that a shape names; else all that have them."""
+    of_paths, having = _operations_of_paths(request), _operations_with_fields(entry)
+    return [op for op in having if op in of_paths] or having
+
+
+def _operations_with_fields(entry: Entry) -> list[str]:
     """Operations of models with all fields that a shape names; all where none has them."""
     named = {word.partition("=")[0].lower() for word in entry.text.split()[1:]}
-    ops = [op for op in operation_names() if operation_shapes(op).model_split is not None]
+    ops = [*_roles()]
     return [op for op in ops if named <= field_specs(problem_class(op)).keys()] or ops
 
 
@@ -239,10 +279,10 @@ def _model_set(op: str, request: ShapeRequest) -> dict[str, Sequence[str]]:
             raise UsageError("--tp says how a model is split, and there is none", "add --model")
         return {}
     named = operation_shapes(op)
-    if named.model_split is None:
+    if named.model_role is None:
         raise UsageError(f"no shapes of {op} are taken from a model", "use --shapes")
-    model = _model(request.model)
-    own_dtype = None if request.dtype else dtype_of(read_config(request.model))
+    model = load_model(request.model)
+    own_dtype = None if request.dtype else model.dtype
     axes = named.model_axes + (f" dtype={own_dtype}" if own_dtype else "")
     splits = request.world_sizes if request.tp is None else [request.tp]
     fields = field_specs(problem_class(op))
@@ -250,15 +290,13 @@ def _model_set(op: str, request: ShapeRequest) -> dict[str, Sequence[str]]:
         MODEL_SET: [
             f"{axes} {_words(layer, fields)} world_size={split}"
             for split in splits
-            for layer in split_layers(named.model_split, model, split)
+            for layer in split_layers(
+                named.model_role, model, split, request.is_training, request.dtype is not None
+            )
         ]
     }
 
 
-def _model(name: str | Path) -> Model:
-    return model_of(str(name), read_config(name))
-
-
-def _words(layer: Mapping[str, int], fields: Collection[str]) -> str:
+def _words(layer: Mapping[str, int | str], fields: Collection[str]) -> str:
     """A layer as the words of a shape; a bias that the operation does not add is left out."""
     return " ".join(f"{name}={value}" for name, value in layer.items() if name in fields)

@@ -23,7 +23,7 @@ import pytest
 
 from taxfree_kernels.variant import problem_class
 from taxfree_tuning_db import Database, DatabaseFull, connection, export
-from tests.tuning_db.examples import OP, TRIAL, record_of
+from tests.tuning_db.examples import BASELINE, OP, TRIAL, record_of
 
 DATABASE = "tuning.sqlite"
 _DAC_CAPABILITIES = (1, 2)  # CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH
@@ -107,24 +107,8 @@ def of_no_schema(place: Place) -> None:
     _change(place.database, "UPDATE meta SET value = ?", pickle.dumps(_Bait()))
 
 
-def with_a_pickled_record(place: Place) -> None:
-    _change(place.database, "UPDATE records SET value = ?", pickle.dumps(_Bait()))
-
-
 def with_a_pickled_trial(place: Place) -> None:
     _change(place.database, "UPDATE trials SET value = ?", pickle.dumps(_Bait()))
-
-
-def with_a_record_that_is_not_json(place: Place) -> None:
-    _change(place.database, "UPDATE records SET value = '{'")
-
-
-def with_a_record_under_bytes(place: Place) -> None:
-    _change(place.database, "INSERT INTO records SELECT CAST(key AS BLOB), value FROM records")
-
-
-def with_a_record_under_another_key(place: Place) -> None:
-    _change(place.database, "UPDATE records SET key = 'moved'")
 
 
 def locked(place: Place) -> None:
@@ -264,6 +248,9 @@ def ranks_that_fail(error: str) -> Callable[[Place], None]:
 # -- files --
 
 CONFIG = {
+    "model_type": "llama",
+    "num_hidden_layers": 1,
+    "vocab_size": 32000,
     "hidden_size": 4096,
     "intermediate_size": 11008,
     "num_attention_heads": 32,
@@ -279,7 +266,9 @@ def config_json(**changes: object) -> str:
 def exported() -> str:
     """An export of one record."""
     text = io.StringIO()
-    export([record_of(64)], text)
+    record = record_of(64, winner=BASELINE, runners_up=())
+    today = {"weight_layout": "nk", "bias": False}
+    export([replace(record, problem=record.problem | today)], text)
     return text.getvalue()
 
 

@@ -197,6 +197,16 @@ class TestOutput:
     def test_a_table_that_nobody_watches_is_not_broken(self, cli):
         assert len(cli("shapes", "--shapes", "demo").out.splitlines()) == 4
 
+    @pytest.mark.parametrize("command", [[], ["db"]])
+    def test_help_cuts_nothing_off_and_has_a_short_name(self, cli, command):
+        out = cli(*command, "-h").out
+        assert out == cli(*command, "--help").out
+        assert "..." not in out.partition("Commands:")[2]
+        assert max(map(len, out.splitlines())) <= 80
+
+    def test_the_version_has_a_short_name(self, cli):
+        assert cli("-V").out == cli("--version").out
+
     def test_a_narrow_table_loses_nothing(self, cli, monkeypatch):
         monkeypatch.setenv("COLUMNS", "40")
         outcome = cli("shapes", "--shapes", "1x3584x8192")
@@ -308,6 +318,10 @@ class TestTables:
             return capsys.readouterr().out.splitlines()
 
         return show
+
+    @pytest.mark.parametrize("columns", [0, 1, "wide"])
+    def test_a_terminal_of_no_width_is_printed_to(self, shown, columns):
+        assert shown(columns)[0].split()[0] in ("problem", "m=16")
 
     def test_a_row_is_a_line_where_there_is_room(self, shown):
         assert [line.split() for line in shown(60)] == [

@@ -112,7 +112,7 @@ def test_a_bench_on_the_host_writes_what_it_prints(cli, tmp_path):
     assert csv.read_text().count("\n") == 1 + len(document["rows"])
     assert outcome.code == ExitCode.FAILED
     assert "interpreted kernels" in outcome.err
-    assert "error: dispatch is less than 1000x as fast as the baseline: m=5 n=32" in outcome.err
+    assert "error: dispatch is less than 1000x as fast as the library: m=5 n=32" in outcome.err
 
 
 def test_without_json_it_prints_tables_and_verdicts(cli, monkeypatch, tmp_path):

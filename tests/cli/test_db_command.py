@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
+import sys
 from dataclasses import asdict, replace
 
 import pytest
@@ -20,6 +22,7 @@ from taxfree_tuning_db import (
     Record,
     SoftwareFingerprint,
     TrialRecord,
+    export,
 )
 
 pytestmark = pytest.mark.usefixtures("no_library_results")
@@ -119,7 +122,7 @@ class TestList:
         assert cli("db", command).out.splitlines() == [
             "all_gather_matmul n=3584 k=8192 dtype=float16, AMD MI300X",
             " m  8 GPUs  ",
-            "16  baseline",
+            "16  library",
             "",
             "all_gather_matmul n=3584 k=8192 dtype=float16, NVIDIA H200",
             " m  2 GPUs      8 GPUs    ",
@@ -218,7 +221,7 @@ class TestWhy:
         [
             (SHAPE, "exact", "exact: push BLOCK_K="),
             ("m=20 n=3584 k=8192", "neighbour", "neighbour: push"),
-            ("m=16 n=64 k=64", "miss", "miss: the baseline runs"),
+            ("m=16 n=64 k=64", "miss", "miss: the library runs"),
             (
                 "m=64 n=3584 k=8192",
                 "miss",
@@ -245,7 +248,7 @@ class TestWhy:
         monkeypatch.setattr(fingerprints, "versions", lambda op: {"baseline": 1})
         outcome = cli("db", "why", "--shapes", SHAPE)
         assert "variant push is unknown" in outcome.out
-        assert "refused: the baseline runs" in outcome.out
+        assert "refused: the library runs" in outcome.out
 
     def test_flags_other_software(self, cli, stored, monkeypatch):
         stored(RECORD)
@@ -257,7 +260,7 @@ class TestWhy:
         stored(replace(RECORD, winner=replace(RECORD.winner, config=PUSH | {"CHUNKS": 3})))
         outcome = cli("db", "why", "--shapes", "m=20 n=3584 k=8192")
         assert "push: CHUNKS=3 is not in the space of this problem" in outcome.out
-        assert "miss: the baseline runs" in outcome.out
+        assert "miss: the library runs" in outcome.out
 
     def test_needs_a_record_to_know_the_hardware(self, cli, stored):
         stored()
@@ -276,6 +279,57 @@ class TestExchange:
         assert outcome.out == "1 added\n0 replaced\n0 kept\n"
         again = json.loads(cli("db", "import", file, "--db", other, "--json").out)
         assert again == {"added": [], "replaced": [], "kept": [RECORD.key], "refused": []}
+
+    @pytest.mark.parametrize(
+        ("change", "why"),
+        [
+            ({"op": "../../../etc/passwd"}, "there is no operation '../../../etc/passwd'"),
+            ({"problem": PROBLEM | {"m": 10**20}}, "has no problem"),
+            ({"winner": replace(measured("push", 1.0), variant="fast")}, "no variant 'fast'"),
+            (
+                {"winner": replace(measured("push", 1.0), config=PUSH | {"BLOCK_M": 10**9})},
+                "push: BLOCK_M=1000000000 is beyond its values",
+            ),
+            (
+                {"winner": replace(measured("push", 1.0), config={"BLOCK_M": "__import__('os')"})},
+                "is beyond its values",
+            ),
+        ],
+    )
+    def test_what_no_operation_of_today_is_is_refused(self, cli, tmp_path, change, why):
+        text = io.StringIO()
+        other = replace(RECORD, problem=PROBLEM | {"m": 64})
+        export([replace(RECORD, **change), other], text)
+        (tmp_path / "team.json").write_text(text.getvalue())
+        outcome = cli("db", "import", tmp_path / "team.json")
+        assert outcome.code == 1
+        assert why in outcome.err
+        assert outcome.out.splitlines()[0] == "1 added"
+
+    def test_an_import_comes_from_stdin(self, cli, tmp_path, monkeypatch):
+        text = io.StringIO()
+        export([RECORD], text)
+        monkeypatch.setattr(sys, "stdin", io.StringIO(text.getvalue()))
+        assert cli("db", "import", "-").out.splitlines()[0] == "1 added"
+
+    @pytest.mark.parametrize("command", ["list", "list --all", "show --all"])
+    def test_what_steers_a_terminal_is_shown_as_text(self, cli, stored, command):
+        stored(replace(RECORD, hardware=replace(H200, gpu="\x1b[2J\nerror: fake")))
+        shown = cli("db", *command.split()).out
+        assert "\x1b" not in shown
+        assert r"\x1b[2J" in shown
+        assert "\nerror" not in shown
+
+    @pytest.mark.filterwarnings("default")
+    def test_a_row_that_is_no_record_leaves_the_others(self, cli, stored, tmp_path):
+        stored(RECORD)
+        with Database(tmp_path / "tuning.sqlite") as database, database.transaction():
+            database._records["planted " * 50] = "{}"
+        outcome = cli("db", "export")
+        assert outcome.code == 0
+        assert len(json.loads(outcome.out)["records"]) == 1
+        assert outcome.err.startswith("warning: foreign record planted planted")
+        assert len(outcome.err.splitlines()[0]) < 200
 
     def test_records_say_which_file_they_are_from(self, cli, stored, tmp_path):
         stored(RECORD)

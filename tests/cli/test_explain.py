@@ -430,6 +430,13 @@ class TestSaved:
         assert max(map(len, account)) <= columns
         assert "…" not in outcome.out
 
+    def test_what_a_file_holds_does_not_steer_the_terminal(self, cli, tmp_path):
+        file = tmp_path / "hostile.json"
+        file.write_text(self.FILE.read_text().replace("NVIDIA H200", r"\u001b[2JH200"))
+        out = cli("explain", "--from", file, *self.SHAPES).out
+        assert "\x1b" not in out
+        assert r"\x1b[2JH200: bound" in out
+
     def test_a_sweep_has_a_row_per_pipeline(self, cli):
         out = cli("explain", "--from", self.FILE, "--sweep").out
         assert sum("baseline" in line for line in out.splitlines()) == 22

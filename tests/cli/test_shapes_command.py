@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import sys
+
+from taxfree.models.built import built_model
 
 
 def test_without_arguments_it_lists_the_named_sets(cli):
@@ -34,19 +37,39 @@ def test_it_takes_all_operations_that_a_file_names(cli, tmp_path):
 
 
 def test_it_reads_a_model(cli, tmp_path):
-    config = {"hidden_size": 8192, "intermediate_size": 28672, "num_attention_heads": 64}
+    config = {
+        "model_type": "llama", "num_hidden_layers": 1, "vocab_size": 32000,
+        "hidden_size": 8192, "intermediate_size": 28672, "num_attention_heads": 64,
+    }  # fmt: skip
     (tmp_path / "config.json").write_text(json.dumps(config))
-    outcome = cli("shapes", "--model", tmp_path, "--tp", 8, "--json")
-    problems = json.loads(outcome.out)["problems"]
-    assert {
-        (problem["n"], problem["k"]) for problem in problems if problem["op"] == "all_gather_matmul"
-    } == {(3072, 8192), (7168, 8192)}
-    assert len({problem["op"] for problem in problems}) == 5
+
+    def listed(*options):
+        outcome = cli("shapes", "--model", tmp_path, "--tp", 8, *options, "--json")
+        problems = json.loads(outcome.out)["problems"]
+        return {(each["op"], each.get("n"), each.get("k")) for each in problems}
+
+    sums = {("matmul_all_reduce", 8192, 1024), ("matmul_all_reduce", 8192, 3584)}
+    assert listed() == sums
+    assert listed("--training") - sums == {("matmul_all_reduce", 8192, 4000)}
+    everything = listed("--path", "attention,sequence,tp")
+    assert {("all_gather_matmul", 3072, 8192), ("all_gather_matmul", 7168, 8192)} < everything
+    assert len({op for op, *_ in everything}) == 5
 
 
 def test_it_knows_models_and_says_what_they_leave_out(cli):
     outcome = cli("shapes", "--model", "mixtral-8x7b", "--tp", 8)
-    assert "all_gather_matmul leaves out 8 routed experts" in outcome.err
+    assert "matmul_all_reduce leaves out 8 routed experts" in outcome.err
     skipped = json.loads(cli("shapes", "--model", "mixtral-8x7b", "--json").out)["skipped"]
-    assert {each["op"] for each in skipped} >= {"all_gather_matmul", "matmul_all_reduce"}
+    assert {each["op"] for each in skipped} == {"matmul_all_reduce"}
     assert "mixtral-8x7b" in json.loads(cli("shapes", "--json").out)["models"]
+
+
+def test_a_config_needs_transformers_and_a_name_does_not(cli, tmp_path, monkeypatch):
+    built_model.cache_clear()
+    monkeypatch.setitem(sys.modules, "transformers.utils", None)
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    refused = cli("shapes", "--model", tmp_path, "--tp", 2)
+    assert "is read by Transformers, which is not installed" in refused.err
+    assert "taxfree[models]" in refused.err
+    assert "llama-3.1-8b" in refused.err
+    assert json.loads(cli("shapes", "--model", "llama-3.1-8b", "--json").out)["problems"]

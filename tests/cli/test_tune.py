@@ -131,7 +131,7 @@ class TestTune:
 
         missing = cli(*check, "--model", "llama-3.1-70b", "--shapes", "model m=17")
         assert missing.code == ExitCode.FAILED
-        assert "all_gather_matmul m=17 n=1280 k=8192" in missing.out
+        assert "matmul_all_reduce m=17 n=8192 k=1024" in missing.out
         assert "6 of 6 problems lack a current record" in missing.err
         document = json.loads(cli(*check, "--shapes", "17x64x64", "--json").out)
         assert (document["checked"], len(document["lacking"])) == (1, 1)

@@ -10,8 +10,8 @@ import torch
 import triton
 import triton.language as tl
 
-from taxfree_kernels.device.pdl import gdc_launch_dependents, gdc_wait
 from taxfree_kernels.device.peers import Group
+from taxfree_kernels.device.sync import gdc_launch_dependents, gdc_wait
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.launch import Kernel, pdl_options
 from taxfree_kernels.variant import Ready, operation

@@ -10,8 +10,8 @@ import torch
 import triton
 import triton.language as tl
 
-from taxfree_kernels.device import control, packets, sync
-from taxfree_kernels.device.peers import Group, Peers, translate
+from taxfree_kernels.device import packets, sync
+from taxfree_kernels.device.peers import ABORT, SIGNALS, Group, Peers, translate
 from taxfree_kernels.errors import PeerTimeout
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.launch import Kernel, compiling
@@ -150,7 +150,7 @@ class Words:
         return torch.tensor(values, dtype=torch.int32, device=self.fabric.device)
 
     def word(self, channel: int, source: int) -> int:
-        at = control.SIGNALS.value + channel * self.fabric.world_size + source
+        at = SIGNALS.value + channel * self.fabric.world_size + source
         return int(self.pool.control[at])
 
 
@@ -236,7 +236,7 @@ def timeouts(fabric: Fabric, timeout_s: float) -> dict[str, Any]:
         own.barrier()
         if own.rank == 1:
             found["peer's wait"] = words.wait(0, 3, 7)
-        found["aborted"] = bool(own.pool.control[control.ABORT.value])
+        found["aborted"] = bool(own.pool.control[ABORT.value])
         found["errors"] = [_error(own), _error(own)]
         own.pool.reset()
         found["after the reset"] = _error(own)
@@ -300,7 +300,7 @@ def missing_words(fabric: Fabric, timeout_s: float, lamport: bool) -> dict[str, 
         found["all"] = words.call(receivers, [0, 1, 2] if own.rank == 0 else [])[0]
         own.barrier()
         found["error"] = _error(own)
-        found["aborted"] = bool(own.pool.control[control.ABORT.value])
+        found["aborted"] = bool(own.pool.control[ABORT.value])
         own.pool.reset()
         found["works again"] = words.call([0, 1, 2], [0, 1, 2])[0]
         own.barrier()

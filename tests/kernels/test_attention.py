@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from taxfree_kernels.attention.operation import attention64
-from taxfree_kernels.attention.output import elements_with_lse, split
+from taxfree_kernels.attention.plans import elements_with_lse, split
 from taxfree_kernels.attention.problem import MOST_PACKED, Attention
 from taxfree_kernels.errors import PlanError
 from taxfree_kernels.fabric.base import Fabric

@@ -8,7 +8,7 @@ import pytest
 import torch
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from taxfree_kernels.descriptors import OperandDescriptors, RowDescriptors, weight_descriptors
+from taxfree_kernels.launch import OperandDescriptors, RowDescriptors, weight_descriptors
 
 BOX = [1, 16, 32]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from taxfree_check.cross_compile.record import GhostFabric
-from taxfree_kernels.fabric.layout import arena_bytes
+from taxfree_kernels.fabric.heap import arena_bytes
 from taxfree_kernels.flash_decode import plans
 from taxfree_kernels.hardware import KNOWN
 from taxfree_kernels.launch import launching_through

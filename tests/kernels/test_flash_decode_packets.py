@@ -7,7 +7,7 @@ import torch
 import triton
 import triton.language as tl
 
-from taxfree_kernels.flash_decode.packets import _packed, _unpacked
+from taxfree_kernels.flash_decode.exchange import _packed, _unpacked
 
 ROWS, WIDTH = 4, 16
 

@@ -9,9 +9,9 @@ from taxfree_check.cross_compile.record import record
 from taxfree_kernels.errors import PlanError
 from taxfree_kernels.fabric.heap import Pool
 from taxfree_kernels.flash_decode import spaces
-from taxfree_kernels.flash_decode.constants import chunk_rows
 from taxfree_kernels.flash_decode.operation import make_inputs, reference
 from taxfree_kernels.flash_decode.problem import FlashDecode
+from taxfree_kernels.flash_decode.spaces import chunk_rows
 from taxfree_kernels.hardware import KNOWN
 from taxfree_kernels.variant import variants
 from tests.ranks import variant_names

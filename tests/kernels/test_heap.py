@@ -76,8 +76,7 @@ class TestPool:
 
     @pytest.mark.parametrize("slot_bytes", [0, 1, 1 << 20, (4 << 20) + 300])
     def test_an_arena_for_a_slot_has_it_and_all_words(self, slot_bytes):
-        from taxfree_kernels.fabric.heap import Pool
-        from taxfree_kernels.fabric.layout import LAMPORT_SLOT_BYTES, LL_SLOT_BYTES, arena_bytes
+        from taxfree_kernels.fabric.heap import LAMPORT_SLOT_BYTES, LL_SLOT_BYTES, Pool, arena_bytes
 
         pool = Pool(LoneFabric(arena_bytes(slot_bytes)))
         assert pool.slot_bytes >= slot_bytes
@@ -104,21 +103,21 @@ class TestPool:
                 slots(slot_words + 1)
 
     def test_a_reset_is_collective_and_sets_every_word(self, fabric, pool):
-        from taxfree_kernels.device import control, packets
+        from taxfree_kernels.device import peers
 
         before = fabric.barriers
         pool.control.fill_(99)
         pool.reset(generation=7)
         assert fabric.barriers == before + 2
         words = pool.control.tolist()
-        assert words[control.GENERATION.value] == 7 * control.ONE_CALL.value
-        assert words[control.LIMIT.value] == 1500
-        assert words[control.ABORT.value] == 0
-        assert words[control.REPORTED.value] == 0
-        assert set(words[control.SIGNALS.value :]) == {7}
-        assert words[control.TURN.value] == 0
+        assert words[peers.GENERATION.value] == 7 * peers.ONE_CALL.value
+        assert words[peers.LIMIT.value] == 1500
+        assert words[peers.ABORT.value] == 0
+        assert words[peers.REPORTED.value] == 0
+        assert set(words[peers.SIGNALS.value :]) == {7}
+        assert words[peers.TURN.value] == 0
         assert set(pool.ll_packets.tolist()) == {7 << 32}
-        assert set(pool.lamport_words.tolist()) == {packets.EMPTY.value}
+        assert set(pool.lamport_words.tolist()) == {peers.EMPTY.value}
 
     def test_a_report_raises_until_the_reset(self, pool):
         import torch

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from taxfree_kernels.device import control, probes
+from taxfree_kernels.device import peers, probes
 from taxfree_kernels.device.peers import Group
 from tests.check.cross_compile.conftest import run_python
 
@@ -113,11 +113,11 @@ def control_blocks(signalled: int, more: int = 0) -> tuple[torch.Tensor, torch.T
 
     To rank 0, rank 1 has signalled the round `signalled`.
     """
-    report = torch.zeros(control.REPORT_WORDS, dtype=torch.int64)
-    words = torch.zeros(2, control.SIGNALS.value + WORLD + more, dtype=torch.int64)
-    words[:, control.LIMIT.value] = 20_000  # microseconds
-    words[:, control.STATUS.value] = report.data_ptr()
-    words[0, control.SIGNALS.value + 1] = signalled
+    report = torch.zeros(peers.REPORT_WORDS, dtype=torch.int64)
+    words = torch.zeros(2, peers.SIGNALS.value + WORLD + more, dtype=torch.int64)
+    words[:, peers.LIMIT.value] = 20_000  # microseconds
+    words[:, peers.STATUS.value] = report.data_ptr()
+    words[0, peers.SIGNALS.value + 1] = signalled
     return words, report
 
 
@@ -131,22 +131,22 @@ class TestPingPong:
     def test_signals_each_round_to_the_peer(self):
         words, report = control_blocks(signalled=7)
         self.play(words, first_round=5, rounds=3)
-        assert words[1, control.SIGNALS.value] == 7
+        assert words[1, peers.SIGNALS.value] == 7
         assert not report.any()
 
     def test_ends_at_the_first_answer_that_does_not_come(self):
         words, report = control_blocks(signalled=2)
         self.play(words, first_round=1, rounds=1000)
-        assert words[1, control.SIGNALS.value] == 3
+        assert words[1, peers.SIGNALS.value] == 3
         code, rank, _, _, source, wanted, seen, _ = report.tolist()
-        assert (code, rank, source, wanted, seen) == (control.TIMED_OUT.value, 0, 1, 3, 2)
+        assert (code, rank, source, wanted, seen) == (peers.TIMED_OUT.value, 0, 1, 3, 2)
 
 
 class TestHandOver:
     @pytest.mark.parametrize("stale_words", [0, 1, 16])
     def test_words_of_an_earlier_round_are_counted(self, stale_words):
         words, report = control_blocks(signalled=7, more=16)
-        inboxes = words[:, control.SIGNALS.value + WORLD :]
+        inboxes = words[:, peers.SIGNALS.value + WORLD :]
         inboxes[0] = 7
         inboxes[0, :stale_words] = 6
         found = torch.full((16,), -1)

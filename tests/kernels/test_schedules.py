@@ -9,14 +9,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from taxfree_kernels.device.on_host import on_host
-from taxfree_kernels.device.schedules import (
+from taxfree_kernels.device.tiles import (
     ATTENTION_MAPPINGS,
     attention_tile,
     rank_rotated,
     stream_k,
+    swizzle2d,
+    xcd_swizzle,
 )
-from taxfree_kernels.device.tiles import swizzle2d, xcd_swizzle
-from taxfree_kernels.reduction.sizes import tiles_per_signal
+from taxfree_kernels.reduction.spaces import tiles_per_signal
 from taxfree_kernels.spaces import ALL_ROWS
 
 sizes = st.integers(1, 40)

@@ -7,7 +7,7 @@ import torch
 import triton
 import triton.language as tl
 
-from taxfree_kernels.reduction.tile import tile_and_share
+from taxfree_kernels.device.tiles import tile_and_share
 
 
 @triton.jit

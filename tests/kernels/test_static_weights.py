@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from taxfree_check.cross_compile.record import GhostFabric
-from taxfree_kernels.fabric.layout import arena_bytes
+from taxfree_kernels.fabric.heap import arena_bytes
 from taxfree_kernels.hardware import KNOWN
 from taxfree_kernels.launch import launching_through
 from taxfree_kernels.meta import meta_tensors

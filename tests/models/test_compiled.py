@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import re
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -12,6 +14,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 from tests.ranks import Ranks
 
@@ -44,10 +47,12 @@ def compile_mlp(
     micro_pipeline: bool = False,
     layers: bool = False,
     is_tuned: bool = True,
+    recomputed: str = "nothing",
 ) -> Any:
     """Relative errors of the output and the gradients against eager PyTorch, and what ran.
 
     Args:
+        recomputed: by a checkpoint: "all", or what is "not selected" to be kept.
         layers: that call the operations; else PyTorch's collectives are found.
         is_tuned: for our variants; else nothing is on record.
     """
@@ -97,7 +102,14 @@ def compile_mlp(
         ours_run() if is_tuned else nullcontext(),
     ):
         before = taxfree.report().problems
-        found = results(torch.compile(model, fullgraph=True))
+        function: Any = model
+        if recomputed != "nothing":
+            options: dict[str, Any] = {"use_reentrant": False}
+            if recomputed == "not selected":
+                kept = [torch.ops.aten.mm.default]
+                options["context_fn"] = partial(create_selective_checkpoint_contexts, kept)
+            function = partial(checkpoint, model, **options)
+        found = results(torch.compile(function, fullgraph=True))
         rt.check()
         errors = [float((a - b).norm() / b.norm()) for a, b in zip(found, expected, strict=True)]
         after = taxfree.report()
@@ -136,7 +148,7 @@ def compile_norms(fabric: Any, what: str, folder: str) -> Any:
     """The largest relative error of a row against float64, what was found, and the problems.
 
     Args:
-        what: "collectives", "layers" that call the operations, or their "training".
+        what: "layers" that call the operations, or their "training".
     """
     from torch._inductor import config
     from torch.distributed.tensor.parallel import (
@@ -164,8 +176,7 @@ def compile_norms(fabric: Any, what: str, folder: str) -> Any:
     with tuned(fabric, folder):
         rt = taxfree.enable(mesh)
     parallelize_module(model, mesh, plan)
-    if what != "collectives":
-        taxfree.enable(mesh, model)
+    taxfree.enable(mesh, model)
     report.clear()
     torch.compiler.reset()
     x = x.chunk(fabric.world_size, -1)[fabric.rank]
@@ -178,6 +189,48 @@ def compile_norms(fabric: Any, what: str, folder: str) -> Any:
         rt.check()
         errors = [float(((a - b).norm(dim=-1) / b.norm(dim=-1)).max()) for a, b in pairs]
         return max(errors), taxfree.report().layers, rt.stats()
+
+
+def add_what_is_a_ranks_own(fabric: Any) -> Any:
+    """By what follows a sum: the error of compiled code against PyTorch's own; and what ran.
+
+    The all-reduce is the model's own; the variant that runs adds on the rank that has the rows.
+    """
+    import torch.distributed._functional_collectives as collectives
+    from torch._inductor import config
+
+    import taxfree
+    from taxfree.models import report
+    from tests.taxfree.runtime_tasks import problem_of, record_of, runtime_of
+
+    fields = {"m": ROWS, "n": WIDTH, "k": WIDTH, "weight_layout": "kn", "dtype": "bfloat16"}
+    problems = [
+        problem_of("matmul_all_reduce", **fields, **follows)
+        for follows in ({}, {"residual": True}, {"bias": True})
+    ]
+    rt = runtime_of(fabric, *(record_of(fabric, each, "two_shot") for each in problems))
+    mesh = dist.device_mesh.DeviceMesh.from_group(fabric.group, "cpu")
+    taxfree.enable(mesh)
+    torch.manual_seed(fabric.rank)
+    x, weight, own = (torch.randn(rows, WIDTH).bfloat16() for rows in (ROWS, WIDTH, ROWS))
+    errors = {}
+    report.clear()
+    for name, follows in {
+        "residual": lambda y: y + own,
+        "bias": lambda y: y + own[0],
+        "norm": lambda y: nn.functional.rms_norm(y, (WIDTH,), own[0]),
+        "broadcast": lambda y: y + own.expand(2, ROWS, WIDTH),
+    }.items():
+
+        def model(x: torch.Tensor, follows: Any = follows) -> Any:
+            return follows(collectives.all_reduce(x @ weight, "sum", fabric.group))
+
+        torch.compiler.reset()
+        with torch.no_grad(), config.patch(fx_graph_cache=False):
+            expected, found = model(x).double(), torch.compile(model)(x).double()
+        errors[name] = float((found - expected).norm() / expected.norm())
+    rt.check()
+    return errors, taxfree.report().layers
 
 
 class Heads(nn.Module):
@@ -359,6 +412,44 @@ def keys_of_caches(fabric: Any) -> list[Any]:
     return [*keys, _PASS.uuid()]
 
 
+def schedule_last_nodes_first(fabric: Any) -> list[int]:
+    """Columns of a graph's two operations as they are called, if each node comes when it can."""
+    from torch._inductor import config
+    from torch._inductor.utils import run_and_get_code
+
+    import taxfree
+
+    def last_first(nodes: list[Any], *_: Any) -> list[Any]:
+        left, done = list(nodes), []
+        while left:
+            made = {name for each in left for name in each.get_buffer_names()}
+            done.append(
+                next(
+                    each
+                    for each in reversed(left)
+                    if not {dep.name for dep in each.unmet_dependencies} & made
+                )
+            )
+            left.remove(done[-1])
+        return done
+
+    x, narrow, wide = (torch.ones(4, n).bfloat16() for n in (4, 8, 16))
+    torch.compiler.reset()
+    with (
+        taxfree.init() as rt,
+        config.patch(fx_graph_cache=False),
+        mock.patch("torch._inductor.memory.reorder_for_peak_memory", last_first),
+    ):
+        both = torch.compile(
+            lambda *weights: [rt.matmul_all_reduce(x, each) * 2 for each in weights]
+        )
+        with torch.no_grad():
+            _, (code,) = run_and_get_code(both, narrow, wide)
+    sizes = dict(re.findall(r"assert_size_stride\((arg\d_1), \(4, (\d+)\)", code))
+    called = re.findall(r"matmul_all_reduce\.default\(\w+, (arg\d_1)", code)
+    return [int(sizes[each]) for each in called]
+
+
 def run(ranks: Ranks, task: str, **arguments: Any) -> list[Any]:
     return ranks.run(2, f"{__name__}:{task}", **arguments)
 
@@ -371,15 +462,36 @@ def test_a_cached_graph_is_of_the_table_that_decided_it(ranks: Ranks) -> None:
     assert found[0] == found[1]  # ranks share a cache
 
 
+def test_operations_are_called_in_the_order_of_the_graph(ranks: Ranks) -> None:
+    """Ranks may schedule what lies between in other ways."""
+    for columns in run(ranks, "schedule_last_nodes_first"):
+        assert columns == [8, 16]
+
+
 def test_an_all_reduce_takes_the_bias_and_the_residual_along(ranks: Ranks) -> None:
-    for errors, layers, problems in run(ranks, "compile_mlp", scattered=False, dtype="bfloat16"):
+    for errors, layers, problems in run(
+        ranks, "compile_mlp", scattered=False, dtype="bfloat16", layers=True
+    ):
         assert max(errors) < 0.01
-        assert layers["compiled all_reduce"]["matmul_all_reduce"] == 2  # forward and backward
         assert layers["compiled matmul_all_reduce"] == {
             "with bias, residual": 1,  # forward
             "with residual": 1,  # backward: the gradient that passes beside the layer
         }
         assert any("bias=True" in each and "residual=True" in each for each in problems), problems
+
+
+@pytest.mark.parametrize(
+    ("recomputed", "scattered"), [("all", False), ("all", True), ("not selected", True)]
+)
+def test_a_checkpoint_computes_operations_again(
+    ranks: Ranks, recomputed: str, scattered: bool
+) -> None:
+    for errors, _, problems in run(
+        ranks, "compile_mlp", scattered=scattered, dtype="bfloat16", layers=True,
+        recomputed=recomputed,
+    ):  # fmt: skip
+        assert max(errors) < 0.01
+        assert len(problems) >= 2
 
 
 @pytest.mark.parametrize("layers", [False, True])
@@ -397,17 +509,17 @@ def test_where_the_library_is_faster_the_graph_has_no_operation_of_ours(
         assert problems == []
 
 
-@pytest.mark.dealt("what")
-@pytest.mark.parametrize(
-    ("what", "layer", "calls"), [("collectives", "compiled all_reduce", 2), ("layers", "first", 1)]
-)
-def test_an_all_reduce_takes_the_norm_along(
-    ranks: Ranks, tmp_path: Path, what: str, layer: str, calls: int
-) -> None:
-    for error, ran, problems in run(ranks, "compile_norms", what=what, folder=str(tmp_path)):
+def test_what_follows_the_collectives_of_others_may_differ_by_rank(ranks: Ranks) -> None:
+    for errors, ran in run(ranks, "add_what_is_a_ranks_own"):
+        assert max(errors.values()) < 0.01, errors
+        assert ran == {"compiled all_reduce": {"matmul_all_reduce": len(errors)}}
+
+
+def test_an_all_reduce_takes_the_norm_along(ranks: Ranks, tmp_path: Path) -> None:
+    for error, ran, problems in run(ranks, "compile_norms", what="layers", folder=str(tmp_path)):
         assert error < 0.02
         assert ran["compiled matmul_all_reduce"] == {"with residual, RMSNorm": 2}
-        assert ran[layer] == {"matmul_all_reduce": calls}
+        assert ran["first"] == {"matmul_all_reduce": 1}
         (problem,) = problems
         assert "rms_norm=True" in problem
         assert problems[problem] == {"exact": 2}

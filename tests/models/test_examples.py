@@ -15,13 +15,13 @@ from tests.sample import Sample
 def start(name: str, *arguments: str, **variables: str) -> str:
     """What an example prints."""
     command = ["torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    return said_by(*command, str(ROOT / f"examples/{name}.py"), *arguments, **variables)
+    return said_by("-m", *command, str(ROOT / f"examples/{name}.py"), *arguments, **variables)
 
 
-def said_by(module: str, *arguments: str, **variables: str) -> str:
-    """What a module prints."""
+def said_by(*arguments: str, **variables: str) -> str:
+    """What Python prints."""
     result = subprocess.run(
-        [PYTHON, "-m", module, *arguments],
+        [PYTHON, *arguments],
         env=environment(TRITON_INTERPRET="1", OMP_NUM_THREADS="1", **variables),
         capture_output=True,
         text=True,
@@ -38,7 +38,7 @@ def check_parallel(tmp_path: Path) -> None:
     assert "matmul_all_reduce" in said
     assert "library" not in said.partition("problem")[0]
     assert "baseline" in said
-    said_by("taxfree_cli.app", "tune", "--from", met, "--trials", "2", "--db", database)
+    said_by("-m", "taxfree_cli.app", "tune", "--from", met, "--trials", "2", "--db", database)
     said = start("parallel", TAXFREE_DB=database)
     assert "exact" in said
     assert "baseline" not in said
@@ -51,7 +51,8 @@ def check_train(tmp_path: Path) -> None:
     assert "matmul_reduce_scatter" in said
 
 
-def check_generate(tmp_path: Path) -> None:
+def save_llama(folder: Path) -> None:
+    """A model with random weights."""
     transformers = pytest.importorskip(
         "transformers", reason="transformers is not installed: pip install '.[models]'"
     )
@@ -59,10 +60,26 @@ def check_generate(tmp_path: Path) -> None:
         vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=1,
         num_attention_heads=4, num_key_value_heads=2, pad_token_id=0, eos_token_id=None,
     )  # fmt: skip
-    transformers.LlamaForCausalLM(config).save_pretrained(tmp_path)
+    transformers.LlamaForCausalLM(config).save_pretrained(folder)
+
+
+def check_generate(tmp_path: Path) -> None:
+    save_llama(tmp_path)
     said = start("generate", str(tmp_path))
     assert said.startswith("[1, 2, 3, 4, ")
     assert "rowwise Linear(64, 32)" in said
+
+
+def check_decode(tmp_path: Path) -> None:
+    """A step chooses the tokens of `generate`, but for ties, on two ranks and in one process."""
+    save_llama(tmp_path)
+    in_one = said_by(str(ROOT / "examples/decode.py"), str(tmp_path))
+    for said in (start("decode", str(tmp_path)), in_one):
+        tokens = [line.split(maxsplit=1)[1] for line in said.splitlines() if "[" in line]
+        gaps = [float(line.split()[-4]) for line in said.splitlines() if "differs" in line]
+        assert len(tokens) >= 4
+        assert sum(tokens[i] != tokens[i + 1] for i in (0, 2)) == len(gaps)
+        assert all(abs(gap) < 0.05 for gap in gaps)
 
 
 def check_vllm_generate(tmp_path: Path) -> None:
@@ -87,6 +104,7 @@ def check_ring(tmp_path: Path) -> None:
 
 
 CHECKS: dict[str, Callable[[Path], None]] = {
+    "decode": check_decode,
     "generate": check_generate,
     "parallel": check_parallel,
     "ring": check_ring,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import itertools
 from contextlib import nullcontext
@@ -135,6 +136,97 @@ def scatter_odd_rows(fabric: Any) -> Any:
     with taxfree.enable(mesh, linear):
         y = linear(x.chunk(fabric.world_size, 1)[fabric.rank])
     return torch.allclose(y, expected, atol=0.05), taxfree.report().layers
+
+
+def run_uneven_features(fabric: Any) -> Any:
+    """By layout: the loss, the input's gradient and logits before and after enable; what ran."""
+    from torch.distributed.tensor import DTensor, Replicate, Shard
+    from torch.distributed.tensor.parallel import (
+        ColwiseParallel,
+        RowwiseParallel,
+        loss_parallel,
+        parallelize_module,
+    )  # fmt: skip
+
+    import taxfree
+    from taxfree.models import report
+    from tests.models.meshes import new_mesh
+
+    mesh = new_mesh()
+    words = 51
+    targets = torch.tensor([words - 1, (words + 1) // 2 - 1, 0])
+    styles = {
+        "loss": ColwiseParallel(output_layouts=Shard(-1), use_local_output=False),
+        "gathered": ColwiseParallel(output_layouts=Replicate()),
+        "rows": ColwiseParallel(input_layouts=Shard(0)),
+        "columns": RowwiseParallel(input_layouts=Replicate()),
+    }
+    found = {}
+    for what, style in styles.items():
+        torch.manual_seed(0)
+        sizes = (words, 16) if what == "columns" else (16, words)
+        layer = torch.nn.Sequential(torch.nn.Linear(*sizes, bias=False).bfloat16())
+        parallelize_module(layer, mesh, {"0": style})
+        whole = torch.randn(4 if what == "rows" else 3, sizes[0]).bfloat16()
+        results = []
+        for is_ours in (False, True):
+            report.clear()
+            x = (whole.chunk(2)[fabric.rank] if what == "rows" else whole).clone().requires_grad_()
+            with taxfree.enable(mesh, layer) if is_ours else nullcontext(), loss_parallel():
+                y = layer(x)
+                if what == "loss":
+                    loss = torch.nn.functional.cross_entropy(y.float(), targets)
+                    y = loss.full_tensor() if isinstance(loss, DTensor) else loss
+                y.float().square().sum().backward()
+            results += [y.detach(), x.grad]
+        before, grad, after, other = results
+        found[what] = (
+            torch.equal(before, after) and torch.equal(grad, other),
+            report.report().layers,
+        )
+    return found
+
+
+def enable_other_sizes(fabric: Any) -> Any:
+    """What is said of a layer that has as many features as ranks have a number of their own."""
+    from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
+
+    import taxfree
+    from taxfree.models import report
+    from tests.models.meshes import new_mesh
+
+    mesh = new_mesh()
+    layer = parallelize_module(torch.nn.Linear(8, 8 + 4 * fabric.rank), mesh, ColwiseParallel())
+    report.clear()
+    with taxfree.enable(mesh, layer):
+        return report.report().layers["Linear"]
+
+
+def shard_further(fabric: Any) -> dict[str, Any]:
+    """By when `enable` comes: the losses beside those of PyTorch, and what ran."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor.parallel import parallelize_module
+
+    import taxfree
+    from taxfree.models import report
+    from tests.models import llama
+
+    meshes = init_device_mesh("cpu", (1, fabric.world_size), mesh_dim_names=("data", "tensor"))
+    mesh, found = meshes["tensor"], {}
+    for when in ("never", "before", "after"):
+        torch.manual_seed(0)
+        model = parallelize_module(llama.Llama().bfloat16(), mesh, llama.plan(False))
+        report.clear()
+        with contextlib.ExitStack() as runtimes:
+            if when == "before":
+                runtimes.enter_context(taxfree.enable(mesh, model))
+            for each in (*model.blocks, model):
+                fully_shard(each, mesh=meshes["data"])
+            if when == "after":
+                runtimes.enter_context(taxfree.enable(mesh, model))
+            found[when] = losses_of(model, 2), report.report().layers
+    return found
 
 
 def call_twice_enabled(fabric: Any) -> Any:
@@ -302,6 +394,26 @@ def test_rows_that_do_not_divide_evenly_run_the_library(ranks: Ranks) -> None:
     for is_right, layers in run(ranks, "scatter_odd_rows"):
         assert is_right
         assert layers == {"Linear": {"library: 3 rows are not divisible by 2 ranks": 1}}
+
+
+def test_features_that_do_not_divide_evenly_run_the_library(ranks: Ranks) -> None:
+    for found in run(ranks, "run_uneven_features"):
+        for is_same, layers in found.values():
+            assert is_same, found
+            assert layers == {"0": {"library: 51 features are not divisible by 2 ranks": 1}}
+
+
+def test_sizes_that_differ_between_ranks_run_the_library(ranks: Ranks) -> None:
+    for ran in run(ranks, "enable_other_sizes"):
+        assert ran == {"library: its sizes differ between ranks": 0}
+
+
+def test_fsdp_may_come_before_or_after(ranks: Ranks) -> None:
+    for found in run(ranks, "shard_further"):
+        expected, _ = found.pop("never")
+        for losses, layers in found.values():
+            assert losses == pytest.approx(expected, rel=0.03)
+            assert layers["blocks.0.mlp.down"] == {"matmul_all_reduce": 2}
 
 
 def test_models_of_a_mesh_are_found_and_survive_the_runtime(ranks: Ranks) -> None:

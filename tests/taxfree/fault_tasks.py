@@ -8,8 +8,11 @@ import signal
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
+
+from torch.distributed import HashStore
 
 from taxfree_kernels.errors import PeerTimeout
 from taxfree_kernels.fabric.base import Fabric
@@ -191,4 +194,6 @@ def fail_differently(fabric: Fabric, raised: Mapping[int, tuple[str, float] | No
         raise RuntimeError("CUDA error: an illegal memory access was encountered")
     if what == "error":
         raise RuntimeError("no")
+    if what == "store":
+        HashStore().wait(["of a peer"], timedelta(milliseconds=1))
     raise PeerTimeout(f"rank {fabric.rank}: {what}", is_secondary=what == "echo")

@@ -9,6 +9,7 @@ import pytest
 
 from taxfree import fingerprints
 from taxfree._runtime.dispatch import Dispatcher
+from taxfree._runtime.legality import refusal
 from taxfree.errors import NoRecord
 from taxfree.settings import Settings
 from taxfree_kernels.hardware import KNOWN
@@ -168,6 +169,18 @@ class TestChoice:
         measured = measurement("push", 20.0, **push_config(PROBLEM) | {"SENDERS": 17})
         choice = dispatcher(record(winner=measured)).choose(OP, PROBLEM)
         assert (choice.kind, choice.config["SENDERS"]) == ("exact", 17)
+
+    @pytest.mark.parametrize(
+        "changes", [{"BLOCK_M": 10**9}, {"BLOCK_M": "64"}, {"BLOCK_M": True}, {"BLOCK_M": 1.5}]
+    )
+    def test_what_is_beyond_a_space_runs_the_library(self, changes: dict[str, Any]) -> None:
+        measured = measurement("push", 20.0, **push_config(PROBLEM) | changes)
+        choice = dispatcher(record(winner=measured)).choose(OP, PROBLEM)
+        assert choice.variant == "baseline"
+        assert "is beyond its values" in choice.why
+
+    def test_what_ships_is_of_todays_operations(self) -> None:
+        assert [reason for each in shipped_records() if (reason := refusal(each))] == []
 
     def test_a_library_variant_may_be_the_fastest_outside_of_graphs(self) -> None:
         second = measurement("registered", 41.0, 50.0)

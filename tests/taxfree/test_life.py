@@ -16,6 +16,7 @@ import torch.distributed as dist
 from taxfree.errors import UsageError
 from tests.ranks import PYTHON, ROOT, TIMEOUT_S, Ranks, environment
 from tests.sample import Sample
+from tests.taxfree import runtime_tasks
 from tests.taxfree.endings import ENDINGS
 from tests.taxfree.test_runtime import problem_of, record_of, tensors_of
 
@@ -75,6 +76,25 @@ def open_and_close(fabric: Any) -> Any:
         rt.close()
         rt.close()
     return all(right), before, open_, held()
+
+
+def under_settings_of_the_process(fabric: Any) -> list[bool]:
+    """Begin under a default device, a default dtype and inference mode; go on without them."""
+    torch.set_default_device("meta")
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        with torch.inference_mode():
+            rt, problem = with_a_record(fabric)
+        decode = runtime_tasks.problem_of("flash_decode", head_dim=32)
+        rt.prepare([decode])
+    finally:
+        torch.set_default_device(None)
+        torch.set_default_dtype(torch.float32)
+    rt.reset()
+    (q, k, v, kv_lens, *_), expected = runtime_tasks.tensors_of(fabric, decode)
+    right = [is_right(rt, problem), torch.equal(rt.flash_decode(q, k, v, kv_lens), expected)]
+    rt.close()
+    return right
 
 
 def closed(fabric: Any) -> list[str]:
@@ -231,6 +251,9 @@ class TestClose:
             assert found[-1][0] >= heap_bytes
             for _, left in found[1:]:  # the first loads kernels and opens the vendor's libraries
                 assert left < 8 << 20
+
+    def test_what_holds_in_the_callers_process_leaves_no_mark(self, ranks: Ranks) -> None:
+        assert run(ranks, "under_settings_of_the_process") == [[True, True]] * 2
 
     def test_what_needs_an_open_runtime_is_refused(self, ranks: Ranks) -> None:
         for said in run(ranks, "closed"):

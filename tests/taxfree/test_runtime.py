@@ -175,7 +175,7 @@ def lose_one_of_two(fabric: Any) -> Any:
 def heap_too_small(fabric: Any) -> Any:
     problem = problem_of(m=40_000, k=64)
     rt = runtime_of(fabric, record_of(fabric, problem))
-    with pytest.warns(RuntimeWarning, match="runs the baseline: push: .* does not fit"):
+    with pytest.warns(RuntimeWarning, match="runs the library: push: .* does not fit"):
         rt.prepare([problem])
     choice = rt.choice(problem)
     return choice.variant, choice.why

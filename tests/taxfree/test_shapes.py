@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import pytest
 from hypothesis import example, given, settings
@@ -23,11 +23,16 @@ from taxfree.shapes import (
     named_sets,
     operations,
     parse_counts,
+    parse_paths,
 )
+from taxfree.shapes.models import PATHS
 from taxfree_kernels.variant import problem_class
 
 OP = "all_gather_matmul"
 LLAMA_70B = {
+    "model_type": "llama",
+    "num_hidden_layers": 1,
+    "vocab_size": 128256,
     "hidden_size": 8192,
     "intermediate_size": 28672,
     "num_attention_heads": 64,
@@ -273,8 +278,9 @@ class TestModel:
 
     def test_gives_its_column_parallel_matmuls(self, config):
         found = problems(model=config(LLAMA_70B), tp=8)
-        assert {(each.n, each.k) for each in found} == {(1280, 8192), (7168, 8192)}
-        assert {each.world_size for each in found} == {8}
+        joint, single = {1280, 7168}, {1024, 128, 3584, 16032}
+        assert {(each.n, each.k) for each in found} == {(n, 8192) for n in joint | single}
+        assert {(each.gather_dim, each.world_size) for each in found} == {(0, 8)}
 
     def test_gives_its_row_parallel_matmuls_to_be_reduced(self, config):
         request = ShapeRequest(model=config(LLAMA_70B), tp=8)
@@ -282,12 +288,13 @@ class TestModel:
         assert {(each.n, each.k) for each in found} == {(8192, 1024), (8192, 3584)}
 
     def test_is_split_over_each_world_size_without_tp(self, config):
-        found = problems("model m=1", model=config(LLAMA_70B), world_sizes=(4, 8))
-        assert [(each.n, each.world_size) for each in found] == [
-            (2560, 4),
-            (14336, 4),
-            (1280, 8),
-            (7168, 8),
+        request = ShapeRequest(["model m=1"], config(LLAMA_70B), world_sizes=(4, 8))
+        found = expand("matmul_reduce_scatter", request)
+        assert [(each.k, each.world_size) for each in found] == [
+            (2048, 4),
+            (7168, 4),
+            (1024, 8),
+            (3584, 8),
         ]
 
     def test_shares_kv_heads_among_more_ranks(self, config):
@@ -299,7 +306,9 @@ class TestModel:
 
     def test_may_have_a_head_dim_of_its_own(self, config):
         model = config(LLAMA_70B | {"head_dim": 64})
-        assert {each.n for each in problems(model=model, tp=8)} == {640, 7168}
+        assert {640, 7168} < {each.n for each in problems(model=model, tp=8)}
+        reduced = expand("matmul_all_reduce", ShapeRequest(model=model, tp=8))
+        assert {each.k for each in reduced} == {512, 3584}
 
     def test_has_its_own_dtype_unless_one_is_asked_for(self, config):
         model = config(LLAMA_70B | {"torch_dtype": "bfloat16"})
@@ -309,13 +318,47 @@ class TestModel:
     @pytest.mark.parametrize(
         "document",
         [
-            {"text_config": LLAMA_70B, "torch_dtype": "bfloat16"},
+            {"torch_dtype": "bfloat16"},
             {"text_config": LLAMA_70B | {"dtype": "bfloat16"}, "dtype": "float32"},
             {"text_config": LLAMA_70B | {"dtype": None, "torch_dtype": "bfloat16"}},
         ],
     )
     def test_may_be_multimodal(self, config, document):
-        assert {each.dtype for each in problems(model=config(document), tp=8)} == {"bfloat16"}
+        vision = {"model_type": "clip_vision_model", "num_hidden_layers": 1}
+        whole = {"model_type": "llava", "vision_config": vision, "text_config": LLAMA_70B}
+        request = ShapeRequest(model=config(whole | document), tp=8)
+        found = expand("matmul_all_reduce", request)
+        assert {(each.dtype, each.k) for each in found} == {("bfloat16", 1024), ("bfloat16", 3584)}
+        assert left_out(request) == [("matmul_all_reduce", "the vision part")]
+
+    @pytest.mark.parametrize(
+        ("fields", "reason"),
+        [
+            ({"quantization_config": {"quant_method": "fp8"}}, "quantised (fp8)"),
+            ({"torch_dtype": "float8_e4m3fn"}, "of float8_e4m3fn"),
+            ({"torch_dtype": "float32"}, "of float32"),
+        ],
+    )
+    def test_of_another_type_is_listed_in_a_16_bit_type_only_if_asked(self, config, fields, reason):
+        model = config(LLAMA_70B | {"torch_dtype": "bfloat16"} | fields)
+        request = ShapeRequest(model=model, tp=8)
+        with pytest.raises(UsageError) as caught:
+            expand("matmul_all_reduce", request)
+        assert reason in caught.value.message
+        ((_, why),) = left_out(request)
+        assert reason in why
+        cast = replace(request, dtype="bf16")
+        assert {each.dtype for each in expand("matmul_all_reduce", cast)} == {"bfloat16"}
+        assert left_out(cast) == []
+
+    def test_may_have_layers_that_are_not_quantised(self, config):
+        quantisation = {
+            "quant_method": "mxfp4",
+            "modules_to_not_convert": ["model.layers.*.self_attn"],
+        }
+        model = config(LLAMA_70B | {"quantization_config": quantisation})
+        found = expand("matmul_all_reduce", ShapeRequest(["model m=1"], model, tp=8))
+        assert {each.k for each in found} == {1024}
 
     @pytest.mark.parametrize(
         ("document", "quoted"),
@@ -323,13 +366,25 @@ class TestModel:
             ("{", "not JSON"),
             ("[1]", "not an object"),
             ("[" * 100_000, "not JSON"),
-            ({}, "num_attention_heads is missing"),
-            (LLAMA_70B | {"num_key_value_heads": 3}, "64 heads do not share 3 kv heads"),
-            (LLAMA_70B | {"num_attention_heads": 96, "num_key_value_heads": 12}, "12 of the model"),
-            (LLAMA_70B | {"hidden_size": 0}, "hidden_size is '0'"),
-            (LLAMA_70B | {"hidden_size": True}, "hidden_size is 'True'"),
+            ({}, "model_type is missing"),
+            ({"model_type": "alpaca"}, "Transformers knows no model_type 'alpaca'"),
+            ({"model_type": "bert"}, "bert is no decoder"),
+            ({"model_type": "t5"}, "t5 is no decoder"),
+            (LLAMA_70B | {"num_hidden_layers": 10**9}, "num_hidden_layers is 1000000000"),
+            (LLAMA_70B | {"num_key_value_heads": 3}, "heads in key and value"),
+            (
+                LLAMA_70B
+                | {"hidden_size": 8256, "num_attention_heads": 96, "num_key_value_heads": 12},
+                "12 of the model",
+            ),
+            (LLAMA_70B | {"hidden_size": 0}, "Transformers does not build it"),
+            (LLAMA_70B | {"hidden_size": True}, "hidden_size"),
             (LLAMA_70B | {"head_dim": "128"}, "head_dim"),
-            (LLAMA_70B | {"num_attention_heads": 60}, "60"),
+            (
+                LLAMA_70B
+                | {"num_attention_heads": 60, "num_key_value_heads": 10, "hidden_size": 7680},
+                "60",
+            ),
             (LLAMA_70B | {"intermediate_size": 28673}, "28673"),
             (LLAMA_70B | {"intermediate_size": 2**31 - 8}, "n="),
         ],
@@ -340,7 +395,8 @@ class TestModel:
         assert quoted in caught.value.message
 
     def test_is_of_all_operations(self, config):
-        request = ShapeRequest(model=config(LLAMA_70B), tp=8)
+        paths = parse_paths("tp,sequence,attention")
+        request = ShapeRequest(model=config(LLAMA_70B), tp=8, paths=paths)
         ops = operations(request, OP)
         assert ops == [
             OP, "attention", "flash_decode", "matmul_all_reduce", "matmul_reduce_scatter",
@@ -348,13 +404,36 @@ class TestModel:
         assert all(expand(op, request) for op in ops)
         assert left_out(request) == []
 
+    def test_sums_unless_another_path_is_asked_for(self, config):
+        request = ShapeRequest(model=config(LLAMA_70B), tp=8)
+        assert operations(request, OP) == ["matmul_all_reduce"]
+        assert operations(replace(request, op="attention"), OP) == ["attention"]
+        paths = parse_paths("sequence")
+        assert operations(replace(request, paths=paths), OP) == [OP, "matmul_reduce_scatter"]
+        with pytest.raises(UsageError, match="'tq' is no path of a model"):
+            parse_paths("tp,tq")
+
+    def test_sums_with_what_follows_them_and_in_the_backward(self, config):
+        request = ShapeRequest(["model m=1"], config(LLAMA_70B), tp=8)
+        (*sums,) = expand("matmul_all_reduce", request)
+        assert [(each.k, each.residual, each.rms_norm) for each in sums] == [
+            (k, *followed)
+            for k in (1024, 3584)
+            for followed in ((False, False), (True, False), (True, True))
+        ]
+        backward = expand("matmul_all_reduce", replace(request, is_training=True))[len(sums) :]
+        assert [(each.k, each.weight_layout) for each in backward] == [
+            (k, "kn") for k in (1024, 128, 3584, 16032)
+        ]
+
     def test_fields_decide_which_operations_a_shape_is_of(self, config):
         shapes = ("model m=1", "model batch=1 kv_len_per_rank=64")
         request = ShapeRequest(shapes, model=config(LLAMA_70B), tp=8)
         ops = operations(request, OP)
-        assert sorted(ops) == [OP, "flash_decode", "matmul_all_reduce", "matmul_reduce_scatter"]
+        assert sorted(ops) == ["flash_decode", "matmul_all_reduce"]
         assert {each.m for each in expand("matmul_all_reduce", request)} == {1}
-        assert [each.kv_len_per_rank for each in expand("flash_decode", request)] == [64]
+        decoded = expand("flash_decode", request)
+        assert [(each.kv_len_per_rank, each.page_size) for each in decoded] == [(64, 0), (64, 16)]
 
     def test_a_field_of_no_operation_is_an_error(self, config):
         request = ShapeRequest(["model q=1"], model=config(LLAMA_70B), tp=8)
@@ -363,46 +442,53 @@ class TestModel:
 
     def test_projections_may_have_a_bias(self, config):
         qwen = ShapeRequest(["model m=1"], model=config(LLAMA_70B | {"model_type": "qwen2"}), tp=8)
-        assert [(each.n, each.bias) for each in expand(OP, qwen)] == [(1280, True), (7168, False)]
+        assert {each.n: each.bias for each in expand(OP, qwen)} == {
+            1280: False, 7168: False, 1024: True, 128: True, 3584: False, 16032: False,
+        }  # fmt: skip
         assert not any(each.bias for each in expand("matmul_all_reduce", qwen))
         both = ShapeRequest(["model m=1"], model=config(LLAMA_70B | {"attention_bias": True}), tp=8)
-        assert [each.bias for each in expand("matmul_all_reduce", both)] == [True, False]
+        assert [each.bias for each in expand("matmul_all_reduce", both)] == [True] * 3 + [False] * 3
         assert expand("matmul_reduce_scatter", both)  # which adds none
 
     @pytest.mark.parametrize(
         ("fields", "windows"),
         [
             ({"sliding_window": None}, [0]),
-            ({"sliding_window": 512}, [512]),
-            ({"sliding_window": 512, "use_sliding_window": False}, [0]),
-            ({"sliding_window": 512, "model_type": "gemma3_text"}, [0, 512]),
-            ({"sliding_window": 512, "layer_types": ["sliding_attention"] * 2}, [512]),
-            ({"sliding_window": 512, "layer_types": ["sliding_attention", "x"]}, [0, 512]),
+            ({"sliding_window": 512, "model_type": "mistral"}, [512]),
+            ({"sliding_window": 512, "model_type": "qwen2"}, [0]),
+            (
+                {"sliding_window": 512, "model_type": "gemma3_text", "num_hidden_layers": 6},
+                [0, 512],
+            ),
+            ({"sliding_window": 512, "layer_types": ["sliding_attention"]}, [512]),
         ],
     )
     def test_attention_may_have_windows(self, config, fields, windows):
-        shapes = ("model batch=1 kv_len_per_rank=64",)
+        shapes = ("model batch=1 kv_len_per_rank=64 page_size=0",)
         request = ShapeRequest(shapes, model=config(LLAMA_70B | fields), tp=8)
         assert [each.window for each in expand("flash_decode", request)] == windows
-        prompts = ShapeRequest(model=request.model, tp=8)
+        prompts = ShapeRequest(model=request.model, tp=8, paths=("attention",))
         assert ("attention" in operations(prompts, OP)) == (0 in windows)
         assert [op for op, _ in left_out(prompts)] == ["attention"] * any(windows)
 
     def test_of_experts_has_its_dense_layers_and_says_what_is_left_out(self, config):
-        experts = {"num_experts": 128, "moe_intermediate_size": 768, "intermediate_size": 6144}
-        request = ShapeRequest(["model m=1"], model=config(LLAMA_70B | experts), tp=8)
-        assert [(each.n, each.k) for each in expand(OP, request)] == [(1280, 8192)]
+        experts = {"num_experts": 128, "moe_intermediate_size": 768, "model_type": "qwen3_moe"}
+        model = config(LLAMA_70B | experts)
+        request = ShapeRequest(["model m=1"], model, tp=8, paths=parse_paths("tp,sequence"))
+        assert {each.n for each in expand(OP, request)} == {1280, 1024, 128, 16032}
+        assert {each.k for each in expand("matmul_all_reduce", request)} == {1024}
         assert left_out(request) == [
             (op, "128 routed experts: they need grouped matmuls")
             for op in (OP, "matmul_all_reduce", "matmul_reduce_scatter")
         ]
 
     def test_of_latent_attention_has_its_output_projection_and_mlps(self):
-        request = ShapeRequest(["model m=1"], model="deepseek-v3", tp=8)
-        assert [(each.n, each.k) for each in expand(OP, request)] == [(4608, 7168), (512, 7168)]
-        reduced = expand("matmul_all_reduce", request)
-        assert [(each.n, each.k) for each in reduced] == [(7168, 2048), (7168, 2304), (7168, 256)]
-        everything = ShapeRequest(model="deepseek-v3", tp=8)
+        request = ShapeRequest(["model m=1"], model="deepseek-v3", tp=8, dtype="bf16")
+        found = expand(OP, request)
+        assert [(each.n, each.k) for each in found[:2]] == [(4608, 7168), (512, 7168)]
+        reduced = dict.fromkeys((each.n, each.k) for each in expand("matmul_all_reduce", request))
+        assert [*reduced] == [(7168, 2048), (7168, 2304), (7168, 256)]
+        everything = replace(request, shapes=(), paths=parse_paths("tp,attention"))
         assert "flash_decode" not in operations(everything, OP)
         assert ("flash_decode", "latent attention: its keys have 576 columns") in left_out(
             everything
@@ -424,7 +510,8 @@ class TestKnownModels:
 
     @pytest.mark.parametrize("name", known_models())
     def test_have_problems_on_two_gpus(self, name):
-        request = ShapeRequest(model=name, world_sizes=(2,))
+        dtype = "bf16" if name == "deepseek-v3" else None  # its weights are fp8
+        request = ShapeRequest(model=name, world_sizes=(2,), dtype=dtype, paths=tuple(PATHS))
         ops = operations(request, OP)
         assert {OP, "matmul_all_reduce", "matmul_reduce_scatter"} <= set(ops)
         for op in ops:
@@ -432,7 +519,7 @@ class TestKnownModels:
 
     def test_are_found_by_repository_in_any_case(self, tmp_path):
         by_name = problems(model="llama-3.1-70b", tp=8)
-        assert {(each.n, each.k) for each in by_name} == {(1280, 8192), (7168, 8192)}
+        assert {(1280, 8192), (7168, 8192)} < {(each.n, each.k) for each in by_name}
         assert problems(model="meta-llama/Llama-3.1-70B-Instruct", tp=8) == by_name
         assert problems(model="META-LLAMA/llama-3.1-70b", tp=8) == by_name
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from taxfree.errors import UsageError, WorkerLost
-from taxfree.shapes.models import Model
+from taxfree.shapes.models import Attention, Block, Column, Model
 from taxfree_kernels.hardware import KNOWN
 from taxfree_tune.benching import model_tasks
 from taxfree_tune.benching.model import ModelBench, PhaseResult, document, model_to_bench, run
@@ -19,7 +19,9 @@ from taxfree_tune.measuring.timer import Timing
 from taxfree_tune.tuning.history import TuningHistory
 from taxfree_tune.workers.group import Workers
 
-MODEL = Model("llama", 32, 4, 2, 8, (64,), layers=2, vocabulary=64)
+QKV = tuple(Column(((8 * heads, heads),)) for heads in (4, 2, 2))
+BLOCKS = Block(QKV, 32), Block((Column(((64, 64),)),) * 2, 64)
+MODEL = Model("llama", 32, BLOCKS, (Attention(4, 2, 8),), layers=2, vocabulary=64)
 SETTINGS = {"dtype": "bfloat16", "records": [], "repetitions": 2, "tried": Path(os.devnull)}
 PROMPT, TOKENS = Phase("prefill", 1, 6), Phase("decode", 2, 5)
 
@@ -40,7 +42,11 @@ def measured(ranks: Any, model: Model, phase: Phase, *modes: str) -> list[ModeOu
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
 @pytest.mark.parametrize("phase", [PROMPT, TOKENS], ids=str)
 def test_logits_are_those_of_float64(ranks, family: str, phase: Phase) -> None:
-    model = Model(family, 32, 4, 2, 8, (64,), qkv_bias=family == "qwen2", layers=2, vocabulary=64)
+    attention, mlp = BLOCKS
+    if family == "qwen2":
+        columns = (dataclasses.replace(each, bias=True) for each in QKV)
+        attention = dataclasses.replace(attention, columns=tuple(columns))
+    model = dataclasses.replace(MODEL, family=family, blocks=(attention, mlp))
     outcomes = measured(ranks, model, phase, "eager")
     assert [(each.path, each.state) for each in outcomes] == [
         ("torch", "measured"), ("taxfree", "measured"),

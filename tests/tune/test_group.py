@@ -51,6 +51,16 @@ class TestTheCause:
             assert group.is_alive == (told[1] == 5)
         assert (caught.value.rank, caught.value.exit_code) == told
 
+    def test_is_a_rank_that_a_peer_has_given_up_waiting_for(self):
+        """As while a fabric opens: torch's store says neither who is missing nor why."""
+        from taxfree.errors import WorkerLost
+
+        with (
+            start_group(2, "host") as group,
+            pytest.raises(WorkerLost, match=r"^rank 1 did not finish fail_differently in time$"),
+        ):
+            group.call(fail_differently, 60, raised={0: ("store", 0.0), 1: None})
+
 
 @pytest.mark.parametrize(
     ("rank", "world_size", "gpus", "expected"),

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 
 import pytest
 
+from taxfree.errors import TaxfreeError
 from taxfree_kernels.hardware import KNOWN
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*is an experimental feature")
@@ -136,6 +138,23 @@ class TestResuming:
         assert again.best(1) == search(journal).best(1)
         assert not set(run(again, trials=USABLE - 6)) & set(before)
         assert again.measured == USABLE
+
+    @pytest.mark.parametrize("torn", ["cut", "no line break", "zeros"])
+    def test_a_torn_last_line_is_dropped_and_not_written_behind(self, journal, torn):
+        run(search(journal), trials=6)
+        whole = journal.read_bytes()
+        left = {"cut": whole[:-40], "no line break": whole[:-1], "zeros": whole + bytes(40)}
+        journal.write_bytes(left[torn])
+        run(search(journal), trials=2)
+        assert all(json.loads(line) for line in journal.read_bytes().splitlines())
+        assert search(journal).measured == (8 if torn == "zeros" else 7)
+
+    def test_a_file_of_another_kind_is_left_as_it_is(self, journal):
+        journal.parent.mkdir()
+        journal.write_text("my notes")
+        with pytest.raises(TaxfreeError, match="is not a journal"):
+            search(journal)
+        assert journal.read_text() == "my notes"
 
     def test_what_was_pruned_is_for_others_to_remember(self, journal):
         """What failed is in the database; what was refused may not be any more."""

@@ -65,7 +65,7 @@ def record_of(m: int = 16, **fields: Any) -> Record:
 def modelled_record_of(m: int = 16, **fields: Any) -> Record:
     """A record of times that a model gave."""
     modelled = {"samples": 0, "relative_error": None}
-    provenance = {"source": "user", "method": "modelled", "created": "2027-01-01T00:00:00+00:00"}
+    provenance = {"source": "user", "method": "modelled", "created": "2026-06-01T00:00:00+00:00"}
     return record_of(
         m, winner=replace(PUSH, **modelled), baseline=replace(BASELINE, **modelled),
         provenance=provenance, **fields,

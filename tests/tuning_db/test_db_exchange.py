@@ -54,7 +54,7 @@ def refusal(entry: object) -> str | None:
     return None
 
 
-OF_BENCH = created("2027-01-01T00:00:00Z") | {"method": OF_A_BENCH}
+OF_BENCH = created("2026-06-01T00:00:00Z") | {"method": OF_A_BENCH}
 
 
 @pytest.fixture
@@ -145,13 +145,13 @@ class TestImport:
             ({"provenance": {}}, {}, True),
             (
                 {"winner": replace(PUSH, samples=60)},
-                {"provenance": created("2027-01-01T00:00:00Z")},
+                {"provenance": created("2026-06-01T00:00:00Z")},
                 False,
             ),
             (
                 {"winner": replace(PUSH, samples=60)},
                 {
-                    "provenance": created("2027-01-01T00:00:00Z"),
+                    "provenance": created("2026-06-01T00:00:00Z"),
                     "software": replace(SOFTWARE, taxfree="2.0.0"),
                 },
                 True,
@@ -159,7 +159,7 @@ class TestImport:
             (
                 {"winner": replace(PUSH, samples=60)},
                 {
-                    "provenance": created("2027-01-01T00:00:00Z"),
+                    "provenance": created("2026-06-01T00:00:00Z"),
                     "winner": replace(PUSH, version=3),
                 },
                 True,
@@ -215,6 +215,42 @@ class TestImport:
     def test_a_document_that_is_not_there_is_unreadable(self, tmp_path):
         with pytest.raises(DatabaseUnreadable, match="No such file"):
             read_export(tmp_path / "none.json")
+
+    @pytest.mark.parametrize(
+        ("spoil", "why"),
+        [
+            (lambda r: r["hardware"].update(gpu="\x1b[2JH200"), "cannot be printed"),
+            (lambda r: r["problem"].update({"\u202em": 1}), "cannot be printed"),
+            (lambda r: r["hardware"].update(gpu="H" * 100_000), "has 100000 characters"),
+            (lambda r: r["winner"].update(samples=10**30), "1e+30 samples"),
+            (lambda r: r["provenance"].update(created="9999-12-31"), "is not over yet"),
+        ],
+    )
+    def test_what_no_program_writes_is_refused_and_spoils_no_other(self, database, spoil, why):
+        document = document_of(record_of(1), record_of(16))
+        spoil(document["records"][0])
+        report = import_records(database, document)
+        assert [record.problem["m"] for record in report.added] == [16]
+        ((entry, reason),) = report.refused
+        assert entry == "records[0]"
+        assert why in reason
+        assert reason.isprintable()
+
+    def test_a_key_that_is_there_twice_is_refused(self, database):
+        text = json.dumps(document_of(record_of(1), record_of(16)))
+        report = import_records(database, io.StringIO(text.replace('"m": 1,', '"m": 1, "m": 2,')))
+        assert report.refused == (("records[0]", "key 'm' is there twice"),)
+        assert len(report.added) == 1
+        text = text.replace('"records":', '"records": [], "records":')
+        with pytest.raises(NotAnExport, match="key 'records' is there twice"):
+            read_export(io.StringIO(text))
+
+    def test_who_imports_may_refuse_more(self, database):
+        document = document_of(record_of(1), record_of(16))
+        report = import_records(
+            database, document, refusal=lambda r: "odd" if r.problem["m"] % 2 else None
+        )
+        assert report.refused == (("records[0]", "odd"),)
 
     def test_a_foreign_row_in_the_way_undoes_the_import(self, database):
         with database.transaction():

@@ -5,6 +5,7 @@ import os
 import pickle
 import signal
 import sqlite3
+import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -26,7 +27,9 @@ from taxfree_tuning_db import (
     InvalidRecord,
     connection,
     default_path,
+    prune,
 )
+from taxfree_tuning_db.errors import ForeignRecordWarning
 from tests.tuning_db.examples import BASELINE, HUNG, TRIAL, record_of, start_python
 
 
@@ -370,9 +373,9 @@ class TestForeignRows:
         for table, row in [("records", key), ("trials", f"{key} #000000000"), ("meta", "extra")]:
             plant(path, table, row, pickle.dumps(Touch(bait)))
         with Database(path) as database:
+            with pytest.warns(ForeignRecordWarning, match="not text; it is passed over"):
+                assert [record.problem["m"] for record in database.records()] == [64]
             with pytest.raises(ForeignRecord, match="not text") as caught:
-                list(database.records())
-            with pytest.raises(ForeignRecord, match="not text"):
                 database.get(key)
             with pytest.raises(ForeignRecord, match="not text"):
                 database.trials(key)
@@ -404,6 +407,16 @@ class TestForeignRows:
             database.delete(["planted"])
             assert len(list(database.records())) == 2
 
+    @pytest.mark.parametrize("key", ["planted", b"planted"])
+    @pytest.mark.parametrize("value", [b"\x80\x04.", "{", record_of(16).key])
+    def test_one_row_leaves_the_others(self, path, key, value):
+        plant(path, "records", key, value)
+        with Database(path) as database:
+            with pytest.warns(ForeignRecordWarning, match="it is passed over$"):
+                assert len(list(database.records())) == 2
+            with pytest.warns(ForeignRecordWarning):
+                assert prune(database, {"all_gather_matmul": ["push", "baseline"]}) == []
+
     def test_a_record_under_another_key_is_foreign(self, path):
         with raw(path) as sqlite:
             sqlite.execute("UPDATE records SET key = 'moved' WHERE key = ?", (record_of(16).key,))
@@ -417,6 +430,15 @@ class TestForeignRows:
 
 
 class TestDefaultPath:
+    def test_of_a_user_without_a_home_it_is_in_the_temporary_folder(self, monkeypatch):
+        def homeless(*_):
+            raise RuntimeError("could not determine the home directory")
+
+        monkeypatch.delenv("TAXFREE_DB", raising=False)
+        monkeypatch.setattr(platformdirs, "user_data_path", homeless)
+        own = Path(tempfile.gettempdir(), f"taxfree-{os.getuid()}")
+        assert default_path() == own / "tuning.sqlite"
+
     def test_the_environment_comes_first(self, monkeypatch):
         monkeypatch.setenv("TAXFREE_DB", "~/here.sqlite")
         assert default_path() == Path.home() / "here.sqlite"

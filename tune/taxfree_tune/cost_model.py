@@ -110,8 +110,8 @@ def _model(op: str) -> CostModel:
     module = f"taxfree_kernels.{op}.cost"
     if find_spec(module) is None:
         return CostModel({})
-    found: CostModel = import_module(module).COST
-    return found
+    model: CostModel = import_module(module).COST
+    return model
 
 
 def modelled_variants(op: str) -> tuple[str, ...]:
@@ -141,15 +141,15 @@ class Modelled:
 
 def modelled(machine: Machine, problem: Problem, variant: str, config: Config) -> Modelled:
     """The account of the taxes that a variant pays; each part says that it is modelled."""
-    found = times(machine, problem, variant, config)
+    pieces = times(machine, problem, variant, config)
     limits = bounds_of(machine, problem)
-    gaps = machine.gap_us * (len(found.pieces) - 1)
+    gaps = machine.gap_us * (len(pieces.pieces) - 1)
     parts = [
-        _part("host", "launch", found.t_eager_us - found.t_graph_us, "host time beyond t_graph"),
-        _part("gaps", "launch", gaps, f"{len(found.pieces) - 1} x {machine.gap_us:.1f} us"),
+        _part("host", "launch", pieces.t_eager_us - pieces.t_graph_us, "host time beyond t_graph"),
+        _part("gaps", "launch", gaps, f"{len(pieces.pieces) - 1} x {machine.gap_us:.1f} us"),
     ]
-    collectives = [piece for piece in found.pieces if piece.kind == "collective"]
-    copies = [piece for piece in found.pieces if piece.kind == "copy"]
+    collectives = [piece for piece in pieces.pieces if piece.kind == "collective"]
+    copies = [piece for piece in pieces.pieces if piece.kind == "copy"]
     if collectives:
         exposed = max(0.0, limits.t_link_us - limits.t_floor_us)
         latency = sum(piece.latency_us for piece in collectives)
@@ -162,10 +162,10 @@ def modelled(machine: Machine, problem: Problem, variant: str, config: Config) -
         copied = sum(piece.us for piece in copies)
         parts.append(_part("copies", "locality", copied, "start + bytes / rate", size))
     account = Account(
-        0, found.t_eager_us, found.t_graph_us, limits.t_bound_us, tuple(parts), None,
+        0, pieces.t_eager_us, pieces.t_graph_us, limits.t_bound_us, tuple(parts), None,
         "" if collectives else INSIDE,
     )  # fmt: skip
-    return Modelled(account, found.kernels)
+    return Modelled(account, pieces.kernels)
 
 
 def _part(name: str, tax: Tax, us: float, formula: str, memory_bytes: int = 0) -> Part:

@@ -7,7 +7,7 @@ from typing import Any
 
 from taxfree.errors import HardwareError, UsageError
 from taxfree.shapes import DEFAULT_SET, INTERPRETED_SET
-from taxfree_kernels.fabric.layout import arena_bytes
+from taxfree_kernels.fabric.heap import arena_bytes
 from taxfree_kernels.hardware import KNOWN
 from taxfree_tune.drivers import amd, nvidia
 from taxfree_tune.workers.launch import LaunchedProcess, too_many

@@ -54,10 +54,14 @@ class ForeignRecord(DatabaseError):
 
     def __init__(self, key: str, why: str) -> None:
         super().__init__(
-            f"foreign record {key}: {why}",
+            f"foreign record {key[:80]}{'...' * (len(key) > 80)}: {why}",
             "something else wrote to this file: move it away, then run `taxfree tune`",
         )
         self.key = key
+
+
+class ForeignRecordWarning(RuntimeWarning):
+    """A row of a database is not a record; the others are read."""
 
 
 class InvalidRecord(DatabaseError):

@@ -6,7 +6,7 @@ import json
 import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields, replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import IO, Any, Literal, TypeAlias
 
@@ -17,8 +17,12 @@ from .store import Database
 
 EXPORT_MARK = "taxfree_tuning_db"
 EXPORT_VERSION = 1
+_MOST_SAMPLES = 10**6  # of one measurement; more samples win
+_MOST_CHARACTERS = 1000  # of a text
+_CLOCKS_APART = timedelta(days=1)
 
 Location: TypeAlias = str | os.PathLike[str] | IO[str]
+Refusal: TypeAlias = Callable[[Record], str | None]
 
 
 @dataclass(frozen=True)
@@ -48,7 +52,7 @@ def export(records: Iterable[Record], target: Location) -> None:
         DatabaseUnreadable: the path cannot be written.
     """
     ordered = sorted(records, key=lambda record: record.key)
-    document = {EXPORT_MARK: EXPORT_VERSION, "records": [each.to_json() for each in ordered]}
+    document = {EXPORT_MARK: EXPORT_VERSION, "records": [record.to_json() for record in ordered]}
     text = json.dumps(document, indent=1, sort_keys=True, allow_nan=False) + "\n"
     if not isinstance(target, str | os.PathLike):
         target.write(text)
@@ -70,7 +74,7 @@ def read_export(source: Location) -> list[object]:
     """
     name, text = _read(source)
     try:
-        document = json.loads(text)
+        document = json.loads(text, object_pairs_hook=_object)
     except (ValueError, RecursionError):
         raise NotAnExport(name, "it is not JSON") from None
     return _entries(name, document)
@@ -80,6 +84,7 @@ def plan_import(
     known: Callable[[str], Record | None],
     document: Location | Mapping[str, Any] | list[object],
     origin: str = "",
+    refusal: Refusal = lambda record: None,
 ) -> ImportReport:
     """Return what an import would do; nothing is stored.
 
@@ -93,6 +98,7 @@ def plan_import(
         document: an export: a path, a text stream, the parsed document, or the entries that
             `read_export` returned.
         origin: where the document is from; the records' provenance says so.
+        refusal: why a record of the right form is refused nevertheless, or None.
 
     Raises:
         NotAnExport: the document is something else.
@@ -104,7 +110,7 @@ def plan_import(
         entries = document
     else:
         entries = read_export(document)
-    valid, refused = _validated(entries)
+    valid, refused = _validated(entries, refusal)
     added, replaced, kept = list[Record](), list[Record](), list[Record]()
     taken: dict[str, Record] = {}
     for record in valid:
@@ -121,6 +127,7 @@ def import_records(
     database: Database,
     document: Location | Mapping[str, Any] | list[object],
     origin: str = "",
+    refusal: Refusal = lambda record: None,
 ) -> ImportReport:
     """Put the records of an export into a database atomically, as of `plan_import`.
 
@@ -129,7 +136,7 @@ def import_records(
         DatabaseError: the document cannot be read, or the database not be written.
     """
     with database.transaction():
-        report = plan_import(database.get, document, origin)
+        report = plan_import(database.get, document, origin, refusal)
         for record in (*report.added, *report.replaced):
             database.put(record)
     return report
@@ -193,7 +200,7 @@ def differences(before: Iterable[Record], after: Iterable[Record]) -> list[Diffe
     """Return how two tables differ, ordered by key; where records came from does not count."""
     ours, theirs = ({record.key: record for record in table} for table in (before, after))
     pairs = (Difference(ours.get(key), theirs.get(key)) for key in sorted(ours | theirs))
-    return [each for each in pairs if _content(each.before) != _content(each.after)]
+    return [pair for pair in pairs if _content(pair.before) != _content(pair.after)]
 
 
 def _content(record: Record | None) -> Record | None:
@@ -222,6 +229,8 @@ def _read(source: Location) -> tuple[str, str]:
 def _entries(name: str, document: object) -> list[object]:
     if not isinstance(document, Mapping) or EXPORT_MARK not in document:
         raise NotAnExport(name, f"it has no {EXPORT_MARK!r}")
+    if isinstance(document, _Ambiguous):
+        raise NotAnExport(name, f"key {document.key!r} is there twice")
     if document[EXPORT_MARK] != EXPORT_VERSION:
         raise NotAnExport(name, f"version {document[EXPORT_MARK]!r} is not {EXPORT_VERSION}")
     if not isinstance(document.get("records"), list):
@@ -229,14 +238,66 @@ def _entries(name: str, document: object) -> list[object]:
     return list(document["records"])
 
 
-def _validated(entries: Iterable[object]) -> tuple[list[Record], list[tuple[str, str]]]:
+def _validated(
+    entries: Iterable[object], refusal: Refusal = lambda record: None
+) -> tuple[list[Record], list[tuple[str, str]]]:
     valid, refused = [], []
     for index, entry in enumerate(entries):
         try:
-            valid.append(Record.from_json(entry))
+            record = Record.from_json(entry)
+            reason = _implausible(entry) or _incredible(record) or refusal(record)
         except InvalidRecord as error:
-            refused.append((f"records[{index}]", error.message))
+            reason = error.message
+        if reason is None:
+            valid.append(record)
+        else:
+            refused.append((f"records[{index}]", reason))
     return valid, refused
+
+
+class _Ambiguous(dict[str, Any]):
+    """An object of a document that has a key twice.
+
+    Attributes:
+        key: the key.
+    """
+
+    key: str
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) == len(pairs):
+        return found
+    ambiguous = _Ambiguous(found)
+    names = [name for name, _ in pairs]
+    ambiguous.key = next(name for name in names if names.count(name) > 1)
+    return ambiguous
+
+
+def _implausible(value: object) -> str | None:
+    """Why no program writes such a value, or None."""
+    if isinstance(value, _Ambiguous):
+        return f"key {value.key!r} is there twice"
+    if isinstance(value, str):
+        if not value.isprintable():
+            return f"{value[:80]!r} has characters that cannot be printed"
+        is_long = len(value) > _MOST_CHARACTERS
+        return f"{value[:20]!r}... has {len(value)} characters" if is_long else None
+    if isinstance(value, Mapping):
+        value = [*value, *value.values()]
+    children = value if isinstance(value, list) else []
+    return next(filter(None, map(_implausible, children)), None)
+
+
+def _incredible(record: Record) -> str | None:
+    """Why a record would win over others without a right to, or None."""
+    for each in (record.winner, record.baseline, *record.runners_up):
+        if each.samples > _MOST_SAMPLES:
+            return f"{each.variant} has {each.samples:.0e} samples"
+    if _created(record) > datetime.now(UTC) + _CLOCKS_APART:
+        return f"provenance.created: {record.provenance['created']} is not over yet"
+    return None
 
 
 def _is_better(one: Record, other: Record) -> bool:

@@ -4,9 +4,22 @@ from __future__ import annotations
 
 import errno
 import os
+import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 _SQLITE = b"SQLite format 3\0"
+
+
+def users_folder(find: Callable[[str], Path]) -> Path:
+    """taxfree's folder of a kind, such as `platformdirs.user_data_path`.
+
+    A user without a home, as in containers, has one in the temporary folder.
+    """
+    try:
+        return find("taxfree")
+    except RuntimeError:
+        return Path(tempfile.gettempdir(), f"taxfree-{os.getuid()}")
 
 
 def replaced_by(path: Path) -> Path | None:

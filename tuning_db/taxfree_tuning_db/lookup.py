@@ -31,8 +31,8 @@ class Table:
     def __init__(self, user: Iterable[Record] = (), shipped: Iterable[Record] = ()) -> None:
         user = list(user)
         self.modelled = tuple(record for record in user if record.is_modelled)
-        measured = [*(each for each in user if not each.is_modelled), *shipped]
-        self._fill(sorted(measured, key=lambda each: each.is_lent))
+        measured = [*(record for record in user if not record.is_modelled), *shipped]
+        self._fill(sorted(measured, key=lambda record: record.is_lent))
 
     def _fill(self, records: Iterable[Record]) -> None:
         self._records = tuple(records)
@@ -49,11 +49,11 @@ class Table:
 
     def own(self, hardware: HardwareFingerprint) -> Table:
         """This table, with the records of a device under the fingerprint that it has today."""
-        if not any(_has_former_name(each, hardware) for each in self._records):
+        if not any(_has_former_name(record, hardware) for record in self._records):
             return self
         table = self._of(
-            replace(each, hardware=hardware) if _has_former_name(each, hardware) else each
-            for each in self._records
+            replace(record, hardware=hardware) if _has_former_name(record, hardware) else record
+            for record in self._records
         )
         table.modelled = self.modelled
         return table
@@ -99,7 +99,7 @@ class Table:
         layers = self._layers.get(key, ())
         if versions is None:
             return tuple(layers)
-        return tuple(sorted(layers, key=lambda each: stale_reason(each, versions) is not None))
+        return tuple(sorted(layers, key=lambda record: stale_reason(record, versions) is not None))
 
     def serving(self, versions: Mapping[str, int]) -> Iterator[Record]:
         """Yield the record of each key that serves others: the first of a known variant.
@@ -107,8 +107,8 @@ class Table:
         A winner that was lent serves none: it was tried on its own problem alone.
         """
         for key in self._layers:
-            layers = [each for each in self.layers(key, versions) if not each.is_lent]
-            yield from [each for each in layers if each.winner.variant in versions][:1]
+            layers = [layer for layer in self.layers(key, versions) if not layer.is_lent]
+            yield from [layer for layer in layers if layer.winner.variant in versions][:1]
 
 
 @dataclass(frozen=True)
@@ -213,8 +213,8 @@ class Query:
 
     def is_larger(self, record: Record) -> bool:
         """Whether the problem is larger than a neighbour's in some field."""
-        own, asked = record.problem, self.problem
-        return any(own[name] < asked[name] for name in self.interpolated_fields)  # type: ignore[operator]
+        recorded, asked = record.problem, self.problem
+        return any(recorded[name] < asked[name] for name in self.interpolated_fields)  # type: ignore[operator]
 
 
 def look_up(table: Table, query: Query, nearest: bool = True) -> LookUp:
@@ -230,17 +230,17 @@ def look_up(table: Table, query: Query, nearest: bool = True) -> LookUp:
         InvalidRecord: a field of the problem is not a finite scalar.
     """
     trace = _Trace(query)
-    own = table.layers(record_key(query.op, query.problem, query.hardware), query.versions)
-    record = _own_record(own, trace)
+    records = table.layers(record_key(query.op, query.problem, query.hardware), query.versions)
+    record = _own_record(records, trace)
     if record is not None:
         is_current = stale_reason(record, query.versions) is None
         return trace.answer("exact" if is_current else "another version", record)
-    others = [each for each in table.serving(query.versions) if each.op == query.op]
-    record = _neighbour([each for each in others if each not in own], trace)
+    others = [record for record in table.serving(query.versions) if record.op == query.op]
+    record = _neighbour([other for other in others if other not in records], trace)
     if record is not None:
         return trace.answer("neighbour", record)
-    if own:
-        return trace.answer("refused", own[0])
+    if records:
+        return trace.answer("refused", records[0])
     if not nearest:
         return LookUp("miss", None, (), tuple(trace.steps))
     record, why = _nearest(table, query)
@@ -268,13 +268,15 @@ class _Trace:
         return LookUp(kind, record, mismatches, tuple(self.steps))
 
 
-def _own_record(own: Sequence[Record], trace: _Trace) -> Record | None:
+def _own_record(records: Sequence[Record], trace: _Trace) -> Record | None:
     """Return the first of a problem's own records that serves it."""
     query = trace.query
-    sources = " and ".join(record.provenance.get("source", "unnamed") for record in own)
+    sources = " and ".join(record.provenance.get("source", "unnamed") for record in records)
     asked = f"{query.op} with {_shown(query.problem)} on {query.hardware.gpu}"
-    trace.step(asked, bool(own), f"record: {sources}" if own else "not measured on this hardware")
-    for record in own:
+    trace.step(
+        asked, bool(records), f"record: {sources}" if records else "not measured on this hardware"
+    )
+    for record in records:
         reason = stale_reason(record, query.versions) or "measured with today's version"
         is_known = trace.step(_KNOWN, record.winner.variant in query.versions, reason)
         if is_known and trace.runs(record):
@@ -286,24 +288,24 @@ def _neighbour(others: Iterable[Record], trace: _Trace) -> Record | None:
     """Return the first neighbour that serves the problem, those of larger sizes first."""
     query = trace.query
     looked_for = f"a neighbour that differs in {', '.join(query.fields) or 'nothing'}"
-    found = neighbours(
+    nearby = neighbours(
         others, query.problem, query.hardware, query.interpolated_fields, query.ignored_fields
     )
 
     def described(record: Record) -> str:
-        which = "nearest" if record is found[0] else "next"
+        which = "nearest" if record is nearby[0] else "next"
         stale = stale_reason(record, query.versions)
         fields = _shown({name: record.problem[name] for name in query.fields})
         return f"{which} is {fields}" + (f", {stale}" if stale else "")
 
-    near = [record for record in found if query.distance(record) <= query.max_log2_distance]
+    near = [record for record in nearby if query.distance(record) <= query.max_log2_distance]
     for record in sorted(near, key=query.is_larger):
         if trace.step(looked_for, True, described(record)) and trace.runs(record):
             return record
-    for record in found[len(near) :][:1]:
+    for record in nearby[len(near) :][:1]:
         factor = f"a factor of {2 ** query.distance(record):.3g} away"
         trace.step(looked_for, False, f"{described(record)}, {factor}")
-    if not found:
+    if not nearby:
         trace.step(looked_for, False, "no record agrees in all other fields")
     return None
 
@@ -366,7 +368,7 @@ def differing_fields(
 def _soft_mismatches(record: Record, software: SoftwareFingerprint) -> tuple[str, ...]:
     recorded, current = asdict(record.software), asdict(software)
     # the version of taxfree does not count: that of the variant tells whether it has changed
-    return tuple(each for each in recorded if each != "taxfree" and recorded[each] != current[each])
+    return tuple(name for name in recorded if name != "taxfree" and recorded[name] != current[name])
 
 
 def _nearest(table: Table, query: Query) -> tuple[Record | None, str]:
@@ -376,8 +378,8 @@ def _nearest(table: Table, query: Query) -> tuple[Record | None, str]:
         differing = differing_fields(record, query.problem, query.hardware)
         return len(differing), _distance(record.problem, query.problem, differing), record.key
 
-    own = (record for record in table.records() if record.op == query.op)
-    nearest = min(own, key=rank, default=None)
+    candidates = (record for record in table.records() if record.op == query.op)
+    nearest = min(candidates, key=rank, default=None)
     if nearest is None:
         return None, f"{query.op} was never tuned"
     pairs = differing_fields(nearest, query.problem).items()
@@ -387,8 +389,8 @@ def _nearest(table: Table, query: Query) -> tuple[Record | None, str]:
         whose = nearest.hardware.gpu
         # of two alike, the rest tells them apart
         if whose == machine:
-            found = differing_fields(nearest, query.problem, query.hardware)
-            names = sorted(name for name in found if name.startswith("hardware."))
+            apart = differing_fields(nearest, query.problem, query.hardware)
+            names = sorted(name for name in apart if name.startswith("hardware."))
             machine = f"{machine} of other {', '.join(name.partition('.')[2] for name in names)}"
         reasons.insert(0, f"no record of {machine}; the nearest is of {whose}")
     return nearest, "; ".join(reasons)

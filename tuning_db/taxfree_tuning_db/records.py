@@ -175,8 +175,8 @@ class Record:
         _number("seconds_spent", self.seconds_spent)
         _provenance(self.provenance)
         _require(self.schema == SCHEMA_VERSION, "schema", f"is not {SCHEMA_VERSION}")
-        for role, each in (("winner", self.winner), ("baseline", self.baseline)):
-            is_right = (each.samples == 0) == self.is_modelled
+        for role, measurement in (("winner", self.winner), ("baseline", self.baseline)):
+            is_right = (measurement.samples == 0) == self.is_modelled
             _require(is_right, f"{role}.samples", "is 0 if times are modelled, and only then")
 
     @property
@@ -201,7 +201,7 @@ class Record:
 
     def to_json(self) -> dict[str, Any]:
         """Return the record as a JSON document."""
-        return asdict(self) | {"runners_up": [asdict(each) for each in self.runners_up]}
+        return asdict(self) | {"runners_up": [asdict(runner_up) for runner_up in self.runners_up]}
 
     @classmethod
     def from_json(cls, document: object) -> Record:

@@ -59,7 +59,7 @@ def with_new_names(op: object, document: Any) -> Any:
         if part in new:
             new[part] = with_new_names(op, new[part])
     if isinstance(new.get("runners_up"), list):
-        new["runners_up"] = [with_new_names(op, each) for each in new["runners_up"]]
+        new["runners_up"] = [with_new_names(op, runner_up) for runner_up in new["runners_up"]]
     return new
 
 

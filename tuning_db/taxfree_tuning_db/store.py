@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from functools import partial
@@ -24,8 +25,10 @@ from .errors import (
     DatabaseTooNew,
     DatabaseUnreadable,
     ForeignRecord,
+    ForeignRecordWarning,
     InvalidRecord,
 )
+from .files import users_folder
 from .records import SCHEMA_VERSION, Record, TrialRecord, canonical_json
 from .renamed import former_key, op_of_key
 
@@ -36,10 +39,10 @@ _T = TypeVar("_T")
 
 
 def default_path() -> Path:
-    """Return the path of the database: `TAXFREE_DB`, else in the platform's user data folder."""
+    """Return the path of the database: `TAXFREE_DB`, else in the user's data folder."""
     if path := os.environ.get("TAXFREE_DB"):
         return Path(os.path.expanduser(path))  # leaves an unknown ~user as it is; Path raises
-    return platformdirs.user_data_path() / "taxfree" / "tuning.sqlite"
+    return users_folder(platformdirs.user_data_path) / "tuning.sqlite"
 
 
 class Database(AbstractContextManager["Database"]):
@@ -109,15 +112,17 @@ class Database(AbstractContextManager["Database"]):
     def records(self) -> Iterator[Record]:
         """Yield every record of one state of the database, ordered by key.
 
-        Raises:
-            ForeignRecord: a row is not a record.
+        A row that is not a record is passed over, with a :class:`ForeignRecordWarning`.
         """
-        rows = list(self._records.items())
-        for key, _ in rows:
-            if not isinstance(key, str):
-                raise ForeignRecord(repr(key), "its key is not text")
-        for key, stored in sorted(rows, key=lambda row: row[0]):
-            yield _record(key, stored)
+        for key, stored in sorted(self._records.items(), key=lambda row: str(row[0])):
+            try:
+                if not isinstance(key, str):
+                    raise ForeignRecord(repr(key), "its key is not text")
+                yield _record(key, stored)
+            except ForeignRecord as error:
+                warnings.warn(
+                    f"{error.message}; it is passed over", ForeignRecordWarning, stacklevel=2
+                )
 
     def get(self, key: str) -> Record | None:
         """Return the record of a key, or None.
@@ -169,7 +174,7 @@ class Database(AbstractContextManager["Database"]):
         """
         select = f"SELECT key, value {_TRIALS_OF} ORDER BY key"
         ranges = map(_trial_range, reversed(_keys(key)))
-        rows = [row for each in ranges for row in self._connection.select(select, each)]
+        rows = [row for interval in ranges for row in self._connection.select(select, interval)]
         trial = partial(TrialRecord.from_json, op=op_of_key(key))
         return tuple(_decode(trial, *row) for row in rows)
 

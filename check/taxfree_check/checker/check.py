@@ -75,7 +75,9 @@ def check_variant(
         raise PlanError("the checker needs interpreted kernels", hint)
     begin = time.process_time()
     if problems is None:
-        problems = [each for world in WORLD_SIZES for each in operation_shapes(op).tiny(world)]
+        problems = [
+            problem for world in WORLD_SIZES for problem in operation_shapes(op).tiny(world)
+        ]
     served = _served(_drawn_from(op, variant, problems), problems)
     coverage, violation, schedules, accesses = Coverage(), None, 0, 0
     with one_thread():
@@ -114,7 +116,7 @@ def replay_command(op: str, variant: str, problem: Problem, seed: int) -> str:
 def _drawn_from(op: str, variant: str, problems: Sequence[Problem]) -> list[Variant]:
     known = variants(op)
     if variant == MIXED:
-        return [each for each in known.values() if _launches_kernels(op, each, problems)]
+        return [variant for variant in known.values() if _launches_kernels(op, variant, problems)]
     if variant not in known:
         names = ", ".join(checkable_variants(op))
         raise PlanError(f"no variant {variant!r} of {op}", f"one of: {names}")
@@ -138,7 +140,14 @@ def _served(
 ) -> list[tuple[Any, list[Variant]]]:
     """Problems that any candidate serves, with those candidates."""
     serving = [
-        (problem, [each for each in candidates if not each.unsupported_reason(problem, _HARDWARE)])
+        (
+            problem,
+            [
+                candidate
+                for candidate in candidates
+                if not candidate.unsupported_reason(problem, _HARDWARE)
+            ],
+        )
         for problem in problems
     ]
     return [(problem, found) for problem, found in serving if found]

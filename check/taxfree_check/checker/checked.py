@@ -67,9 +67,9 @@ class Checked:
         if self.violation is not None:
             return "\n".join([*lines, str(self.violation)])
         lines += [
-            f"  {line.where}  {line.text}: {len(each.ranks)} ranks, {len(each.programs)} programs, "
-            f"{len(each.calls)} calls"
-            for line, each in self.coverage.missing(self.wanted)
+            f"  {line.where}  {line.text}: {len(tally.ranks)} ranks, "
+            f"{len(tally.programs)} programs, {len(tally.calls)} calls"
+            for line, tally in self.coverage.missing(self.wanted)
         ]
         return "\n".join(lines)
 
@@ -89,11 +89,11 @@ class CheckFailed(AssertionError):
 def coverage_rows(checks: Iterable[Checked]) -> list[tuple[str, str, int, int, int]]:
     """Synchronising lines of checks: where, text, ranks, programs, calls."""
     together = Coverage()
-    for each in checks:
-        together.add(each.coverage)
+    for check in checks:
+        together.add(check.coverage)
     return [
-        (line.where, line.text, len(each.ranks), len(each.programs), len(each.calls))
-        for line, each in together.by_place()
+        (line.where, line.text, len(tally.ranks), len(tally.programs), len(tally.calls))
+        for line, tally in together.by_place()
     ]
 
 

@@ -67,8 +67,10 @@ class Coverage:
     def expect(self, function: Any, constants: Mapping[str, Any], programs: int) -> None:
         """Count the lines that a launch can reach; of kernels without peers there are none."""
         self.has_launches = True
-        given = tuple(sorted((name, each) for name, each in constants.items() if _is_fixed(each)))
-        for line, reaching in _reachable(function, given, range(programs)).items():
+        fixed = tuple(
+            sorted((name, value) for name, value in constants.items() if _is_fixed(value))
+        )
+        for line, reaching in _reachable(function, fixed, range(programs)).items():
             executed = self.lines.setdefault(line, Executed())
             executed.most_programs = max(executed.most_programs, reaching)
 
@@ -105,10 +107,10 @@ class Coverage:
 def _callee(call: ast.Call, caller: Any) -> Any | None:
     """The device function that a device function calls, or None."""
     first, *rest = ast.unparse(call.func).split(".")
-    found = caller.fn.__globals__.get(first)
+    value = caller.fn.__globals__.get(first)
     for attribute in rest:
-        found = getattr(found, attribute, None)
-    return interpreted(found) if is_device_function(found) else None
+        value = getattr(value, attribute, None)
+    return interpreted(value) if is_device_function(value) else None
 
 
 def parsed(function: Any) -> tuple[ast.FunctionDef, int]:
@@ -148,8 +150,10 @@ def call_synchronises(call: ast.Call, caller: Any) -> bool:
         return True
     if name == "tl.inline_asm_elementwise":
         return re.search(r"\b(atom|red|ld|st)\b[.]", ast.unparse(call)) is not None
-    how = [each.value for each in call.keywords if each.arg in ("volatile", "cache_modifier")]
-    if name in ("tl.load", "tl.store") and any(isinstance(each, ast.Constant) for each in how):
+    how = [
+        keyword.value for keyword in call.keywords if keyword.arg in ("volatile", "cache_modifier")
+    ]
+    if name in ("tl.load", "tl.store") and any(isinstance(value, ast.Constant) for value in how):
         return True
     callee = _callee(call, caller)
     return callee is not None and callee is not caller and _synchronises(callee)
@@ -172,7 +176,7 @@ def _reachable(
         return {}
     definition, offset = parsed(function)
     known = dict(constants)
-    found: dict[Line, int] = {}
+    counts: dict[Line, int] = {}
     for statement, reaching in _live(definition.body, known, programs):
         for call in calls_in(statement):
             if not call_synchronises(call, function):
@@ -186,8 +190,8 @@ def _reachable(
                     continue
             reached = {**reached, own: len(reaching)}
             for line, count in reached.items():
-                found[line] = max(found.get(line, 0), count)
-    return found
+                counts[line] = max(counts.get(line, 0), count)
+    return counts
 
 
 def _handed_on(
@@ -195,10 +199,12 @@ def _handed_on(
 ) -> tuple[tuple[str, Any], ...]:
     """The constants that a call gives to a device function."""
     parameters = inspect.signature(callee.fn).parameters
-    given = {name: each.default for name, each in parameters.items()}
-    given |= {name: _value(each, known) for name, each in zip(parameters, call.args, strict=False)}
-    given |= {str(each.arg): _value(each.value, known) for each in call.keywords}
-    return tuple(sorted((name, each) for name, each in given.items() if each is not _UNKNOWN))
+    bound = {name: parameter.default for name, parameter in parameters.items()}
+    bound |= {
+        name: _value(argument, known) for name, argument in zip(parameters, call.args, strict=False)
+    }
+    bound |= {str(keyword.arg): _value(keyword.value, known) for keyword in call.keywords}
+    return tuple(sorted((name, value) for name, value in bound.items() if value is not _UNKNOWN))
 
 
 def _live(
@@ -219,7 +225,7 @@ def _live(
         yield ast.Expr(statement.test), programs
         holding = _holding(statement.test, known, programs)
         for outcome, branch in ((True, statement.body), (False, statement.orelse)):
-            reaching = tuple(each for each, can_be in holding if outcome in can_be)
+            reaching = tuple(program for program, can_be in holding if outcome in can_be)
             if reaching:
                 yield from _live(branch, known, reaching)
 
@@ -228,8 +234,11 @@ def _holding(
     test: ast.expr, known: dict[str, Any], programs: Programs
 ) -> list[tuple[int, set[bool]]]:
     """The outcomes that a condition may have, for each program."""
-    values = ((each, _value(test, known | {_PROGRAM: each})) for each in programs)
-    return [(each, {True, False} if value is _UNKNOWN else {bool(value)}) for each, value in values]
+    values = ((program, _value(test, known | {_PROGRAM: program})) for program in programs)
+    return [
+        (program, {True, False} if value is _UNKNOWN else {bool(value)})
+        for program, value in values
+    ]
 
 
 _UNKNOWN = inspect.Parameter.empty
@@ -239,11 +248,11 @@ def _value(expression: ast.expr, known: Mapping[str, Any]) -> Any:
     """The value of an expression of constants, or _UNKNOWN; a part may decide `or` and `and`."""
     if isinstance(expression, ast.BoolOp):
         decisive = isinstance(expression.op, ast.Or)
-        parts = (_value(each, known) for each in expression.values)
-        if any(each is not _UNKNOWN and bool(each) is decisive for each in parts):
+        parts = (_value(value, known) for value in expression.values)
+        if any(part is not _UNKNOWN and bool(part) is decisive for part in parts):
             return decisive
     names = {node.id for node in ast.walk(expression) if isinstance(node, ast.Name)}
-    scope = {name: each for name, each in known.items() if each is not _UNKNOWN} | _GLOBALS
+    scope = {name: value for name, value in known.items() if value is not _UNKNOWN} | _GLOBALS
     if not names <= scope.keys():
         return _UNKNOWN
     code = compile(ast.fix_missing_locations(ast.Expression(expression)), "<constant>", "eval")

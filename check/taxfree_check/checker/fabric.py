@@ -8,11 +8,9 @@ from functools import partial
 import torch
 
 from taxfree_check.checker.simulate import Call, Outcome, Schedule, Sizes, run_schedule
-from taxfree_kernels.device import control
-from taxfree_kernels.fabric.base import GrouplessFabric
-from taxfree_kernels.fabric.heap import Pool, SymmetricHeap
-from taxfree_kernels.fabric.layout import aligned
-from taxfree_kernels.fabric.side_stream import SideStream
+from taxfree_kernels.device import peers
+from taxfree_kernels.fabric.base import GrouplessFabric, SideStream
+from taxfree_kernels.fabric.heap import Pool, SymmetricHeap, aligned
 from taxfree_kernels.hardware import KNOWN
 
 _NEVER = 1 << 62  # ticks
@@ -106,7 +104,7 @@ class Simulation:
         self.ll_bytes = 2 * self.slot_bytes
         # Tiles are wider than tiny problems, and all is sent.
         self.lamport_bytes = 4 * self.slot_bytes
-        control_bytes = (control.SIGNALS.value + Pool.CHANNELS * world_size) * 8
+        control_bytes = (peers.SIGNALS.value + Pool.CHANNELS * world_size) * 8
         slots = 2 * (self.slot_bytes + self.ll_bytes) + 3 * self.lamport_bytes
         size = aligned(control_bytes) + slots + aligned(heap_bytes)
         # side by side, so that which of several conflicts comes first does not depend on addresses
@@ -165,14 +163,14 @@ def _word(name: str, size: int, offset: int) -> str:
 def _control_word(world_size: int, offset: int) -> str:
     """Name a word of a control block."""
     names = {
-        control.GENERATION.value: "generation word",
-        control.LIMIT.value: "bound of waits",
-        control.ABORT.value: "abort word",
-        control.REPORTED.value: "reported word",
-        control.STATUS.value: "address of the report",
+        peers.GENERATION.value: "generation word",
+        peers.LIMIT.value: "bound of waits",
+        peers.ABORT.value: "abort word",
+        peers.REPORTED.value: "reported word",
+        peers.STATUS.value: "address of the report",
     }
     index = offset // 8
-    if index < control.SIGNALS.value:
+    if index < peers.SIGNALS.value:
         return names.get(index, f"control word {index}")
-    channel, source = divmod(index - control.SIGNALS.value, world_size)
+    channel, source = divmod(index - peers.SIGNALS.value, world_size)
     return f"signal word of channel {channel}, source rank {source}"

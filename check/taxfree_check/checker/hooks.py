@@ -20,7 +20,7 @@ from triton.runtime.interpreter import TensorHandle, interpreter_builder
 from taxfree_check.checker.clocks import Scope
 from taxfree_check.checker.ptx import run_assembly
 from taxfree_check.checker.watch import CHANGES, NO_CHANGE, Change, Watch
-from taxfree_kernels.device.packets import EMPTY
+from taxfree_kernels.device.peers import EMPTY
 from taxfree_kernels.interpreter import correct_bfloat16, hasten
 
 _SEMANTICS = {
@@ -39,7 +39,7 @@ def observed_by(watch: Watch) -> Iterator[None]:
     hasten()
     names = [name for name in dir(_Hooks) if name.startswith("create_")]
     installed = _Hooks(watch)
-    hooks = {each: getattr(installed, each) for each in names if hasattr(interpreter_builder, each)}
+    hooks = {name: getattr(installed, name) for name in names if hasattr(interpreter_builder, name)}
     language = interpreter._patch_lang(observed_by)
     interpreter_builder.__dict__.update(hooks)
     try:
@@ -59,8 +59,10 @@ class _Hooks:
         self._store = interpreter_builder.create_masked_store
         self._rmw = interpreter_builder.create_atomic_rmw
         self._cas = interpreter_builder.create_atomic_cas
-        own = ("ptrs", "mask", "other", "is_volatile")
-        policies = [each for each in signature(self._load).parameters if each not in own]
+        known = ("ptrs", "mask", "other", "is_volatile")
+        policies = [
+            parameter for parameter in signature(self._load).parameters if parameter not in known
+        ]
         self._no_policies = dict.fromkeys(policies)
 
     def create_masked_load(
@@ -103,12 +105,12 @@ class _Hooks:
         self, pointers: Any, expected: Any, value: Any, sem: Any, scope: Any
     ) -> Any:
         def change() -> Change:
-            found = self._seen(pointers, _everywhere(pointers)).data
-            changes = bool(np.any((found == expected.data) & (expected.data != value.data)))
+            before = self._seen(pointers, _everywhere(pointers)).data
+            changes = bool(np.any((before == expected.data) & (expected.data != value.data)))
             return Change(changes, changes)
 
         what = b"CAS" + b"".join(
-            np.ascontiguousarray(each.data).tobytes() for each in (expected, value)
+            np.ascontiguousarray(operand.data).tobytes() for operand in (expected, value)
         )
         with self._ordered(pointers, None, sem, scope, what=what, change=change):
             return self._cas(pointers, expected, value, sem, scope)

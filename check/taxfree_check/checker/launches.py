@@ -184,12 +184,12 @@ class _Builtins:
         if id(names) in self._known:
             return
         self._known.add(id(names))
-        found = [
-            (name, each)
-            for name, each in names.items()
-            if tl.core.is_builtin(each) and each.__module__.startswith("triton.language")
+        builtins = [
+            (name, builtin)
+            for name, builtin in names.items()
+            if tl.core.is_builtin(builtin) and builtin.__module__.startswith("triton.language")
         ]
-        for name, function in found:
+        for name, function in builtins:
             self._originals.append((names, name, function))
             names[name] = partial(_interpret, function)
 
@@ -225,12 +225,12 @@ def is_device_function(function: Any) -> bool:
 def _request(function: Any, args: tuple[Any, ...], grid: Any, named: dict[str, Any]) -> Request:
     warps = named.get("num_warps", _DEFAULT_WARPS)
     named = {name: value for name, value in named.items() if name in function.arg_names}
-    given = inspect.getcallargs(function.rewrite(), *args, **named)
-    constants = {name: given[name] for name in _constexprs(function)}
+    arguments = inspect.getcallargs(function.rewrite(), *args, **named)
+    constants = {name: arguments[name] for name in _constexprs(function)}
     if callable(grid):
-        grid = grid(given)
+        grid = grid(arguments)
     x, y, z = (*(int(size) for size in grid), 1, 1)[:3]
-    return Request(function, (x, y, z), given, constants, warps)
+    return Request(function, (x, y, z), arguments, constants, warps)
 
 
 @cache

@@ -149,18 +149,18 @@ class Region:
 
     def word(self, address: int, size: int) -> Word:
         """The synchronisation word at `address`, which becomes one now if it is not yet."""
-        found = self.words.get(address)
-        if found is None:
-            found = self.words[address] = Word(size)
+        word = self.words.get(address)
+        if word is None:
+            word = self.words[address] = Word(size)
             self.has_word[self.granules(np.array([address], np.uint64), size)] = True
-        return found
+        return word
 
     def words_in(self, address: int, size: int) -> Iterator[tuple[int, Word]]:
         """The synchronisation words that share bytes with `size` bytes at `address`."""
-        for at in range(address - _WIDEST_WORD + 1, address + size):
-            word = self.words.get(at)
-            if word is not None and at + word.size > address:
-                yield at, word
+        for start in range(address - _WIDEST_WORD + 1, address + size):
+            word = self.words.get(start)
+            if word is not None and start + word.size > address:
+                yield start, word
 
     def reads_of(self, slot: int) -> np.ndarray:
         if slot not in self.reads:

@@ -157,8 +157,8 @@ def _changes_of_call(call: ast.Call, function: Any) -> Iterator[Change]:
             yield f"{name}: channel 0", _with_argument(call, position, nothing)
         else:
             own_rank = ast.Attribute(call.args[_PEERS[name]], "rank", ast.Load())
-            own = ast.BinOp(nothing, ast.Add(), own_rank)
-            yield f"{name}: own rank as {what}", _with_argument(call, position, own)
+            own_rank_only = ast.BinOp(nothing, ast.Add(), own_rank)
+            yield f"{name}: own rank as {what}", _with_argument(call, position, own_rank_only)
     match call.func:
         case ast.Attribute(value=whose, attr="to") if _last_name(whose) in ("rank", "source"):
             yield f"the block of {_last_name(whose)} 0", _product(call, 0)
@@ -218,7 +218,7 @@ def _makes_mask(function: Any) -> bool:
     """Whether a function computes a mask of peers; masks of other functions are of tiles."""
     definition, _ = parsed(function)
     return any(
-        _name(call) in ("signal", "wait") and "mask" in [each.arg for each in call.keywords]
+        _name(call) in ("signal", "wait") and "mask" in [keyword.arg for keyword in call.keywords]
         for call in calls_in(definition)
     )
 
@@ -248,22 +248,24 @@ def _one_earlier(test: ast.expr) -> ast.expr:
 
 def _partly_stored(call: ast.Call) -> ast.stmt:
     """A store of two bytes of each word."""
-    words, word = (ast.unparse(each) for each in call.args)
+    words, word = (ast.unparse(arg) for arg in call.args)
     parts = f"tl.cast({words}, tl.pointer_type(tl.int16))"
     return ast.parse(f"tl.store({parts}, ({word}).to(tl.int16))").body[0]
 
 
 def _signals_first(node: ast.FunctionDef | ast.If) -> Iterator[Change]:
     """The signal before the data that it announces."""
-    called = [{_name(call) for call in calls_in(each)} for each in node.body]
-    stores = [at for at, names in enumerate(called) if "copy" in names and not names & _SIGNALS]
+    called = [{_name(call) for call in calls_in(statement)} for statement in node.body]
+    stores = [
+        index for index, names in enumerate(called) if "copy" in names and not names & _SIGNALS
+    ]
     signals = [
-        at
-        for at, each in enumerate(node.body)
-        if isinstance(each, ast.Expr | ast.If) and called[at] & _SIGNALS
+        index
+        for index, statement in enumerate(node.body)
+        if isinstance(statement, ast.Expr | ast.If) and called[index] & _SIGNALS
     ]
     if stores and signals:
-        body = [each for each in node.body if each is not node.body[stores[0]]]
+        body = [statement for statement in node.body if statement is not node.body[stores[0]]]
         body.insert(signals[0], node.body[stores[0]])
         yield "signal before the data", _with(node, body=body)
 

@@ -93,14 +93,16 @@ class _Instruction:
     @property
     def type(self) -> str:
         """The last type that it names."""
-        return next((each for each in reversed(self.modifiers) if _TYPE.fullmatch(each)), "b32")
+        return next(
+            (modifier for modifier in reversed(self.modifiers) if _TYPE.fullmatch(modifier)), "b32"
+        )
 
 
 @cache
 def _parse(assembly: str) -> tuple[tuple[_Instruction, ...], dict[str, int]]:
     """Instructions, and the labels that point to them."""
     text = re.sub(r"//[^\n]*|/\*.*?\*/", " ", assembly, flags=re.S)
-    found: list[_Instruction] = []
+    instructions: list[_Instruction] = []
     labels: dict[str, int] = {}
     separators = r"[;\n]" if ";" not in text else r";"
     # Braces of blocks stand alone; those of vectors follow a comma or a space inside operands.
@@ -110,7 +112,7 @@ def _parse(assembly: str) -> tuple[tuple[_Instruction, ...], dict[str, int]]:
     for statement in re.split(separators, text):
         statement = statement.strip().strip("{}" if "," not in statement else "").strip()
         while label := re.match(r"([$%\w]+)\s*:(?!:)\s*", statement):
-            labels[label[1]] = len(found)
+            labels[label[1]] = len(instructions)
             statement = statement[label.end() :].strip("{ \t\n")
         if not statement or statement.startswith("."):
             continue
@@ -122,22 +124,24 @@ def _parse(assembly: str) -> tuple[tuple[_Instruction, ...], dict[str, int]]:
         name, *modifiers = re.split(r"[.]+", opcode.replace("::", "_"))
         split = re.findall(r"\{[^}]*\}|\[[^\]]*\]|[^,\s]+", " ".join([*tail, operands]))
         instruction = " ".join(statement.split())
-        found.append(_Instruction(instruction, guard, name, tuple(modifiers), tuple(split)))
-    return tuple(found), labels
+        instructions.append(_Instruction(instruction, guard, name, tuple(modifiers), tuple(split)))
+    return tuple(instructions), labels
 
 
 def run_assembly(
     watch: Watch, assembly: str, constraints: str, values: Sequence[Any], types: Sequence[Any]
 ) -> Any:
     """Run inline assembly on all lanes; the results as the builder's."""
-    kinds = [each.strip() for each in constraints.split(",") if each.strip()]
-    outputs = sum(each.startswith("=") for each in kinds)
-    shape = np.broadcast_shapes(*(np.shape(each.data) for each in values)) if values else (1,)
-    inputs = [np.broadcast_to(_bits(each.data), shape).ravel() for each in values]
+    kinds = [constraint.strip() for constraint in constraints.split(",") if constraint.strip()]
+    outputs = sum(kind.startswith("=") for kind in kinds)
+    shape = np.broadcast_shapes(*(np.shape(value.data) for value in values)) if values else (1,)
+    inputs = [np.broadcast_to(_bits(value.data), shape).ravel() for value in values]
     results = np.zeros((outputs, int(np.prod(shape))), np.uint64)
     try:
         for lane in range(results.shape[1]):
-            operands = {f"${outputs + index}": int(each[lane]) for index, each in enumerate(inputs)}
+            operands = {
+                f"${outputs + index}": int(operand[lane]) for index, operand in enumerate(inputs)
+            }
             thread = _Thread(watch, operands)
             thread.run(*_parse(assembly))
             for index in range(outputs):
@@ -145,7 +149,10 @@ def run_assembly(
     except Unknown as error:
         watch.refuse(str(error))
     return _Results(
-        [_as_type(each.reshape(shape), kind) for each, kind in zip(results, types, strict=False)]
+        [
+            _as_type(result.reshape(shape), kind)
+            for result, kind in zip(results, types, strict=False)
+        ]
     )
 
 
@@ -179,18 +186,18 @@ class _Thread:
         self._watch, self.registers = watch, registers
 
     def run(self, instructions: Sequence[_Instruction], labels: dict[str, int]) -> None:
-        at = steps = 0
-        while at < len(instructions):
+        index = steps = 0
+        while index < len(instructions):
             steps += 1
             if steps > _MOST_STEPS:
-                raise Unknown(f"{instructions[at].text}: a loop that no memory access ends")
-            instruction = instructions[at]
-            at += 1
+                raise Unknown(f"{instructions[index].text}: a loop that no memory access ends")
+            instruction = instructions[index]
+            index += 1
             guard = instruction.guard
             if guard and bool(self._value(guard.lstrip("!"), "b32")) == guard.startswith("!"):
                 continue
             if instruction.name == "bra":
-                at = labels[instruction.operands[0]]
+                index = labels[instruction.operands[0]]
             elif instruction.name in ("ret", "exit"):
                 return
             else:
@@ -203,7 +210,7 @@ class _Thread:
                 raise Unknown(f"{text}: only global memory can be interpreted")
             getattr(self, f"_{name}")(instruction)
         elif (name == "fence" and "proxy" not in modifiers) or name == "membar":
-            named = [each for each in modifiers if each in _SCOPES]
+            named = [modifier for modifier in modifiers if modifier in _SCOPES]
             self._watch.on_fence(_SCOPES[named[0]] if named else "gpu")
         elif name == "nanosleep":
             self._watch.pause()
@@ -215,8 +222,8 @@ class _Thread:
         elif _WITHOUT_EFFECT.match(text):
             return
         elif name == "setp":
-            target, *given = instruction.operands
-            one, other = (self._typed(each, instruction.type) for each in given)
+            target, *operands = instruction.operands
+            one, other = (self._typed(operand, instruction.type) for operand in operands)
             self.registers[target] = int(_COMPARISONS[modifiers[0]](one, other))
         elif name == "selp":
             target, one, other, which = instruction.operands
@@ -228,30 +235,32 @@ class _Thread:
             raise Unknown(f"{text}: this instruction cannot be interpreted")
 
     def _compute(self, instruction: _Instruction) -> None:
-        target, *given = instruction.operands
+        target, *operands = instruction.operands
         name, kind, modifiers = instruction.name, instruction.type, instruction.modifiers
-        if name == "mov" and "{" in target + given[0]:
-            self._split(target, given[0], kind)
+        if name == "mov" and "{" in target + operands[0]:
+            self._split(target, operands[0], kind)
             return
         if name == "mov" and {"v2", "v4"} & set(modifiers):
             for component in "xyzw":
-                self.registers[f"{target}.{component}"] = self._value(given[0], kind)
+                self.registers[f"{target}.{component}"] = self._value(operands[0], kind)
             return
-        if name == "cvt" and "f" in "".join(each for each in modifiers if _TYPE.fullmatch(each)):
+        if name == "cvt" and "f" in "".join(
+            modifier for modifier in modifiers if _TYPE.fullmatch(modifier)
+        ):
             raise Unknown(f"{instruction.text}: conversions of floats cannot be interpreted")
         function = _ARITHMETIC[name]
         if kind in _PAIRS:
             single = kind.removesuffix("x2")
             halves = [
-                [_decode(self._value(each, "b32") >> shift, single) for each in given]
+                [_decode(self._value(operand, "b32") >> shift, single) for operand in operands]
                 for shift in (0, 16)
             ]
             low, high = (_encode(function(*half), single) for half in halves)
             self.registers[target] = high << 16 | low
             return
         # `cvt` names the type of its result first, and that of its operand last.
-        types = [each for each in modifiers if _TYPE.fullmatch(each)]
-        values = [self._typed(each, kind) for each in given]
+        types = [modifier for modifier in modifiers if _TYPE.fullmatch(modifier)]
+        values = [self._typed(operand, kind) for operand in operands]
         wanted = types[0] if name == "cvt" and types else kind
         if "wide" in modifiers:
             wanted = f"{kind[0]}{2 * int(kind[1:])}"
@@ -268,7 +277,7 @@ class _Thread:
         else:
             values = [self._value(part, f"b{width}") & (2**width - 1) for part in parts]
             self.registers[target] = sum(
-                each << (index * width) for index, each in enumerate(values)
+                element << (index * width) for index, element in enumerate(values)
             )
 
     # -- memory -----------------------------------------------------------------------------------
@@ -285,7 +294,7 @@ class _Thread:
         place, source = instruction.operands
         sources = re.findall(r"[^\s,{}]+", source)
         addresses, size = self._addresses(place, instruction.type, len(sources))
-        values = [self._value(each, instruction.type) for each in sources]
+        values = [self._value(source, instruction.type) for source in sources]
         with self._access(instruction, addresses, size, writes=True):
             for value, address in zip(values, addresses, strict=True):
                 _INTEGERS[size].from_address(address).value = value & (2 ** (8 * size) - 1)
@@ -313,15 +322,20 @@ class _Thread:
 
     def _modify(self, instruction: _Instruction, operands: list[str]) -> int:
         """Run an atomic; the old value."""
-        place, *given = operands
+        place, *sources = operands
         kind = instruction.type
         operation = next(
-            (each for each in instruction.modifiers if each in _ATOMICS or each == "cas"), None
+            (
+                modifier
+                for modifier in instruction.modifiers
+                if modifier in _ATOMICS or modifier == "cas"
+            ),
+            None,
         )
         if operation is None or kind in _PAIRS:
             raise Unknown(f"{instruction.text}: this atomic cannot be interpreted")
         (address,), size = self._addresses(place, kind, 1)
-        values = [self._typed(each, kind) for each in given]
+        values = [self._typed(operand, kind) for operand in sources]
         word = _INTEGERS[size].from_address(address)
 
         def result() -> int:
@@ -344,10 +358,10 @@ class _Thread:
             old, word.value = word.value, result()
         return old
 
-    def _addresses(self, place: str, kind: str, count: int) -> tuple[list[int], int]:
+    def _addresses(self, text: str, kind: str, count: int) -> tuple[list[int], int]:
         """The addresses of consecutive elements, and the bytes of one."""
-        parts = [each.strip() for each in place.strip("[] ").split("+")]
-        first = sum(self._value(each, "b64") for each in parts)
+        parts = [part.strip() for part in text.strip("[] ").split("+")]
+        first = sum(self._value(part, "b64") for part in parts)
         size = int(re.sub(r"\D", "", kind)) // 8
         if size not in _INTEGERS:
             raise Unknown(f"accesses of {size} bytes cannot be interpreted")
@@ -376,8 +390,8 @@ def _ordering(instruction: _Instruction, default: str) -> tuple[str, Scope]:
     modifiers = instruction.modifiers
     if "volatile" in modifiers or "mmio" in modifiers:
         return "relaxed", "sys"
-    sem = next((each for each in modifiers if each in _SEMANTICS), default)
-    scope: Scope = next((_SCOPES[each] for each in modifiers if each in _SCOPES), "gpu")
+    sem = next((modifier for modifier in modifiers if modifier in _SEMANTICS), default)
+    scope: Scope = next((_SCOPES[modifier] for modifier in modifiers if modifier in _SCOPES), "gpu")
     return sem, scope
 
 

@@ -29,7 +29,7 @@ class Symmetric:
     def __init__(self, locals: Sequence[torch.Tensor], name: str) -> None:
         self._locals, self.name = locals, name
         self.shape, self.dtype = locals[0].shape, locals[0].dtype
-        self.bases = torch.tensor([each.data_ptr() for each in locals])
+        self.bases = torch.tensor([value.data_ptr() for value in locals])
 
     def local(self, rank: int) -> torch.Tensor:
         """A rank's tensor; also a host may write into it before a run, and read it after that."""
@@ -39,8 +39,10 @@ class Symmetric:
         """The element at a byte offset, for reports."""
         index = offset // self.dtype.itemsize
         if len(self.shape) > 1 and index < self._locals[0].numel():
-            place = ", ".join(str(each) for each in np.unravel_index(index, tuple(self.shape)))
-            return f"{self.name}[{place}]"
+            position_text = ", ".join(
+                str(position) for position in np.unravel_index(index, tuple(self.shape))
+            )
+            return f"{self.name}[{position_text}]"
         return f"{self.name}[{index}]"
 
 
@@ -177,7 +179,7 @@ class Ranks:
         for (arena, heap), before in zip(self._memory(), self._before, strict=True):
             arena[: len(before)] = before
             heap.rewind(len(before))
-        self._blocks = [each for each in self._blocks if self._heaps[each[0]].holds(each[1])]
+        self._blocks = [block for block in self._blocks if self._heaps[block[0]].holds(block[1])]
         for tensor, storage in self._outside:
             tensor.untyped_storage().copy_(storage)
         self._outside = []

@@ -131,8 +131,8 @@ def race(
     """
     reason = reason or (Reason.LIFETIME if region.is_lamport else _race_reason(conflict))
     accesses = (conflict.earlier, conflict.later)
-    place = where(region, conflict.address)
-    details = [f"unordered accesses of {place}:"]
+    text = where(region, conflict.address)
+    details = [f"unordered accesses of {text}:"]
     for access in accesses:
         details += describe(access)
     signal = _signal(conflict)
@@ -141,7 +141,7 @@ def race(
             details += _satisfied_at_once(access.actor, find)
     if reason.remedy:
         details.append(f"what would be right: {_remedy(reason, signal)}")
-    details += ["order of events:", *_picture(conflict, place, signal, find)]
+    details += ["order of events:", *_picture(conflict, text, signal, find)]
     lines = tuple(access.site.lines[0].where for access in accesses)
     return Violation(reason, tuple(details), lines)
 
@@ -176,11 +176,11 @@ def _signal(conflict: Conflict) -> Taken | None:
     earlier, later = conflict.earlier, conflict.later
     if conflict.is_narrow:
         return None
-    found = list(later.actor.taken.values())
+    receipts = list(later.actor.taken.values())
     slot = earlier.actor.slot
     ordering = [
-        each for each in found if each.message.clocks[Repair.ALL, slot] >= earlier.epoch
-    ] or [each for each in found if each.message.access.actor is earlier.actor]
+        receipt for receipt in receipts if receipt.message.clocks[Repair.ALL, slot] >= earlier.epoch
+    ] or [receipt for receipt in receipts if receipt.message.access.actor is earlier.actor]
     return ordering[-1] if ordering else None
 
 

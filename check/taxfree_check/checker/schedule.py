@@ -124,7 +124,7 @@ class Scheduler(Generic[_Owner]):
         """Wake all tasks that wait for one of `things`."""
         if self._asleep:
             touched = set(things)
-            self._wake([each for each in self._asleep if not touched.isdisjoint(each.waits_for)])
+            self._wake([task for task in self._asleep if not touched.isdisjoint(task.waits_for)])
 
     def wake_if(self, is_meant: Callable[[Hashable], bool]) -> bool:
         """Wake all tasks that wait for something that is meant; whether there are any."""

@@ -15,7 +15,7 @@ import numpy as np
 
 from taxfree_check.checker.clocks import Repair, covers
 from taxfree_check.checker.memory import Access, Conflict, Region, Stale, Word
-from taxfree_kernels.device.packets import EMPTY
+from taxfree_kernels.device.peers import EMPTY
 
 
 class Shadow:
@@ -34,8 +34,8 @@ class Shadow:
         if region.begin == region.end or self.find(region.begin) is not None:
             return
         self._regions.append(region)
-        self._regions.sort(key=lambda each: each.begin)
-        self._sorted = [each.begin for each in self._regions]
+        self._regions.sort(key=lambda region: region.begin)
+        self._sorted = [region.begin for region in self._regions]
         self._begins = np.array(self._sorted, np.uint64)
 
     def find(self, address: int) -> Region | None:
@@ -120,17 +120,17 @@ class Shadow:
         """The conflict with the first earlier access, by number, that is wrong, or None."""
         if not wrong.any():
             return None
-        at = int(wrong.argmax())
-        address = region.begin + int(granules[at]) * region.granule
-        return Conflict(self._access(int(earlier[at])), access, address)
+        index = int(wrong.argmax())
+        address = region.begin + int(granules[index]) * region.granule
+        return Conflict(self._access(int(earlier[index])), access, address)
 
     def _plain_against_words(
         self, access: Access, region: Region, addresses: np.ndarray, size: int
     ) -> Conflict | None:
         touched = {
-            at: word
+            start: word
             for address in sorted(set(addresses.tolist()))
-            for at, word in region.words_in(address, size)
+            for start, word in region.words_in(address, size)
         }
         conflict = None
         for address, word in touched.items():
@@ -187,8 +187,8 @@ class Shadow:
             return self._conflict(access, region, granules, last, stale)
         if not access.empties and arrived.any():
             return self._conflict(access, region, granules, last, arrived)
-        found = np.array([access.empties and word in region.found for word in words])
-        wrong = self._unordered(access, last) & ~found
+        is_empty = np.array([access.empties and word in region.found for word in words])
+        wrong = self._unordered(access, last) & ~is_empty
         conflict = self._conflict(access, region, granules, last, wrong)
         for slot, reads in region.reads.items():
             if slot != access.actor.slot:
@@ -211,7 +211,7 @@ class Shadow:
             return
         region.reads_of(actor.slot)[granules] = number
         told = [region.told.get(word) for word in words]
-        for ended in {id(each): each for each in told if each is not None}.values():
+        for ended in {id(clocks): clocks for clocks in told if clocks is not None}.values():
             np.maximum(actor.clocks[Repair.ENDED], ended, out=actor.clocks[Repair.ENDED])
 
     # -- atomics ----------------------------------------------------------------------------------
@@ -229,8 +229,8 @@ class Shadow:
         word, actor = region.word(address, size), access.actor
         granules = region.granules(np.array([address], np.uint64), size)[0]
         conflict = self._word_against_plain(access, region, granules)
-        for at, other in region.words_in(address, size):
-            conflict = conflict or _against_atomics(access, other, at, is_same=other is word)
+        for start, other in region.words_in(address, size):
+            conflict = conflict or _against_atomics(access, other, start, is_same=other is word)
         word.messages.is_signal |= access.writes and actor.rank != region.rank
         if reads:
             acquires = access.sem in ("acquire", "acq_rel")
@@ -263,7 +263,7 @@ class Shadow:
                 known = max(known, other.time)
             elif other.writes and actor.has_seen(other.actor.slot, other.epoch, Repair.ALL):
                 announced.append(other)
-        late = min((each for each in announced if each.time > known), key=_time, default=None)
+        late = min((access for access in announced if access.time > known), key=_time, default=None)
         if late is None:
             return None
         return Stale(Conflict(late, access, address), word.before[late.actor.slot])

@@ -26,7 +26,7 @@ _NOT_KERNELS = tuple(
     )
 ) + (str(_PACKAGE / "interpreter.py"),)
 #: The files of the primitives, with all raw atomics.
-SYNC_FILES = {str(_PACKAGE / "device" / name) for name in ("abort.py", "packets.py", "sync.py")}
+SYNC_FILES = {str(_PACKAGE / "device" / name) for name in ("packets.py", "sync.py")}
 
 
 def is_primitive(file: str) -> bool:

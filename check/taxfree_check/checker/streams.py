@@ -12,7 +12,7 @@ import numpy as np
 
 from taxfree_check.checker.clocks import Actor
 from taxfree_check.checker.watch import Thread
-from taxfree_kernels.fabric.side_stream import SideStream
+from taxfree_kernels.fabric.base import SideStream
 
 
 class Issuer(Protocol):

@@ -39,8 +39,8 @@ class Trial:
         calls = 1 + max(variant.slots for variant in few) * min(len(few), 2)
         self._variants = [others.choice(few) for _ in range(calls)]
         self._configs = {
-            each: _draw_config(each, problem, rng) | {"XCDS": others.choice(_CHIPLETS)}
-            for each in dict.fromkeys(self._variants)
+            variant: _draw_config(variant, problem, rng) | {"XCDS": others.choice(_CHIPLETS)}
+            for variant in dict.fromkeys(self._variants)
         }
         self._outputs: list[tuple[int, int, torch.Tensor]] = []
 
@@ -83,8 +83,8 @@ class Trial:
             error = (output.double() - wanted).abs().max()
             if not error <= _TOLERANCE * wanted.abs().max().clamp(min=1.0):
                 generation = self._first_generation + number
-                place = f"rank {rank}, generation {generation}: off by {error:.3g} at most"
-                return Violation(Reason.WRONG_RESULT, (place, str(self._problem)))
+                text = f"rank {rank}, generation {generation}: off by {error:.3g} at most"
+                return Violation(Reason.WRONG_RESULT, (text, str(self._problem)))
         return None
 
 

@@ -14,7 +14,7 @@ from taxfree_check.checker.schedule import Task
 from taxfree_check.checker.shadow import Shadow
 from taxfree_check.checker.sites import SYNC_FILES, site_of
 from taxfree_check.checker.watch import Thread
-from taxfree_kernels.device.packets import EMPTY
+from taxfree_kernels.device.peers import EMPTY
 
 _MOST_PLACES = 4  # that are listed of one program
 
@@ -41,8 +41,8 @@ def deadlock(tasks: Iterable[Task[Thread]], others: Iterable[str], shadow: Shado
     for task in tasks:
         actor, site = task.owner.actor, site_of(task.coroutine.gr_frame)
         if actor.program is None:
-            barriers = [each for each in task.waits_for if isinstance(each, Barrier)]
-            details += [f"rank {actor.rank}'s host waits at {each}" for each in barriers]
+            barriers = [thing for thing in task.waits_for if isinstance(thing, Barrier)]
+            details += [f"rank {actor.rank}'s host waits at {barrier}" for barrier in barriers]
             words = _places(task, shadow, None)
             details += [f"rank {actor.rank}'s stream waits for {word}" for word in words]
             continue
@@ -60,7 +60,7 @@ def deadlock(tasks: Iterable[Task[Thread]], others: Iterable[str], shadow: Shado
 
 def _places(task: Task[Thread], shadow: Shadow, wanted: int | None) -> Iterator[str]:
     """The words that a task waits for and that have not arrived."""
-    for address in sorted(each for each in task.waits_for if isinstance(each, int)):
+    for address in sorted(thing for thing in task.waits_for if isinstance(thing, int)):
         region = shadow.find(address)
         if region is None:
             continue

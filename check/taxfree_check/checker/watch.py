@@ -158,13 +158,13 @@ class Watch:
         access = self._access(thread.actor, writes=writes, scope=scope, sem=sem)
         self.coverage.note(access.site, access.actor)
         self._settle(thread, poll, writes=writes)
-        found = [] if writes or not poll else self._stale(access, addresses, size)
-        if found:
-            with _as_before(found):
+        stale = [] if writes or not poll else self._stale(access, addresses, size)
+        if stale:
+            with _as_before(stale):
                 if change().writes:  # a compare-and-swap that the old value would let succeed
-                    found = []
-        if found:
-            conflict = found[0].conflict
+                    stale = []
+        if stale:
+            conflict = stale[0].conflict
             region = self._shadow.find(conflict.address)
             assert region is not None
             thread.doubts[poll] = report.race(conflict, region, self._shadow.find)
@@ -175,17 +175,17 @@ class Watch:
             access.actor.step()
         if changes:
             self._touch(addresses)
-        self._remember(thread, () if changes else poll, addresses, is_new=not found)
-        return _as_before(found) if found else nullcontext()
+        self._remember(thread, () if changes else poll, addresses, is_new=not stale)
+        return _as_before(stale) if stale else nullcontext()
 
     def _stale(self, access: Access, addresses: np.ndarray, size: int) -> list[Stale]:
         """The words of an atomic read that may be older than the reader expects."""
-        each = [
+        findings = [
             self._shadow.stale(access, region, word)
             for region, words in self._regions(access, addresses, size)
             for word in words.tolist()
         ]
-        return [stale for stale in each if stale is not None]
+        return [stale for stale in findings if stale is not None]
 
     def _settle(self, thread: Thread, poll: tuple[Any, ...], *, writes: bool) -> None:
         """Report what a thread has read too early, unless it only reads it once more."""
@@ -336,8 +336,8 @@ class Watch:
         """The addresses of an access by region; one that is in no region ends the run."""
         for region, inside in self._shadow.split(addresses, size):
             if region is None:
-                place = f"address {int(inside.max()):#x}:"
-                self._found(self._about(Reason.OUTSIDE, place, access))
+                text = f"address {int(inside.max()):#x}:"
+                self._found(self._about(Reason.OUTSIDE, text, access))
             else:
                 yield region, inside
 
@@ -346,9 +346,9 @@ class Watch:
     ) -> None:
         for region, inside in self._regions(access, addresses, size):
             if region.word_bytes not in (0, size):
-                place = report.where(region, int(inside[0]))
-                place = f"{place}, {region.word_bytes} bytes, in parts:"
-                self._found(self._about(Reason.TORN, place, access))
+                text = report.where(region, int(inside[0]))
+                text = f"{text}, {region.word_bytes} bytes, in parts:"
+                self._found(self._about(Reason.TORN, text, access))
             elif region.is_lamport:
                 self._race(self._shadow.lamport_words(access, region, inside), region, at_once)
             elif region.word_bytes:
@@ -372,15 +372,15 @@ class Watch:
             reason = Reason.TIMEOUT
         self._found(report.race(conflict, region, self._shadow.find, reason), at_once=at_once)
 
-    def _about(self, reason: Reason, place: str, access: Access) -> Violation:
-        details = (place, *report.describe(access))
+    def _about(self, reason: Reason, text: str, access: Access) -> Violation:
+        details = (text, *report.describe(access))
         return Violation(reason, details, (access.site.lines[0].where,))
 
 
 @contextmanager
-def _as_before(found: list[Stale]) -> Iterator[None]:
+def _as_before(words: list[Stale]) -> Iterator[None]:
     """Within the context, memory holds what it held before these writes."""
-    places = [(stale.conflict.address, stale.before) for stale in found]
+    places = [(stale.conflict.address, stale.before) for stale in words]
     now = [(address, ctypes.string_at(address, len(before))) for address, before in places]
     try:
         for address, before in places:

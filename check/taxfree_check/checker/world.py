@@ -74,12 +74,12 @@ class World(Ranks):
         heap_bytes: int = _HEAP_BYTES,
         covered: bool = True,
     ) -> None:
-        given = overrides.get() or Overrides()
-        super().__init__(given.ranks or ranks, heap_bytes)
-        given.worlds.append(self)
-        first = first_seed if given.first_seed is None else given.first_seed
-        self.seeds = range(first, first + (given.seeds or seeds))
-        self._replay_command = given.replay
+        steering = overrides.get() or Overrides()
+        super().__init__(steering.ranks or ranks, heap_bytes)
+        steering.worlds.append(self)
+        first = first_seed if steering.first_seed is None else steering.first_seed
+        self.seeds = range(first, first + (steering.seeds or seeds))
+        self._replay_command = steering.replay
         self.co_resident, self._covered = co_resident, covered
         self._sizes = Sizes()
         self.checks: list[Checked] = []
@@ -122,10 +122,10 @@ class World(Ranks):
                 never_reuses = outcome.calls_to_reuse == number
                 schedules, accesses = schedules + 1, accesses + outcome.accesses
                 coverage.add(outcome.coverage)
-                found = outcome.violation or (None if outcome.has_timed_out else _failure(check))
-                if found is not None:
-                    violation = replace(found, replay=self._replay(seed))
-                    if found.reason is not Reason.ASSUMPTION:  # others may show more
+                failure = outcome.violation or (None if outcome.has_timed_out else _failure(check))
+                if failure is not None:
+                    violation = replace(failure, replay=self._replay(seed))
+                    if failure.reason is not Reason.ASSUMPTION:  # others may show more
                         break
         self._outside = []
         seconds = time.process_time() - begin
@@ -158,7 +158,9 @@ class World(Ranks):
         self, seed: int, call: Callable[..., object], calls: int, barrier: bool
     ) -> Outcome:
         parameters = inspect.signature(call).parameters.values()
-        required = [each for each in parameters if each.default is inspect.Parameter.empty]
+        required = [
+            parameter for parameter in parameters if parameter.default is inspect.Parameter.empty
+        ]
         takes_number = len(required) > 1
 
         def of_rank(rank: int, number: int) -> None:
@@ -192,8 +194,8 @@ class World(Ranks):
 
     def _name_after(self, call: Callable[..., object]) -> None:
         """Name tensors after the variables that a function knows them by."""
-        found = inspect.getclosurevars(inspect.unwrap(call))
-        for name, value in {**found.globals, **found.nonlocals}.items():
+        variables = inspect.getclosurevars(inspect.unwrap(call))
+        for name, value in {**variables.globals, **variables.nonlocals}.items():
             if isinstance(value, Symmetric) and value.name.startswith("symmetric tensor"):
                 value.name = name
 
@@ -212,10 +214,10 @@ class World(Ranks):
 
     def __exit__(self, kind: Any, *_: object) -> None:
         self._stack.close()
-        if kind is None and self._covered and not any(each.violation for each in self.checks):
+        if kind is None and self._covered and not any(check.violation for check in self.checks):
             together = Coverage()
-            for each in self.checks:
-                together.add(each.coverage)
+            for check in self.checks:
+                together.add(check.coverage)
             if together.missing(_WANTED):
                 first = self.checks[0]
                 raise CheckFailed(replace(first, name="all runs", coverage=together))

@@ -138,5 +138,5 @@ def _cdna_usage(text: str) -> tuple[int, int]:
 
 
 def _number(pattern: str, text: str) -> int:
-    found = re.search(pattern, text)
-    return int(found.group(1)) if found else 0
+    match = re.search(pattern, text)
+    return int(match.group(1)) if match else 0

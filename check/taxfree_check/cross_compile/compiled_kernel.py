@@ -142,8 +142,8 @@ class CompiledKernel:
     @cached_property
     def word_bytes(self) -> int:
         """8 of an LL packet, 4 of a Lamport word; a kernel has one kind or none."""
-        found = [*WORD_POLL.findall(self.ttir), *WORD_STORE.findall(self.ttir)]
-        return min((int(bits) // 8 for _, bits in found), default=8)
+        matches = [*WORD_POLL.findall(self.ttir), *WORD_STORE.findall(self.ttir)]
+        return min((int(bits) // 8 for _, bits in matches), default=8)
 
 
 def elements(shape: str) -> int:

@@ -94,7 +94,11 @@ class ControlFlow:
 
     def inside(self, loop: Loop) -> list[Instruction]:
         """The instructions of a loop, in the order of the text."""
-        return [each for index in sorted(loop.blocks) for each in self.blocks[index].instructions]
+        return [
+            instruction
+            for index in sorted(loop.blocks)
+            for instruction in self.blocks[index].instructions
+        ]
 
     def has(self, loop: Loop, *roles: Role) -> bool:
         """Whether a loop has an instruction with any of `roles`."""
@@ -151,9 +155,9 @@ class ControlFlow:
             changed = False
             for index in range(1, len(self.blocks)):
                 above = [dominators[before] for before in self.predecessors[index]]
-                found = {index} | (set.intersection(*above) if above else set())
-                if found != dominators[index]:
-                    dominators[index], changed = found, True
+                dominating = {index} | (set.intersection(*above) if above else set())
+                if dominating != dominators[index]:
+                    dominators[index], changed = dominating, True
         return dominators
 
 
@@ -189,15 +193,15 @@ def _parse(text: str, syntax: Syntax) -> list[Block]:
 
 def _jump_tables(text: str) -> dict[str, list[str]]:
     """The labels of each table of a PTX kernel; with roles, a warp jumps to its role's code."""
-    found = re.findall(r"^\s*(\$?\w+):\s*\.branchtargets([^;]*);", text, re.MULTILINE)
-    return {name: re.findall(r"\$\w+", labels) for name, labels in found}
+    tables = re.findall(r"^\s*(\$?\w+):\s*\.branchtargets([^;]*);", text, re.MULTILINE)
+    return {name: re.findall(r"\$\w+", labels) for name, labels in tables}
 
 
 def _connect(blocks: list[Block], tables: Mapping[str, list[str]]) -> None:
     index_of = {block.label: index for index, block in enumerate(blocks) if block.label}
     for index, block in enumerate(blocks):
         targets = tables.get(block.target, [block.target])
-        block.successors += [index_of[each] for each in targets if each in index_of]
+        block.successors += [index_of[target] for target in targets if target in index_of]
         if block.falls_through and index + 1 < len(blocks):
             block.successors.append(index + 1)
     _run_masked_acquires(blocks)

@@ -46,8 +46,8 @@ def cases(
         examples: only so many of the operation's problems to compile.
     """
     shapes = registry.operation_shapes(op)
-    for at, problem in enumerate((*shapes.aligned, *shapes.ragged)[:examples]):
-        yield from _cases_of(problem, at < len(shapes.aligned), device, corners)
+    for index, problem in enumerate((*shapes.aligned, *shapes.ragged)[:examples]):
+        yield from _cases_of(problem, index < len(shapes.aligned), device, corners)
 
 
 def smallest_cases(op: str, device: str) -> Iterator[Case]:
@@ -75,13 +75,13 @@ def other_configs(variant: Variant, problem: Problem, hardware: Hardware) -> lis
         return variant.illegal_reason(problem, hardware, config) is not None
 
     default, *others = variant.seed_configs(problem, hardware)
-    found: list[Config] = list(others)
+    configs: list[Config] = list(others)
     for end in (0, -1):
         ends = {name: values[end] for name, values in variant.space(problem, hardware).items()}
         moved = [(name, value) for name, value in ends.items() if value != default[name]]
         for pair in (moved[start : start + 2] for start in range(0, len(moved), 2)):
             together = {**default, **dict(pair)}
             alone = [{**default, name: value} for name, value in pair]
-            found += alone if is_illegal(together) else [together]
-    distinct = [one for at, one in enumerate(found) if one not in (default, *found[:at])]
+            configs += alone if is_illegal(together) else [together]
+    distinct = [one for index, one in enumerate(configs) if one not in (default, *configs[:index])]
     return [one for one in distinct if not is_illegal(one)]

@@ -37,18 +37,20 @@ def digests(launches: Sequence[Launch], hardware: Hardware, assembly: bool) -> d
     """
     _use_own_cache()
     made = [_digests(launch, hardware, assembly) for launch in launches]
-    given = [
-        (each.kernel.grid, [arg for arg in flat(each.args) if isinstance(arg, int | float)])
-        for each in launches
+    numbers = [
+        (launch.kernel.grid, [arg for arg in flat(launch.args) if isinstance(arg, int | float)])
+        for launch in launches
     ]
     return {
-        form: _digest(repr([(each[form], *more) for each, more in zip(made, given, strict=True)]))
+        form: _digest(
+            repr([(forms[form], *more) for forms, more in zip(made, numbers, strict=True)])
+        )
         for form in (made[0] if made else ())
     }
 
 
 def _digests(launch: Launch, hardware: Hardware, assembly: bool) -> dict[str, str]:
-    found: dict[str, str] = {}
+    digests: dict[str, str] = {}
 
     def watch(*stage_args: Any) -> Any:
         if not stage_args:  # asked for what the hook adds to the cache's key
@@ -58,13 +60,13 @@ def _digests(launch: Launch, hardware: Hardware, assembly: bool) -> dict[str, st
         lower = stages["ttgir"]
 
         def after_ttir(module: Any, metadata: Any) -> Any:
-            found["ttir"] = _digest(f"{_options(options)}\n{plain_ttir(module.str_nodebug())}")
+            digests["ttir"] = _digest(f"{_options(options)}\n{plain_ttir(module.str_nodebug())}")
             if not assembly:
                 raise _Stop
             return lower(module, metadata)
 
         def instead_of_assembling(text: str, metadata: Any) -> Any:
-            found["assembly"] = _digest(plain_assembly(text))
+            digests["assembly"] = _digest(plain_assembly(text))
             raise _Stop
 
         stages["ttgir"], stages[binary_stage] = after_ttir, instead_of_assembling
@@ -75,7 +77,7 @@ def _digests(launch: Launch, hardware: Hardware, assembly: bool) -> dict[str, st
     try:
         warm_up(launch, hardware)
     except _Stop:
-        return found
+        return digests
     finally:
         triton.knobs.runtime.add_stages_inspection_hook = before
     raise RuntimeError(f"{launch.name} was compiled without being looked at")
@@ -93,7 +95,7 @@ def _use_own_cache() -> tempfile.TemporaryDirectory[str]:
 
 def _options(options: Any) -> str:
     values = vars(options).items()
-    return repr(sorted((name, each) for name, each in values if name not in _UNCOUNTED_OPTIONS))
+    return repr(sorted((name, value) for name, value in values if name not in _UNCOUNTED_OPTIONS))
 
 
 _CONSTANT = re.compile(r"\s*(%[\w.$-]+) = arith\.constant (.*)")
@@ -113,8 +115,8 @@ def plain_ttir(text: str) -> str:
 def _plain_lines(lines: Iterable[str]) -> Iterator[str]:
     names: dict[str, str] = {}
 
-    def name(found: re.Match[str]) -> str:
-        return names.setdefault(found[0], f"%{len(names)}")
+    def name(match: re.Match[str]) -> str:
+        return names.setdefault(match[0], f"%{len(names)}")
 
     for line in lines:
         if line.lstrip().startswith("tt.func"):

@@ -107,15 +107,15 @@ class CompilePool:
 
     def begin(self, requests: Iterable[dict[str, Any]]) -> None:
         """Let processes answer requests whose answers will be asked for later."""
-        for each in requests:
-            text = json.dumps(each)
+        for request in requests:
+            text = json.dumps(request)
             if text not in self._begun:
-                self._begun[text] = self._threads.submit(self._answer, each)
+                self._begun[text] = self._threads.submit(self._answer, request)
 
     def answers(self, requests: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
         """The answer to each request, in their order, as soon as it is there."""
-        begun = [self._taken(each) for each in requests]
-        return (each.result() for each in begun)
+        begun = [self._taken(request) for request in requests]
+        return (future.result() for future in begun)
 
     def _taken(self, request: dict[str, Any]) -> Future[dict[str, Any]]:
         text = json.dumps(request)

@@ -14,8 +14,7 @@ import torch
 
 from taxfree_kernels import variant as registry
 from taxfree_kernels.fabric.base import GrouplessFabric, NoGroup
-from taxfree_kernels.fabric.heap import Pool, SymmetricHeap
-from taxfree_kernels.fabric.layout import arena_bytes
+from taxfree_kernels.fabric.heap import Pool, SymmetricHeap, arena_bytes
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.launch import Kernel, launching_through
 from taxfree_kernels.meta import META, meta_tensors

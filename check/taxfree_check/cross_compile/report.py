@@ -20,6 +20,7 @@ from taxfree_check.cross_compile.coverage import Case
 from taxfree_check.cross_compile.pool import CompilePool
 from taxfree_check.cross_compile.resources import Resources, illegal_reason
 from taxfree_check.cross_compile.screen import request
+from taxfree_tuning_db.files import users_folder
 
 #: checks that only default configs have to pass; the screen and the clock judge other configs
 _DEFAULT_ONLY = {"no_spills", "overlapping_matrices"}
@@ -74,7 +75,7 @@ def check(
         cache_dir: of the compiler's answers; the user's cache folder when None.
     """
     version = triton_version(triton_path)
-    folder = cache_dir or platformdirs.user_cache_path("taxfree") / "compiled"
+    folder = cache_dir or users_folder(platformdirs.user_cache_path) / "compiled"
     wanted = [(case, folder / f"{_key(case, version)}.json") for case in cases]
     missing = {file: case for case, file in wanted if not file.exists()}  # each once
     with CompilePool(workers, triton_path=triton_path) as pool:

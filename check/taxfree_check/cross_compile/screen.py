@@ -62,19 +62,22 @@ class Screen:
         Raises:
             PlanError: there is no such variant.
         """
-        found = [
+        verdicts = [
             ScreenVerdict(name, config, {}, self._illegal_reason(op, problem, name, config))
             for name, config in candidates
         ]
         if self._hardware.backend == "interpreter":
-            return found
+            return verdicts
         answers = self._pool.answers(
-            request(op, problem, each.variant, each.config, self._hardware, self._heap_bytes)
-            for each in found
-            if each.illegal_reason is None
+            request(
+                op, problem, candidate.variant, candidate.config, self._hardware, self._heap_bytes
+            )
+            for candidate in verdicts
+            if candidate.illegal_reason is None
         )
         return [
-            each if each.illegal_reason else self._verdict(each, next(answers)) for each in found
+            candidate if candidate.illegal_reason else self._verdict(candidate, next(answers))
+            for candidate in verdicts
         ]
 
     def begin(self, op: str, problem: Problem, candidates: Iterable[tuple[str, Config]]) -> None:

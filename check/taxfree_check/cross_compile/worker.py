@@ -48,11 +48,11 @@ def _answer(request: dict[str, Any]) -> dict[str, Any]:
     return {
         "kernels": [
             {
-                "kernel": each.name,
-                "resources": asdict(each.resources),
-                "violations": checked(replace(each, begins_call=at == 0), request["aligned"]),
+                "kernel": kernel.name,
+                "resources": asdict(kernel.resources),
+                "violations": checked(replace(kernel, begins_call=index == 0), request["aligned"]),
             }
-            for at, each in enumerate(compiled)
+            for index, kernel in enumerate(compiled)
         ]
     }
 
@@ -64,7 +64,7 @@ def checked(kernel: CompiledKernel, aligned: bool | None) -> list[dict[str, Any]
 
     if aligned is not None:
         kernel = replace(kernel, aligned=aligned, matrix_remarks=matrix_remarks(kernel.text))
-    return [asdict(each) for each in violations(kernel, speed=aligned is not None)]
+    return [asdict(violation) for violation in violations(kernel, speed=aligned is not None)]
 
 
 if __name__ == "__main__":

@@ -55,7 +55,9 @@ def bits(x: Float) -> Word:
 @intrinsic
 def fma(typing_context: Any, a: Float, b: Float, c: Float) -> Any:
     """``a * b + c``, rounded once."""
-    return types.float32(a, b, c), lambda context, builder, signature, given: builder.fma(*given)
+    return types.float32(a, b, c), lambda context, builder, signature, arguments: builder.fma(
+        *arguments
+    )
 
 
 @compiled

@@ -87,22 +87,22 @@ class Level:
             self.dirty[size][places] = (1 << 8 * size) - 1
             self.is_dirty = True
 
-    def arrive(self, at: Lanes, size: int, values: Lanes) -> None:
+    def arrive(self, indices: Lanes, size: int, values: Lanes) -> None:
         """Take elements that are written no further."""
-        self.of[size][at] = values
-        self.mark(at, size)
+        self.of[size][indices] = values
+        self.mark(indices, size)
         for level in self.probed:
-            level._probe(at, size, values)
+            level._probe(indices, size, values)
 
-    def _probe(self, at: Lanes, size: int, values: Lanes) -> None:
+    def _probe(self, indices: Lanes, size: int, values: Lanes) -> None:
         assert self._current is not None
-        concerns = self._current[at * size // _GAP]
-        at, values = at[concerns], values[concerns]
-        if at.size:
-            own = self.dirty[size][at]
-            self.of[size][at] = values & ~own | self.of[size][at] & own
+        concerns = self._current[indices * size // _GAP]
+        indices, values = indices[concerns], values[concerns]
+        if indices.size:
+            dirty = self.dirty[size][indices]
+            self.of[size][indices] = values & ~dirty | self.of[size][indices] & dirty
             for level in self.probed:
-                level._probe(at, size, values)
+                level._probe(indices, size, values)
 
     def refresh(self, span: slice) -> None:
         """Forget everything but what has to be written back, and fetch it again."""
@@ -186,16 +186,20 @@ class DeviceMemory:
             low = high = places.item()
         else:
             low, high = int(np.minimum.reduce(places)), int(np.maximum.reduce(places))
-        at = bisect(self._begins, low) - 1
-        if at < 0 or high + size > self._ends[at]:
-            for place in places.tolist():
-                self._check(place, size)
+        index = bisect(self._begins, low) - 1
+        if index < 0 or high + size > self._ends[index]:
+            for address in places.tolist():
+                self._check(address, size)
         return places, (low, high + size)
 
-    def _check(self, place: int, size: int) -> None:
-        at = bisect(self._begins, place) - 1
-        if at < 0 or place + size > self._ends[at]:
-            behind = f"{place - self._ends[at]} bytes behind tensor {at}" if at >= 0 else "nowhere"
+    def _check(self, address: int, size: int) -> None:
+        index = bisect(self._begins, address) - 1
+        if index < 0 or address + size > self._ends[index]:
+            behind = (
+                f"{address - self._ends[index]} bytes behind tensor {index}"
+                if index >= 0
+                else "nowhere"
+            )
             raise BadAccess(f"access of {size} bytes outside of all tensors: {behind}")
 
 
@@ -268,20 +272,20 @@ class View:
 
     def load(self, places: Lanes, size: int, scope: Scope) -> Lanes:
         """Elements of 1, 2, 4 or 8 bytes at offsets that are multiples of it."""
-        at = places // size if size > 1 else places
+        indices = places // size if size > 1 else places
         if scope == Scope.UNIT:
-            return self.levels[0].of[size][at]
+            return self.levels[0].of[size][indices]
         return self._fetch(places, size, scope)
 
     def _fetch(self, places: Lanes, size: int, scope: Scope) -> Lanes:
         """Read at a level, past the caches above it but for what they have to write back."""
-        at = places // size if size > 1 else places
-        values = self.levels[scope].of[size][at]
+        indices = places // size if size > 1 else places
+        values = self.levels[scope].of[size][indices]
         for level in self.levels[scope - 1 :: -1]:
             if level.is_dirty:
-                own = level.dirty[size][at]
-                values = values & ~own | level.of[size][at] & own
-            level.of[size][at] = values
+                dirty = level.dirty[size][indices]
+                values = values & ~dirty | level.of[size][indices] & dirty
+            level.of[size][indices] = values
         return values
 
     def store(self, places: Lanes, size: int, values: Lanes, scope: Scope) -> None:
@@ -294,14 +298,14 @@ class View:
         self._store(places, size, values, scope)
 
     def _store(self, places: Lanes, size: int, values: Lanes, scope: Scope) -> None:
-        at = places // size if size > 1 else places
+        indices = places // size if size > 1 else places
         last = max(scope, Scope.CHIPLET)
         self.memory.version += 1
         for level in self.levels[:last]:
-            level.of[size][at] = values
+            level.of[size][indices] = values
             if level.is_dirty:
-                level.dirty[size][at] = 0
-        self.levels[last].arrive(at, size, values)
+                level.dirty[size][indices] = 0
+        self.levels[last].arrive(indices, size, values)
 
     def update(
         self,
@@ -315,12 +319,12 @@ class View:
         before = np.empty(len(places), f"u{size}")
         mask = (1 << 8 * size) - 1
         for lane in range(len(places)):
-            place = places[lane : lane + 1]
-            before[lane] = self._fetch(place, size, scope)[0]
+            address = places[lane : lane + 1]
+            before[lane] = self._fetch(address, size, scope)[0]
             old = before[lane].item()
             value = function(old, operands[lane].item()) & mask
             if value != old:
-                self.store(place, size, np.array([value], f"u{size}"), scope)
+                self.store(address, size, np.array([value], f"u{size}"), scope)
         return before
 
     def invalidate(self, scope: Scope) -> None:

@@ -50,7 +50,7 @@ class Checked:
 
     @property
     def wrong(self) -> list[Executed]:
-        return [each for each in self.runs if each.verdict != "right"]
+        return [run for run in self.runs if run.verdict != "right"]
 
     def replay(self, shown: Executed) -> str:
         """The command that repeats one of the runs, and the one with a silent rank."""
@@ -75,8 +75,8 @@ class Checked:
             "problem": asdict(self.problem),
             "config": dict(self.config),
             "architecture": self.architecture,
-            "runs": [each.as_json() | {"replay": self.replay(each)} for each in self.runs],
-            "kernels": [asdict(each) for *_, each in kernels([self])],
+            "runs": [run.as_json() | {"replay": self.replay(run)} for run in self.runs],
+            "kernels": [asdict(kernel) for *_, kernel in kernels([self])],
         }
 
 
@@ -94,8 +94,8 @@ def check(
         seeds: see :func:`check_config`.
     """
     hardware = KNOWN[DEVICES[architecture]]
-    for op, each in problems.items():
-        for problem in each:
+    for op, tiny in problems.items():
+        for problem in tiny:
             for name, variant in variants(op).items():
                 is_asked = not names or name in names
                 if not is_asked or variant.unsupported_reason(problem, hardware):
@@ -109,8 +109,8 @@ def check(
 def tiny_problems(op: str, world_size: int) -> list[Problem]:
     """Problems to execute by default: a window shows some blocks of keys, so that a loop runs."""
     return [
-        _grown(each, "window", _WIDER) if getattr(each, "window", 0) else each
-        for each in operation_shapes(op).tiny(world_size)
+        _grown(problem, "window", _WIDER) if getattr(problem, "window", 0) else problem
+        for problem in operation_shapes(op).tiny(world_size)
     ]
 
 
@@ -134,8 +134,8 @@ def reduced(op: str, variant: str, problem: Problem, config: Config, architectur
     if "kv_heads" in kept:
         kept |= {"q_heads": kept["q_heads"] // kept["kv_heads"], "kv_heads": 1}
     every = [replace(tiny, **kept) for tiny in operation_shapes(op).tiny(2)]
-    for by, each in product(_ROOM, every):  # splits need steps
-        small = _grown(each, _inner(each), by)
+    for by, shape in product(_ROOM, every):  # splits need steps
+        small = _grown(shape, _inner(shape), by)
         reason = candidate.unsupported_reason(small, hardware)
         reason = reason or candidate.illegal_reason(small, hardware, config)
         if not reason:
@@ -163,9 +163,9 @@ def check_config(
     programs: dict[str, Program] = {}
 
     def tried(problem: Problem, seed: int, silent: int | None = None) -> Executed:
-        given = op, variant, problem, config, seed, architecture
+        case = op, variant, problem, config, seed, architecture
         try:
-            return run(*given, silent=silent, programs=programs)
+            return run(*case, silent=silent, programs=programs)
         except UnknownInstruction as error:
             return Executed(
                 op, variant, problem, config, architecture, seed, "error", error.message
@@ -201,15 +201,15 @@ def _grown(problem: Problem, name: str, by: int) -> Problem:
 
 def _hits(programs: Mapping[str, Program]) -> dict[str, frozenset[int]]:
     return {
-        key: frozenset(at for at, was_hit in enumerate(program.hits) if was_hit)
+        key: frozenset(index for index, was_hit in enumerate(program.hits) if was_hit)
         for key, program in programs.items()
     }
 
 
-def rows(found: Sequence[Checked]) -> list[tuple[Any, ...]]:
+def rows(checks: Sequence[Checked]) -> list[tuple[Any, ...]]:
     """A row for each variant: verdict, runs, runs in which ranks gave up, instructions, seconds."""
     by_variant: dict[tuple[str, str], list[Executed]] = {}
-    for checked in found:
+    for checked in checks:
         by_variant.setdefault((checked.op, checked.variant), []).extend(checked.runs)
     result = []
     for (op, variant), runs in by_variant.items():
@@ -222,11 +222,11 @@ def rows(found: Sequence[Checked]) -> list[tuple[Any, ...]]:
     return result
 
 
-def kernels(found: Sequence[Checked]) -> list[tuple[str, str, InstructionCoverage]]:
+def kernels(checks: Sequence[Checked]) -> list[tuple[str, str, InstructionCoverage]]:
     """The coverage of each kernel of each variant."""
     by_kernel: dict[tuple[str, str, str], list[Hits]] = {}
-    for checked in found:
-        for each in checked.hits:
-            key = checked.op, checked.variant, each.listing.name
-            by_kernel.setdefault(key, []).append(each)
+    for checked in checks:
+        for hit in checked.hits:
+            key = checked.op, checked.variant, hit.listing.name
+            by_kernel.setdefault(key, []).append(hit)
     return [(op, variant, coverage(every)) for (op, variant, _), every in by_kernel.items()]

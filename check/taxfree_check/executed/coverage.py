@@ -66,31 +66,35 @@ class InstructionCoverage:
 def coverage(every: Iterable[Hits]) -> InstructionCoverage:
     """The coverage of one kernel, all that was compiled of it together."""
     by_key: dict[str, Hits] = {}
-    for each in every:
-        known = by_key.get(each.key, each)
-        by_key[each.key] = replace(
-            each, by_all=known.by_all | each.by_all, by_some=known.by_some | each.by_some
+    for hits in every:
+        known = by_key.get(hits.key, hits)
+        by_key[hits.key] = replace(
+            hits, by_all=known.by_all | hits.by_all, by_some=known.by_some | hits.by_some
         )
-    parts = [_coverage(each) for each in by_key.values()]
+    parts = [_coverage(hits) for hits in by_key.values()]
     return InstructionCoverage(
         parts[0].kernel,
         len(parts),
-        sum(each.instructions for each in parts),
-        sum(each.executed for each in parts),
-        sum(each.giving_up for each in parts),
-        sum(each.merging for each in parts),
-        tuple(text for each in parts for text in each.never),
+        sum(part.instructions for part in parts),
+        sum(part.executed for part in parts),
+        sum(part.giving_up for part in parts),
+        sum(part.merging for part in parts),
+        tuple(text for part in parts for text in part.never),
     )
 
 
 def _coverage(hits: Hits) -> InstructionCoverage:
     listing, instructions = hits.listing, hits.listing.instructions
     gates = hits.by_some - hits.by_all
-    missing = [at for at in range(len(instructions)) if at not in hits.by_all]
+    missing = [index for index in range(len(instructions)) if index not in hits.by_all]
     reached = _reached(listing, gates)
-    others = [at for at in missing if not gates or at in reached]
-    atomics = {instructions[at].source for at in hits.by_all if "atomic" in instructions[at].opcode}
-    never = [at for at in others if not _merges(instructions[at], atomics)]
+    others = [index for index in missing if not gates or index in reached]
+    atomics = {
+        instructions[index].source
+        for index in hits.by_all
+        if "atomic" in instructions[index].opcode
+    }
+    never = [index for index in others if not _merges(instructions[index], atomics)]
     return InstructionCoverage(
         listing.name,
         1,
@@ -98,12 +102,15 @@ def _coverage(hits: Hits) -> InstructionCoverage:
         len(hits.by_all),
         len(missing) - len(others),
         len(others) - len(never),
-        tuple(f"{instructions[at].text} ; {' '.join(instructions[at].source)}" for at in never),
+        tuple(
+            f"{instructions[index].text} ; {' '.join(instructions[index].source)}"
+            for index in never
+        ),
     )
 
 
-def _merges(given: Instruction, atomics: Collection[tuple[str, ...]]) -> bool:
-    return given.source in atomics and not given.opcode.startswith(_ON_MEMORY)
+def _merges(instruction: Instruction, atomics: Collection[tuple[str, ...]]) -> bool:
+    return instruction.source in atomics and not instruction.opcode.startswith(_ON_MEMORY)
 
 
 def _reached(listing: Listing, gates: Collection[int]) -> set[int]:
@@ -111,13 +118,13 @@ def _reached(listing: Listing, gates: Collection[int]) -> set[int]:
     seen: set[int] = set()
     pending = [0]
     while pending:
-        at = pending.pop()
-        if at in seen or at in gates or at >= len(listing.instructions):
+        index = pending.pop()
+        if index in seen or index in gates or index >= len(listing.instructions):
             continue
-        seen.add(at)
-        given = listing.instructions[at]
-        if given.opcode.startswith(("s_branch", "s_cbranch")):
-            pending.append(listing.labels[given.operands[0]])
-        if given.opcode not in _ENDS:
-            pending.append(at + 1)
+        seen.add(index)
+        instruction = listing.instructions[index]
+        if instruction.opcode.startswith(("s_branch", "s_cbranch")):
+            pending.append(listing.labels[instruction.operands[0]])
+        if instruction.opcode not in _ENDS:
+            pending.append(index + 1)
     return seen

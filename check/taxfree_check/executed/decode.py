@@ -93,7 +93,7 @@ def decode(text: str) -> Listing:
     instructions, labels = _body(text)
     if _field(text, "private_segment_fixed_size"):
         raise UnknownInstruction("the kernel spills to scratch memory", "take another config")
-    every = tuple(Argument(int(at), int(size), kind) for at, size, kind in _arguments(text))
+    every = tuple(Argument(int(offset), int(size), kind) for offset, size, kind in _arguments(text))
     name = re.search(r"\.amdhsa_kernel (\S+)", text)
     threads = re.search(r"\.max_flat_workgroup_size: (\d+)", text)
     size = re.search(r"\.kernarg_segment_size: (\d+)", text)
@@ -159,17 +159,17 @@ def _arguments(text: str) -> list[tuple[str, str, str]]:
 
 
 def _field(text: str, name: str) -> int:
-    found = re.search(rf"\.amdhsa_{name} (\d+)", text)
-    return int(found[1]) if found else 0
+    match = re.search(rf"\.amdhsa_{name} (\d+)", text)
+    return int(match[1]) if match else 0
 
 
 def _split(rest: str) -> tuple[list[str], list[str]]:
     """Operands, which commas separate, and modifiers, which follow the last."""
     parts, depth, start = [], 0, 0
-    for at, letter in enumerate(rest):
+    for index, letter in enumerate(rest):
         depth += (letter in "[(") - (letter in "])")
         if letter == "," and not depth:
-            parts.append(rest[start:at].strip())
-            start = at + 1
+            parts.append(rest[start:index].strip())
+            start = index + 1
     words = _WORD.findall(rest[start:])
     return parts + words[:1], words[1:]

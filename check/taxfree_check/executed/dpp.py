@@ -35,15 +35,15 @@ def lane_read(lanes: int, by: int, lane: int) -> int:
         by: the control's number; of ``quad_perm``, 4 numbers of 2 bits.
         lane: which reads.
     """
-    row, place = lane & ~15, lane & 15
+    row, column = lane & ~15, lane & 15
     if lanes == DppControl.quad_perm:
         return lane & ~3 | by >> 2 * (lane & 3) & 3
     if lanes == DppControl.row_shl:
-        return lane + by if place + by < 16 else -1
+        return lane + by if column + by < 16 else -1
     if lanes == DppControl.row_shr:
-        return lane - by if by <= place else -1
+        return lane - by if by <= column else -1
     if lanes == DppControl.row_ror:
-        return row | place - by & 15
+        return row | column - by & 15
     if lanes == DppControl.wave_shl:
         return lane + 1 if lane < 63 else -1
     if lanes == DppControl.wave_shr:
@@ -53,7 +53,7 @@ def lane_read(lanes: int, by: int, lane: int) -> int:
     if lanes == DppControl.wave_ror:
         return lane - 1 & 63
     if lanes == DppControl.row_mirror:
-        return row | 15 - place
+        return row | 15 - column
     if lanes == DppControl.row_half_mirror:
         return lane & ~7 | 7 - (lane & 7)
     if lanes == DppControl.row_newbcast:
@@ -63,7 +63,7 @@ def lane_read(lanes: int, by: int, lane: int) -> int:
     return 31 if lane >= 32 else -1
 
 
-def fields(given: Instruction) -> dict[str, int]:
+def fields(instruction: Instruction) -> dict[str, int]:
     """What an instruction's record says of lanes.
 
     A lane that reads none, or one that is off, gets 0 if ``bound_ctrl`` is set. Otherwise its
@@ -72,18 +72,18 @@ def fields(given: Instruction) -> dict[str, int]:
     Raises:
         UnknownInstruction: the control is unknown.
     """
-    name = next((name for name in DppControl.__members__ if name in given.modifiers), None)
+    name = next((name for name in DppControl.__members__ if name in instruction.modifiers), None)
     if name is None:
-        raise UnknownInstruction(f"unknown lanes of {given.text}")
+        raise UnknownInstruction(f"unknown lanes of {instruction.text}")
     if name == "quad_perm":
-        by = sum(lane << 2 * at for at, lane in enumerate(given.flags(name, [])))
+        by = sum(lane << 2 * index for index, lane in enumerate(instruction.flags(name, [])))
     else:
-        by = given.number(name)
-    rows, banks = given.number("row_mask", 15), given.number("bank_mask", 15)
+        by = instruction.number(name)
+    rows, banks = instruction.number("row_mask", 15), instruction.number("bank_mask", 15)
     on = sum((rows >> (lane >> 4) & banks >> (lane >> 2 & 3) & 1) << lane for lane in range(64))
     return {
         "lanes": DppControl[name],
         "by": by,
         "on": on - (on >> 63 << 64),
-        "gives_zero": int(given.number("bound_ctrl") == 1),
+        "gives_zero": int(instruction.number("bound_ctrl") == 1),
     }

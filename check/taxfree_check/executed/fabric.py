@@ -8,8 +8,7 @@ import torch
 
 from taxfree_check.executed.caches import DeviceMemory
 from taxfree_kernels.fabric.base import GrouplessFabric
-from taxfree_kernels.fabric.heap import Pool, SymmetricHeap
-from taxfree_kernels.fabric.layout import aligned
+from taxfree_kernels.fabric.heap import Pool, SymmetricHeap, aligned
 from taxfree_kernels.hardware import Hardware
 
 _SPARE = 1 << 15  # bytes of an arena for control words and alignment

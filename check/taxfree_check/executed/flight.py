@@ -79,17 +79,17 @@ class OperationTiming:
 
     def complete_any(self, queue: list[InFlight]) -> None:
         """Let some operation take effect, perhaps before older ones; often the youngest."""
-        waiting = [at for at, each in enumerate(queue) if not each.is_done]
+        waiting = [index for index, operation in enumerate(queue) if not operation.is_done]
         waiting.reverse()
         if self.rng.random() < 0.5:
             self.rng.shuffle(waiting)
-        for at in waiting:
-            if self._perform(queue, at):
+        for index in waiting:
+            if self._perform(queue, index):
                 return
 
-    def _perform(self, queue: list[InFlight], at: int) -> bool:
-        operation = queue[at]
-        if not all(operation.may_pass(earlier) for earlier in queue[:at]):
+    def _perform(self, queue: list[InFlight], index: int) -> bool:
+        operation = queue[index]
+        if not all(operation.may_pass(earlier) for earlier in queue[:index]):
             return False
         operation.perform()
         return True
@@ -99,7 +99,7 @@ class OperationTiming:
 
         Scalar loads come back in any order: while one is in flight, any may be among the last.
         """
-        if leave and any(each.is_scalar for each in queue):
+        if leave and any(operation.is_scalar for operation in queue):
             self.rng.shuffle(queue)
         while len(queue) > leave:
             queue.pop(0).perform()

@@ -27,14 +27,14 @@ Words = Any  # uint32 [words]
 
 
 @compiled
-def _pair(words: Words, at: int) -> Word:
-    """A scalar pair; `at` is the word of the first."""
-    return np.int64(words[at]) | np.int64(words[at + 1]) << 32
+def _pair(words: Words, index: int) -> Word:
+    """A scalar pair; `index` is the word of the first."""
+    return np.int64(words[index]) | np.int64(words[index + 1]) << 32
 
 
 @compiled
-def _put_pair(words: Words, at: int, value: Word) -> None:
-    words[at], words[at + 1] = value, value >> 32
+def _put_pair(words: Words, index: int, value: Word) -> None:
+    words[index], words[index + 1] = value, value >> 32
 
 
 @compiled
@@ -71,12 +71,12 @@ def _fetch(source: Any, words: Words, lanes: Any) -> None:
 
 
 @compiled
-def _move(given: Row, lanes_on: Word, lanes: Any, spare: Any) -> Word:
+def _move(row: Row, lanes_on: Word, lanes: Any, spare: Any) -> Word:
     """Give lanes what others have (DPP); returns those that get nothing, which have 0."""
     spare[:] = lanes
     without = 0
     for lane in range(64):
-        reads = lane_read(given.lanes, given.by, lane)
+        reads = lane_read(row.lanes, row.by, lane)
         if reads >= 0 and lanes_on >> reads & 1:
             lanes[lane] = spare[reads]
         else:
@@ -86,34 +86,34 @@ def _move(given: Row, lanes_on: Word, lanes: Any, spare: Any) -> Word:
 
 
 @compiled
-def _vector(given: Row, words: Words, scratch: Any) -> None:
+def _vector(row: Row, words: Words, scratch: Any) -> None:
     lanes_on = _pair(words, SCALARS + EXEC)
-    writes, bits = lanes_on & given.on, 0
+    writes, bits = lanes_on & row.on, 0
     a, b, c, d = scratch[0], scratch[1], scratch[2], scratch[3]
-    for number in range(given.count):
-        part, results = given.parts[number], scratch[4 + number]
+    for number in range(row.count):
+        part, results = row.parts[number], scratch[4 + number]
         _fetch(part.sources[0], words, a)
         _fetch(part.sources[1], words, b)
         _fetch(part.sources[2], words, c)
         _fetch(part.sources[3], words, d)
-        if given.lanes:
-            without = _move(given, lanes_on, a, scratch[5])
-            if not given.gives_zero:
+        if row.lanes:
+            without = _move(row, lanes_on, a, scratch[5])
+            if not row.gives_zero:
                 writes &= ~without
         if part.out >= 0:
             for lane in range(64):
                 if writes >> lane & 1:
                     results[lane] = vector.value(
-                        given.operation, a[lane], b[lane], c[lane], d[lane], lane
+                        row.operation, a[lane], b[lane], c[lane], d[lane], lane
                     )
         if part.bits >= 0:
             for lane in range(64):
                 if writes >> lane & 1 and vector.flag(
-                    given.operation, a[lane], b[lane], c[lane], d[lane], lane
+                    row.operation, a[lane], b[lane], c[lane], d[lane], lane
                 ):
                     bits |= 1 << lane
-    for number in range(given.count):  # all has been read
-        part, results = given.parts[number], scratch[4 + number]
+    for number in range(row.count):  # all has been read
+        part, results = row.parts[number], scratch[4 + number]
         if part.bits >= 0:
             _put_pair(words, part.bits, bits)
         if part.out < 0:
@@ -127,27 +127,27 @@ def _vector(given: Row, words: Words, scratch: Any) -> None:
 
 
 @compiled
-def _lane(given: Row, words: Words) -> None:
-    part, o = given.parts[0], vector.Operation
+def _lane(row: Row, words: Words) -> None:
+    part, o = row.parts[0], vector.Operation
     lane = _word(part.sources[1], words, 0) & 63
-    if given.operation == o.v_readfirstlane_b32:
+    if row.operation == o.v_readfirstlane_b32:
         lanes_on, lane = _pair(words, SCALARS + EXEC), 0
         while lanes_on and not lanes_on >> lane & 1:
             lane += 1
-    if given.operation == o.v_writelane_b32:
+    if row.operation == o.v_writelane_b32:
         words[part.out + lane] = _word(part.sources[0], words, 0)
     else:
         words[part.out] = _word(part.sources[0], words, lane)
 
 
 @compiled
-def _scalar(given: Row, words: Words) -> None:
-    part = given.parts[0]
+def _scalar(row: Row, words: Words) -> None:
+    part = row.parts[0]
     a, b = _word(part.sources[0], words, 0), _word(part.sources[1], words, 0)
     c, before = _word(part.sources[2], words, 0), np.int64(words[SCALARS + SCC])
-    value, scc = scalar.result(given.operation, a, b, c, before, 64 if part.is_wide else 32)
+    value, scc = scalar.result(row.operation, a, b, c, before, 64 if part.is_wide else 32)
     words[SCALARS + SCC] = scc
-    if given.form == Form.SAVE_EXEC:
+    if row.form == Form.SAVE_EXEC:
         _put_pair(words, part.out, _pair(words, SCALARS + EXEC))
         _put_pair(words, SCALARS + EXEC, value)
     elif part.is_wide:
@@ -159,7 +159,7 @@ def _scalar(given: Row, words: Words) -> None:
 def _interpreter(version: int) -> Any:
     @compiled(cache=True)
     def execute(
-        rows: Any, words: Words, hits: Any, at: int, budget: int, memory: int, shared: int
+        rows: Any, words: Words, hits: Any, index: int, budget: int, memory: int, shared: int
     ) -> tuple[int, int]:
         """Execute instructions until one comes that Python executes, or a wait that may last.
 
@@ -167,7 +167,7 @@ def _interpreter(version: int) -> Any:
             rows: the instructions.
             words: the state of the wave; changes.
             hits: for each instruction, whether it was executed; changes.
-            at: the index of the first one.
+            index: the index of the first one.
             budget: how many at most.
             memory, shared: operations on them in flight.
 
@@ -177,24 +177,24 @@ def _interpreter(version: int) -> Any:
         assert version, "what the function refers to is part of the key of its cache"
         scratch = np.empty((6, 64), np.int64)
         while budget:
-            given = rows[at]
-            form = given.form
+            row = rows[index]
+            form = row.form
             if form == Form.PYTHON:
                 break
-            if form == Form.WAIT and (memory > given.vector or shared > given.local):
+            if form == Form.WAIT and (memory > row.vector or shared > row.local):
                 break
-            hits[at] = 1
-            at += 1
+            hits[index] = 1
+            index += 1
             budget -= 1
             if form == Form.VECTOR:
-                _vector(given, words, scratch)
+                _vector(row, words, scratch)
             elif form == Form.SCALAR or form == Form.SAVE_EXEC:
-                _scalar(given, words)
+                _scalar(row, words)
             elif form == Form.LANE:
-                _lane(given, words)
-            elif form == Form.BRANCH and scalar.goes(given.operation, words):
-                at = given.target
-        return at, budget
+                _lane(row, words)
+            elif form == Form.BRANCH and scalar.goes(row.operation, words):
+                index = row.target
+        return index, budget
 
     return execute
 
@@ -210,42 +210,42 @@ def _version() -> int:
 execute = _interpreter(_version())
 
 
-def alone(given: Row) -> Step:
+def alone(row: Row) -> Step:
     """The function that executes one instruction."""
     rows, hits = np.zeros(2, INSTRUCTION), np.zeros(2, np.uint8)
-    rows[0] = given
+    rows[0] = row
 
     def step(wave: Wave) -> int | None:
         # counted from the end, so that what a branch goes to is told from the next one
-        at, _ = execute(rows, wave.words, hits, -2, 1, 0, 0)
-        return at if at >= 0 else None
+        index, _ = execute(rows, wave.words, hits, -2, 1, 0, 0)
+        return index if index >= 0 else None
 
     return step
 
 
 def run(wave: Wave, budget: int) -> int:
     """Let a wave execute up to `budget` instructions; returns what stopped it, or 0."""
-    program, at, left = wave.program, wave.pc, budget
+    program, index, left = wave.program, wave.pc, budget
     rows, steps, hits = program.rows, program.steps, program.hits
     seen = np.frombuffer(hits, np.uint8)
     try:
         while left:
-            step = steps[at]
+            step = steps[index]
             if step is None:
                 pending = len(wave.vector_queue), len(wave.local_queue)
-                at, left = execute(rows, wave.words, seen, at, left, *pending)
+                index, left = execute(rows, wave.words, seen, index, left, *pending)
                 continue
-            hits[at] = 1
+            hits[index] = 1
             left -= 1
             goes_to = step(wave)
             if goes_to is None:
-                at += 1
+                index += 1
             elif goes_to >= 0:
-                at = goes_to
+                index = goes_to
             else:
-                at += goes_to > AGAIN
+                index += goes_to > AGAIN
                 return goes_to
     finally:
-        wave.pc = at
+        wave.pc = index
         wave.executed += budget - left
     return 0

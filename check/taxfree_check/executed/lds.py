@@ -16,13 +16,13 @@ from taxfree_check.executed.tactics import POISON
 def _load(words: Any, end: int, places: Any, size: int, loaded: Any) -> int:
     """Returns the first place that does not lie before `end`, or is not aligned; else -1."""
     for lane in range(len(places)):
-        place = places[lane]
-        if place + size > end or place % min(size, 4):
-            return place
-        for at in range(len(loaded)):
-            loaded[at, lane] = words[place // 4 + at]
+        address = places[lane]
+        if address + size > end or address % min(size, 4):
+            return address
+        for index in range(len(loaded)):
+            loaded[index, lane] = words[address // 4 + index]
         if size < 4:
-            loaded[0, lane] = loaded[0, lane] >> 8 * (place % 4) & (1 << 8 * size) - 1
+            loaded[0, lane] = loaded[0, lane] >> 8 * (address % 4) & (1 << 8 * size) - 1
     return -1
 
 
@@ -31,13 +31,13 @@ def _store(words: Any, end: int, places: Any, size: int, values: Any) -> int:
     """Likewise."""
     mask, count = (1 << 8 * size) - 1, values.shape[1]
     for lane in range(len(places)):
-        place = places[lane]
-        if place + size * count > end or place % size:
-            return place
-        shift = 8 * (place % 4)
-        for at in range(count):
-            kept = words[place // 4 + at] & ~(mask << shift)
-            words[place // 4 + at] = kept | (values[lane, at] & mask) << shift
+        address = places[lane]
+        if address + size * count > end or address % size:
+            return address
+        shift = 8 * (address % 4)
+        for index in range(count):
+            kept = words[address // 4 + index] & ~(mask << shift)
+            words[address // 4 + index] = kept | (values[lane, index] & mask) << shift
     return -1
 
 

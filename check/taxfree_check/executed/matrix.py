@@ -48,22 +48,22 @@ def layout(size: int, depth: int) -> MatrixLayout:
     return MatrixLayout(size, depth, depth // groups, rows)
 
 
-def build(given: Instruction) -> Step:
+def build(instruction: Instruction) -> Step:
     """Make the step of a matrix instruction: which lanes are on does not matter to it.
 
     Raises:
         UnknownInstruction: of another shape or type.
     """
-    found = _NAME.fullmatch(given.opcode)
-    if found is None or given.opcode not in OPCODES or given.modifiers:
-        raise UnknownInstruction(f"unknown instruction {given.text}")
-    shape = layout(int(found[1][:2]), int(found[2]))
-    is_bfloat16 = found[3] == "bf16"
-    out, first, second = (row_of(text) for text in given.operands[:3])
-    addend = register(given.operands[3])
+    match = _NAME.fullmatch(instruction.opcode)
+    if match is None or instruction.opcode not in OPCODES or instruction.modifiers:
+        raise UnknownInstruction(f"unknown instruction {instruction.text}")
+    shape = layout(int(match[1][:2]), int(match[2]))
+    is_bfloat16 = match[3] == "bf16"
+    out, first, second = (row_of(text) for text in instruction.operands[:3])
+    addend = register(instruction.operands[3])
     initial = 0.0
     if addend is None:
-        initial = float(np.uint32(constant(given.operands[3], "f32")).view(np.float32))
+        initial = float(np.uint32(constant(instruction.operands[3], "f32")).view(np.float32))
     count = len(shape.rows)
     columns = np.broadcast_to(LANES % shape.size, shape.rows.shape)
 

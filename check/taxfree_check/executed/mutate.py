@@ -77,24 +77,24 @@ class Tried:
     reason: str = ""
 
 
-def changes(given: Instruction) -> Iterator[tuple[str, Instruction | None]]:
+def changes(instruction: Instruction) -> Iterator[tuple[str, Instruction | None]]:
     """Kinds of changes to an instruction, and what it becomes."""
-    name = given.opcode
+    name = instruction.opcode
     if name in ("buffer_wbl2", "buffer_inv"):
         yield name, None
-        if "sc0" in given.modifiers:
-            yield f"{name} sc0", _without(given, "sc0")
+        if "sc0" in instruction.modifiers:
+            yield f"{name} sc0", _without(instruction, "sc0")
     elif name.startswith(("global_", "buffer_")):
         bits = ["sc1"] if "atomic" in name else ["sc0", "sc1"]
         for bit in bits:
-            if bit in given.modifiers:
-                what = next(each for each in ("atomic", "load", "store") if each in name)
-                yield f"{bit} of a {what}", _without(given, bit)
+            if bit in instruction.modifiers:
+                what = next(kind for kind in ("atomic", "load", "store") if kind in name)
+                yield f"{bit} of a {what}", _without(instruction, bit)
     elif name == "s_waitcnt":
-        counters = re.findall(r"(\w+)\((\d+)\)", given.text)
+        counters = re.findall(r"(\w+)\((\d+)\)", instruction.text)
         for counter, _ in counters:
             rest = [f"{one}({count})" for one, count in counters if one != counter]
-            yield f"s_waitcnt {counter}", replace(given, text=f"s_waitcnt {' '.join(rest)}")
+            yield f"s_waitcnt {counter}", replace(instruction, text=f"s_waitcnt {' '.join(rest)}")
     elif name == "s_barrier":
         yield name, None
     elif "mfma" in name:
@@ -103,14 +103,14 @@ def changes(given: Instruction) -> Iterator[tuple[str, Instruction | None]]:
         yield ("ds_write" if "write" in name else "ds_read"), None
     elif name.startswith(("s_cbranch_scc", "s_cbranch_vcc")):
         yield "branch never goes", None
-        yield "branch always goes", replace(given, opcode="s_branch")
+        yield "branch always goes", replace(instruction, opcode="s_branch")
     elif name == "s_cbranch_execz":  # going on with no lane on only takes time
-        yield "branch always goes", replace(given, opcode="s_branch")
+        yield "branch always goes", replace(instruction, opcode="s_branch")
 
 
-def _without(given: Instruction, bit: str) -> Instruction:
-    kept = {name: value for name, value in given.modifiers.items() if name != bit}
-    return replace(given, modifiers=kept)
+def _without(instruction: Instruction, bit: str) -> Instruction:
+    kept = {name: value for name, value in instruction.modifiers.items() if name != bit}
+    return replace(instruction, modifiers=kept)
 
 
 def mutants(key: str, program: Program) -> Iterator[Mutant]:
@@ -119,10 +119,10 @@ def mutants(key: str, program: Program) -> Iterator[Mutant]:
     Args:
         key: of the program, Triton's.
     """
-    for at, given in enumerate(program.listing.instructions):
-        if program.hits[at]:
-            for kind, after in changes(given):
-                yield Mutant(key, program.listing.name, kind, at, given, after)
+    for index, instruction in enumerate(program.listing.instructions):
+        if program.hits[index]:
+            for kind, after in changes(instruction):
+                yield Mutant(key, program.listing.name, kind, index, instruction, after)
 
 
 class Subject:
@@ -145,7 +145,7 @@ class Subject:
             # the first run decodes the kernels, and the others are watched
             self._run(problem, programs, 0, TACTICS[0][1])
             witness = Witness()
-            watched = {key: witness.watching(key, each) for key, each in programs.items()}
+            watched = {key: witness.watching(key, program) for key, program in programs.items()}
             longest = 0
             for seed, tactics in TACTICS[:3]:
                 longest = max(longest, self._run(problem, watched, seed, tactics))
@@ -166,11 +166,13 @@ class Subject:
 
     def mutants(self) -> list[Mutant]:
         """Of instructions that a problem executes; of a kernel that several have, once."""
-        found: dict[tuple[str, int, str], Mutant] = {}
+        by_place: dict[tuple[str, int, str], Mutant] = {}
         for _, programs, _, _ in self._cases:
             for key, program in programs.items():
-                found |= {(each.key, each.at, each.kind): each for each in mutants(key, program)}
-        return list(found.values())
+                by_place |= {
+                    (mutant.key, mutant.at, mutant.kind): mutant for mutant in mutants(key, program)
+                }
+        return list(by_place.values())
 
     def instructions(self) -> tuple[int, int]:
         """Of all kernels, those executed, and all."""
@@ -183,7 +185,7 @@ class Subject:
 
     def try_one(self, mutant: Mutant) -> Tried:
         """Whether a mutant is equivalent, and else what shows it."""
-        cases = [each for each in self._cases if mutant.key in each[1]]
+        cases = [case for case in self._cases if mutant.key in case[1]]
         reasons = [witness.reason(mutant.key, mutant.at, mutant.kind) for _, _, witness, _ in cases]
         if all(reasons):
             return Tried(mutant, "equivalent", reasons[0])

@@ -54,31 +54,31 @@ def register(text: str) -> Register | None:
     """The register that an operand names; None for a constant."""
     if text in _NAMED:
         return Register(False, *_NAMED[text])
-    found = _REGISTER.fullmatch(text)
-    if found is None:
+    match = _REGISTER.fullmatch(text)
+    if match is None:
         return None
-    first = int(found[2] or found[3])
-    last = int(found[4] or first)
-    base = ACCUMULATORS if found[1] == "a" else 0
-    if last >= (VCC if found[1] == "s" else ACCUMULATORS):
+    first = int(match[2] or match[3])
+    last = int(match[4] or first)
+    base = ACCUMULATORS if match[1] == "a" else 0
+    if last >= (VCC if match[1] == "s" else ACCUMULATORS):
         raise UnknownInstruction(f"there is no register {text}")
-    return Register(found[1] != "s", base + first, last - first + 1)
+    return Register(match[1] != "s", base + first, last - first + 1)
 
 
 def row_of(text: str) -> int:
     """The row of a vector register, the first of several."""
-    found = register(text)
-    if found is None or not found.is_vector:
+    operand = register(text)
+    if operand is None or not operand.is_vector:
         raise UnknownInstruction(f"{text} is no vector register")
-    return found.row
+    return operand.row
 
 
 def scalar_of(text: str) -> int:
     """The number of a scalar register, the first of several."""
-    found = register(text)
-    if found is None or found.is_vector:
+    operand = register(text)
+    if operand is None or operand.is_vector:
         raise UnknownInstruction(f"{text} is no scalar register")
-    return found.row
+    return operand.row
 
 
 def bits_of_float(value: float) -> int:
@@ -149,13 +149,15 @@ def source(text: str, kind: str, part: tuple[int, int] | None = None, which: int
     if is_positive:
         mask &= ~_SIGN[kind]
     flip = _SIGN[kind] if is_negated else 0
-    found = register(text)
-    if found is None:
+    operand = register(text)
+    if operand is None:
         bits = constant(text, kind)
-        at = literal(bits if kind in WIDE else bits & WORD).at
-        return Source(Kind.CONSTANT, at, shift, mask, flip)
-    kinds = (Kind.VECTOR, Kind.VECTOR_PAIR) if found.is_vector else (Kind.SCALAR, Kind.SCALAR_PAIR)
-    word = found.word + which * (64 if found.is_vector else 1)
+        index = literal(bits if kind in WIDE else bits & WORD).at
+        return Source(Kind.CONSTANT, index, shift, mask, flip)
+    kinds = (
+        (Kind.VECTOR, Kind.VECTOR_PAIR) if operand.is_vector else (Kind.SCALAR, Kind.SCALAR_PAIR)
+    )
+    word = operand.word + which * (64 if operand.is_vector else 1)
     return Source(kinds[kind in WIDE], word, shift, mask, flip)
 
 
@@ -183,7 +185,7 @@ def row(form: Form, operation: int = 0, *parts: OperandPart, **fields: int) -> R
     made["form"], made["operation"], made["count"], made["on"] = form, operation, len(parts), -1
     for name, value in fields.items():
         made[name] = value
-    for at, (sources, *rest) in enumerate(parts):
+    for index, (sources, *rest) in enumerate(parts):
         filled = [*sources, *[literal(0)] * (4 - len(sources))]
-        made["parts"][at] = (*rest, filled)
+        made["parts"][index] = (*rest, filled)
     return made

@@ -54,49 +54,51 @@ class Program:
         self.rows = np.zeros(count + 1, INSTRUCTION)  # at the last one, compiled code stops
         self.steps: list[Step | None] = [None] * count
         self.hits = bytearray(count)
-        for at, given in enumerate(listing.instructions):
-            built = _build(given, listing.labels)
+        for index, instruction in enumerate(listing.instructions):
+            built = _build(instruction, listing.labels)
             if callable(built):
-                self.steps[at] = built
+                self.steps[index] = built
             else:
-                self.rows[at] = built
-            if given.opcode == "s_waitcnt":
-                vector, local = scalar.left_in_flight(given)
-                self.rows[at] = row(Form.WAIT, vector=vector, local=local)
+                self.rows[index] = built
+            if instruction.opcode == "s_waitcnt":
+                vector, local = scalar.left_in_flight(instruction)
+                self.rows[index] = row(Form.WAIT, vector=vector, local=local)
 
-    def step(self, at: int) -> Step:
+    def step(self, index: int) -> Step:
         """The function that executes an instruction."""
-        return self.steps[at] or interpreter.alone(self.rows[at])
+        return self.steps[index] or interpreter.alone(self.rows[index])
 
     def with_steps(self, steps: Mapping[int, Step]) -> Program:
         """The same, but for some steps; as if it had never run."""
         changed = copy(self)
         changed.rows, changed.steps = self.rows.copy(), self.steps.copy()
         changed.hits = bytearray(len(self.steps))
-        for at, step in steps.items():
-            changed.rows["form"][at], changed.steps[at] = Form.PYTHON, step
+        for index, step in steps.items():
+            changed.rows["form"][index], changed.steps[index] = Form.PYTHON, step
         return changed
 
 
-def build_step(given: Instruction, labels: Mapping[str, int]) -> Step:
+def build_step(instruction: Instruction, labels: Mapping[str, int]) -> Step:
     """Make the function that an instruction is.
 
     Raises:
         UnknownInstruction: the executor does not know it.
     """
-    built = _build(given, labels)
+    built = _build(instruction, labels)
     return built if callable(built) else interpreter.alone(built)
 
 
-def _build(given: Instruction, labels: Mapping[str, int]) -> Row | Step:
-    family = given.opcode.split("_")[0]
+def _build(instruction: Instruction, labels: Mapping[str, int]) -> Row | Step:
+    family = instruction.opcode.split("_")[0]
     if family == "s":
-        if given.opcode.startswith("s_load"):
-            return scalar_memory.build(given)
-        return scalar.build(given, labels)
+        if instruction.opcode.startswith("s_load"):
+            return scalar_memory.build(instruction)
+        return scalar.build(instruction, labels)
     if family == "v":
-        return matrix.build(given) if "mfma" in given.opcode else vector.build(given)
-    return shared.build(given) if family == "ds" else vector_memory.build(given)
+        return (
+            matrix.build(instruction) if "mfma" in instruction.opcode else vector.build(instruction)
+        )
+    return shared.build(instruction) if family == "ds" else vector_memory.build(instruction)
 
 
 def argument_bytes(listing: Listing, values: Sequence[int], grid: int) -> bytes:
@@ -112,11 +114,17 @@ def argument_bytes(listing: Listing, values: Sequence[int], grid: int) -> bytes:
         "hidden_grid_dims": 1,
     }  # fmt: skip
     block = bytearray(listing.argument_bytes)
-    given = iter(values)
-    for each in listing.arguments:
-        value = hidden.get(each.kind, 0) if each.kind.startswith("hidden_") else next(given, 0)
-        mask = (1 << 8 * each.size) - 1
-        block[each.offset : each.offset + each.size] = (value & mask).to_bytes(each.size, "little")
+    remaining = iter(values)
+    for argument in listing.arguments:
+        value = (
+            hidden.get(argument.kind, 0)
+            if argument.kind.startswith("hidden_")
+            else next(remaining, 0)
+        )
+        mask = (1 << 8 * argument.size) - 1
+        block[argument.offset : argument.offset + argument.size] = (value & mask).to_bytes(
+            argument.size, "little"
+        )
     return bytes(block)
 
 
@@ -127,8 +135,8 @@ class Workgroup:
         listing = launch.program.listing
         self.shared = Shared(launch.shared_bytes, launch.timing.poison)
         self.waves = [
-            Wave(launch.program, self, view, launch.timing, each)
-            for each in range(listing.threads // 64)
+            Wave(launch.program, self, view, launch.timing, wave)
+            for wave in range(listing.threads // 64)
         ]
         for wave in self.waves:
             at = listing.pointer_register
@@ -194,14 +202,14 @@ class KernelRun:
         Raises:
             Hang: all wait at barriers that others have passed.
         """
-        found = [
+        waves = [
             wave
             for wave in self._waves
             if not wave.state or (wave.state == ASLEEP and wave.has_woken)
         ]
-        if not found and all(wave.state in (AT_BARRIER, END) for wave in self._waves):
+        if not waves and all(wave.state in (AT_BARRIER, END) for wave in self._waves):
             raise Hang(f"{self.program.listing.name}: all waves wait at barriers", self.places())
-        return found
+        return waves
 
     def turn(self, wave: Wave) -> int:
         """Let a wave run for a while; returns how many instructions it executed."""
@@ -214,7 +222,7 @@ class KernelRun:
             raise BadAccess(error.message, f"{self.program.listing.name}, at: {text}") from None
         if stopped in (AT_BARRIER, END, ASLEEP):
             wave.state = stopped
-            self._regroup(next(each for each in self._groups if each is wave.group))
+            self._regroup(next(group for group in self._groups if group is wave.group))
         if stopped == AGAIN:
             wave.priority -= rng.choice((1, 9))  # most others go first, for long
         elif rng.random() < _FICKLENESS:

@@ -226,7 +226,8 @@ class _Session:
             for call in range(CALLS if self._shown.silent is None else 1):
                 inputs = op.make_inputs(problem, rank, self._shown.seed + call, cpu, False)
                 kept = [
-                    each if each is None else self._memory.copy_of(each, rank) for each in inputs
+                    value if value is None else self._memory.copy_of(value, rank)
+                    for value in inputs
                 ]
                 empty = op.empty_output(problem, cpu)
                 output = self._memory.copy_of(empty, rank).fill_(float("nan"))
@@ -257,7 +258,7 @@ class _Session:
             fabrics = self._fabrics(problem.world_size, slot_bytes)
             try:
                 config = self._shown.config
-                return fabrics, [Ready(variant.plan(problem, at, config)) for at in fabrics]
+                return fabrics, [Ready(variant.plan(problem, fabric, config)) for fabric in fabrics]
             except HeapExhausted as error:
                 exhausted = error
         raise exhausted
@@ -296,7 +297,7 @@ class _Session:
                 rank = max(first, key=lambda rank: first[rank].priority)
                 wave = first[rank]
             else:
-                rank = self._rng.choices(list(ready), [weights[each] for each in ready])[0]
+                rank = self._rng.choices(list(ready), [weights[rank] for rank in ready])[0]
                 wave = self._rng.choice(ready[rank])
             launch = self._launches[rank]
             self._shown.instructions += launch.turn(wave)
@@ -309,7 +310,7 @@ class _Session:
                 raise Hang(f"no end after {self._most:,} instructions", self._where())
 
     def _where(self) -> str:
-        return " | ".join(f"rank {at} {one.places()}" for at, one in self._launches.items())
+        return " | ".join(f"rank {rank} {one.places()}" for rank, one in self._launches.items())
 
     def _take(self, host: _Host) -> None:
         """Begin what a host asks for."""
@@ -345,13 +346,13 @@ class _Session:
         if self._memory.holds(tensor):
             return tensor.data_ptr()
         storage = tensor.untyped_storage()
-        found = self._mirrors.get(storage.data_ptr())
-        if found is None or found[0].numel() != storage.nbytes():
+        mirror = self._mirrors.get(storage.data_ptr())
+        if mirror is None or mirror[0].numel() != storage.nbytes():
             flat = torch.empty(0, dtype=torch.uint8).set_(storage)
-            found = flat, self._memory.empty(storage.nbytes(), torch.uint8, home)
-            self._mirrors[storage.data_ptr()] = found
-        found[1].copy_(found[0])
-        return found[1].data_ptr() + int(tensor.storage_offset()) * tensor.element_size()
+            mirror = flat, self._memory.empty(storage.nbytes(), torch.uint8, home)
+            self._mirrors[storage.data_ptr()] = mirror
+        mirror[1].copy_(mirror[0])
+        return mirror[1].data_ptr() + int(tensor.storage_offset()) * tensor.element_size()
 
     def _compare(self, call: int) -> None:
         """Compare the results of a call that all ranks have made."""
@@ -397,10 +398,10 @@ def _values(
     Raises:
         ExecutionError: they are not those that its text names.
     """
-    known = [each for each in listing.arguments if not each.kind.startswith("hidden_")]
+    known = [argument for argument in listing.arguments if not argument.kind.startswith("hidden_")]
     kinds = iter(known)
-    for param, given in zip(kernel.function.params, args, strict=False):
-        for arg in flat((given,)):
+    for param, value in zip(kernel.function.params, args, strict=False):
+        for arg in flat((value,)):
             if arg is None or (type(arg) is int and arg == 1 and not param.do_not_specialize):
                 continue
             is_tensor = isinstance(arg, torch.Tensor)

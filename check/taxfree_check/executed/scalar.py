@@ -236,79 +236,82 @@ def goes(condition: int, words: Any) -> bool:
 # -- what instructions are made of ----------------------------------------------------------------
 
 
-def build(given: Instruction, labels: Mapping[str, int]) -> Row | Step:
+def build(instruction: Instruction, labels: Mapping[str, int]) -> Row | Step:
     """Make the record of a scalar instruction, or a function that executes it.
 
     Raises:
         UnknownInstruction: it is not among those that this module knows.
     """
-    name = given.opcode
+    name = instruction.opcode
     if name in OPERATIONS:
         words, kinds = OPERATIONS[name]
         sources = [
-            scalar_source(text, kind) for text, kind in zip(given.operands[1:], kinds, strict=True)
+            scalar_source(text, kind)
+            for text, kind in zip(instruction.operands[1:], kinds, strict=True)
         ]
-        part = OperandPart(sources, _out(given), is_wide=words == 2)
+        part = OperandPart(sources, _out(instruction), is_wide=words == 2)
         return row(Form.SCALAR, _number(name), part)
     if name in _SAVE_EXEC:
-        sources = [scalar_source(given.operands[1], 2), scalar_source("exec", 2)]
-        part = OperandPart(sources, _out(given), is_wide=True)
+        sources = [scalar_source(instruction.operands[1], 2), scalar_source("exec", 2)]
+        part = OperandPart(sources, _out(instruction), is_wide=True)
         return row(Form.SAVE_EXEC, _number(_SAVE_EXEC[name]), part)
     if name in _NOTHING:
         return row(Form.NOTHING)
     if name in Condition.__members__:
-        return row(Form.BRANCH, Condition[name], target=labels[given.operands[0]])
+        return row(Form.BRANCH, Condition[name], target=labels[instruction.operands[0]])
     if name in _COMPARED:
-        return _compare(given)
+        return _compare(instruction)
     if name in _OTHERS:
-        return _OTHERS[name](given)
-    raise UnknownInstruction(f"unknown instruction {given.text}")
+        return _OTHERS[name](instruction)
+    raise UnknownInstruction(f"unknown instruction {instruction.text}")
 
 
 def _number(name: str) -> int:
     return int(Operation[_without_width(name)])
 
 
-def _out(given: Instruction) -> int:
-    return SCALARS + scalar_of(given.operands[0])
+def _out(instruction: Instruction) -> int:
+    return SCALARS + scalar_of(instruction.operands[0])
 
 
-def _compare(given: Instruction) -> Row:
-    kind, relations = _COMPARED[given.opcode]
-    first, second = (scalar_source(each, int(kind[1:]) // 32) for each in given.operands)
-    if given.opcode.startswith("s_cmpk") and kind == "i32":
-        second = literal(_immediate(given))
+def _compare(instruction: Instruction) -> Row:
+    kind, relations = _COMPARED[instruction.opcode]
+    first, second = (
+        scalar_source(operand, int(kind[1:]) // 32) for operand in instruction.operands
+    )
+    if instruction.opcode.startswith("s_cmpk") and kind == "i32":
+        second = literal(_immediate(instruction))
     part = OperandPart([first, second, literal(relations)])
     return row(Form.SCALAR, _number(f"s_cmp_{kind}"), part)
 
 
-def _bit_test(given: Instruction) -> Row:
-    part = OperandPart([scalar_source(each) for each in given.operands])
-    return row(Form.SCALAR, _number(given.opcode), part)
+def _bit_test(instruction: Instruction) -> Row:
+    part = OperandPart([scalar_source(operand) for operand in instruction.operands])
+    return row(Form.SCALAR, _number(instruction.opcode), part)
 
 
-def _immediate(given: Instruction) -> int:
+def _immediate(instruction: Instruction) -> int:
     """A word: it has 16 bits, and a sign."""
-    bits = int(given.operands[1], 0) & 0xFFFF
+    bits = int(instruction.operands[1], 0) & 0xFFFF
     return bits | (0xFFFF0000 if bits >> 15 else 0)
 
 
-def _with_immediate(given: Instruction) -> Row:
-    immediate, target = literal(_immediate(given)), scalar_source(given.operands[0])
-    name = given.opcode.replace("k_i32", "_i32")
+def _with_immediate(instruction: Instruction) -> Row:
+    immediate, target = literal(_immediate(instruction)), scalar_source(instruction.operands[0])
+    name = instruction.opcode.replace("k_i32", "_i32")
     if name == "s_mov_i32":
-        return row(Form.SCALAR, _number("s_mov_b32"), OperandPart([immediate], _out(given)))
-    return row(Form.SCALAR, _number(name), OperandPart([target, immediate], _out(given)))
+        return row(Form.SCALAR, _number("s_mov_b32"), OperandPart([immediate], _out(instruction)))
+    return row(Form.SCALAR, _number(name), OperandPart([target, immediate], _out(instruction)))
 
 
-def left_in_flight(given: Instruction) -> tuple[int, int]:
+def left_in_flight(instruction: Instruction) -> tuple[int, int]:
     """How many vector memory operations, and others, an ``s_waitcnt`` leaves in flight."""
-    counters = {name: int(number) for name, number in _COUNTER.findall(given.text)}
+    counters = {name: int(number) for name, number in _COUNTER.findall(instruction.text)}
     return counters.get("vmcnt", 63), counters.get("lgkmcnt", 15)
 
 
-def _wait(given: Instruction) -> Step:
-    vector, local = left_in_flight(given)
+def _wait(instruction: Instruction) -> Step:
+    vector, local = left_in_flight(instruction)
 
     def step(wave: Wave) -> int | None:
         queue, timing = wave.vector_queue, wave.timing
@@ -321,11 +324,11 @@ def _wait(given: Instruction) -> Step:
     return step
 
 
-def _hardware_register(given: Instruction) -> Step:
+def _hardware_register(instruction: Instruction) -> Step:
     """The number of the chiplet that the wave runs on is the only one that kernels read."""
-    target, name = scalar_of(given.operands[0]), given.operands[1]
+    target, name = scalar_of(instruction.operands[0]), instruction.operands[1]
     if name != "hwreg(HW_REG_XCC_ID)":
-        raise UnknownInstruction(f"{given.text}: {name} is not modelled")
+        raise UnknownInstruction(f"{instruction.text}: {name} is not modelled")
 
     def step(wave: Wave) -> None:
         wave.s[target] = wave.view.chiplet
@@ -333,7 +336,7 @@ def _hardware_register(given: Instruction) -> Step:
     return step
 
 
-def _end(given: Instruction) -> Step:
+def _end(instruction: Instruction) -> Step:
     def step(wave: Wave) -> int:
         if wave.vector_queue and not wave.timing.has_drained(wave.vector_queue, 0, wave.stalls):
             return AGAIN
@@ -349,7 +352,7 @@ _MAKERS: dict[Callable[[Instruction], Row | Step], str] = {
     _hardware_register: "s_getreg_b32",
     _wait: "s_waitcnt",
     _end: "s_endpgm",
-    lambda given: lambda wave: AT_BARRIER: "s_barrier",
+    lambda instruction: lambda wave: AT_BARRIER: "s_barrier",
 }
 _OTHERS = {name: make for make, names in _MAKERS.items() for name in names.split()}
 

@@ -16,7 +16,7 @@ _COUNTS = {
 }  # fmt: skip
 
 
-def build(given: Instruction) -> Step:
+def build(instruction: Instruction) -> Step:
     """Make the step of a scalar load.
 
     It reads through the L2, as does the scalar cache, which no instruction keeps coherent.
@@ -24,11 +24,11 @@ def build(given: Instruction) -> Step:
     Raises:
         UnknownInstruction: it is not among those that this module knows.
     """
-    count, target = _COUNTS.get(given.opcode), register(given.operands[0])
+    count, target = _COUNTS.get(instruction.opcode), register(instruction.operands[0])
     if count is None or target is None:
-        raise UnknownInstruction(f"unknown instruction {given.text}")
-    base, moves = scalar_source(given.operands[1], 2), scalar_source(given.operands[2])
-    fixed, first = given.number("offset"), target.row
+        raise UnknownInstruction(f"unknown instruction {instruction.text}")
+    base, moves = scalar_source(instruction.operands[1], 2), scalar_source(instruction.operands[2])
+    fixed, first = instruction.number("offset"), target.row
 
     def step(wave: Wave) -> None:
         address = wave.scalar(base) + wave.scalar(moves) + fixed & ~3

@@ -18,45 +18,45 @@ from taxfree_check.executed.wave import Step, Wave
 _NAME = re.compile(r"ds_(read|write)(2?)(st64)?_[bu](8|16|32|64|96|128)(_d16_hi)?")
 
 
-def build(given: Instruction) -> Step:
+def build(instruction: Instruction) -> Step:
     """Make the step of an instruction on LDS.
 
     Raises:
         UnknownInstruction: it is not among those that this module knows.
     """
-    if given.opcode in ("ds_bpermute_b32", "ds_permute_b32"):
-        return _permute(given)
-    if given.opcode == "ds_swizzle_b32":
-        return _swap(given)
-    if given.opcode == "ds_read_b64_tr_b16":
-        return _read_transposed(given)
-    found = _NAME.fullmatch(given.opcode)
-    if found is None or not {"offset", "offset0", "offset1"}.issuperset(given.modifiers):
-        raise UnknownInstruction(f"unknown instruction {given.text}")
-    size, offsets = _pieces(given)
-    if found[1] == "read":
-        if found[5]:
-            raise UnknownInstruction(f"unknown instruction {given.text}")
-        return _read(given, size, offsets)
-    return _write(given, size, offsets, upper=bool(found[5]))
+    if instruction.opcode in ("ds_bpermute_b32", "ds_permute_b32"):
+        return _permute(instruction)
+    if instruction.opcode == "ds_swizzle_b32":
+        return _swap(instruction)
+    if instruction.opcode == "ds_read_b64_tr_b16":
+        return _read_transposed(instruction)
+    match = _NAME.fullmatch(instruction.opcode)
+    if match is None or not {"offset", "offset0", "offset1"}.issuperset(instruction.modifiers):
+        raise UnknownInstruction(f"unknown instruction {instruction.text}")
+    size, offsets = _pieces(instruction)
+    if match[1] == "read":
+        if match[5]:
+            raise UnknownInstruction(f"unknown instruction {instruction.text}")
+        return _read(instruction, size, offsets)
+    return _write(instruction, size, offsets, upper=bool(match[5]))
 
 
-def _pieces(given: Instruction) -> tuple[int, list[int]]:
+def _pieces(instruction: Instruction) -> tuple[int, list[int]]:
     """Bytes of each access of a lane, and their offsets from its address."""
-    found = _NAME.fullmatch(given.opcode)
-    if found is None:  # transposed
-        return 8, [given.number("offset")]
-    size = int(found[4]) // 8
-    if not found[2]:
-        return size, [given.number("offset")]
-    unit = size * (64 if found[3] else 1)
-    return size, [unit * given.number("offset0"), unit * given.number("offset1")]
+    match = _NAME.fullmatch(instruction.opcode)
+    if match is None:  # transposed
+        return 8, [instruction.number("offset")]
+    size = int(match[4]) // 8
+    if not match[2]:
+        return size, [instruction.number("offset")]
+    unit = size * (64 if match[3] else 1)
+    return size, [unit * instruction.number("offset0"), unit * instruction.number("offset1")]
 
 
-def touched(given: Instruction) -> Callable[[Wave], Lanes]:
+def touched(instruction: Instruction) -> Callable[[Wave], Lanes]:
     """Wave -> the words of LDS that a read or write touches, by number."""
-    size, offsets = _pieces(given)
-    base = row_of(given.operands[0 if "write" in given.opcode else 1])
+    size, offsets = _pieces(instruction)
+    base = row_of(instruction.operands[0 if "write" in instruction.opcode else 1])
     first = np.add.outer(offsets, np.arange(0, size, 4)).ravel()
     return lambda wave: (
         (wave.registers[base][_lanes_on(wave)].astype(np.int64)[:, None] + first).ravel() >> 2
@@ -72,8 +72,8 @@ def _issue(wave: Wave, effect: Callable[[], Any], row: int = 0, count: int = 0) 
     wave.timing.issue(wave.local_queue, InFlight(effect, rows=(row, row + count)))
 
 
-def _read(given: Instruction, size: int, offsets: list[int]) -> Step:
-    row, base = row_of(given.operands[0]), row_of(given.operands[1])
+def _read(instruction: Instruction, size: int, offsets: list[int]) -> Step:
+    row, base = row_of(instruction.operands[0]), row_of(instruction.operands[1])
     words = max(size // 4, 1)
 
     def step(wave: Wave) -> None:
@@ -91,15 +91,18 @@ def _read(given: Instruction, size: int, offsets: list[int]) -> Step:
     return step
 
 
-def _write(given: Instruction, size: int, offsets: list[int], *, upper: bool) -> Step:
-    base, rows = row_of(given.operands[0]), [row_of(text) for text in given.operands[1:]]
+def _write(instruction: Instruction, size: int, offsets: list[int], *, upper: bool) -> Step:
+    base, rows = (
+        row_of(instruction.operands[0]),
+        [row_of(text) for text in instruction.operands[1:]],
+    )
     words, shift = max(size // 4, 1), np.uint32(16 if upper else 0)
 
     def step(wave: Wave) -> None:
         is_on, shared = _lanes_on(wave), wave.group.shared
         places = wave.registers[base][is_on].astype(np.int64)
         taken = [wave.registers[row : row + words, is_on].T >> shift for row in rows]
-        values = [each.astype(f"u{min(size, 4)}") for each in taken]
+        values = [words.astype(f"u{min(size, 4)}") for words in taken]
 
         def effect() -> None:
             for offset, value in zip(offsets, values, strict=True):
@@ -110,11 +113,11 @@ def _write(given: Instruction, size: int, offsets: list[int], *, upper: bool) ->
     return step
 
 
-def _permute(given: Instruction) -> Step:
+def _permute(instruction: Instruction) -> Step:
     """Exchange between lanes: pull from (``bpermute``) or push to the lane of a byte address."""
-    row, fixed = row_of(given.operands[0]), np.uint32(given.number("offset"))
-    address, value = (row_of(text) for text in given.operands[1:])
-    pulls = given.opcode == "ds_bpermute_b32"
+    row, fixed = row_of(instruction.operands[0]), np.uint32(instruction.number("offset"))
+    address, value = (row_of(text) for text in instruction.operands[1:])
+    pulls = instruction.opcode == "ds_bpermute_b32"
 
     def step(wave: Wave) -> None:
         is_on = wave.mask
@@ -131,13 +134,13 @@ def _permute(given: Instruction) -> Step:
     return step
 
 
-def _swap(given: Instruction) -> Step:
+def _swap(instruction: Instruction) -> Step:
     """Exchange neighbouring groups of lanes."""
-    found = re.fullmatch(r"swizzle\(SWAP,(\d+)\)", given.modifiers.get("offset", ""))
-    if found is None:
-        raise UnknownInstruction(f"unknown form of {given.text}")
-    row, value = row_of(given.operands[0]), row_of(given.operands[1])
-    partners = LANES ^ int(found[1])
+    match = re.fullmatch(r"swizzle\(SWAP,(\d+)\)", instruction.modifiers.get("offset", ""))
+    if match is None:
+        raise UnknownInstruction(f"unknown form of {instruction.text}")
+    row, value = row_of(instruction.operands[0]), row_of(instruction.operands[1])
+    partners = LANES ^ int(match[1])
 
     def step(wave: Wave) -> None:
         is_on, values = wave.mask, wave.registers[value]
@@ -148,16 +151,16 @@ def _swap(given: Instruction) -> Step:
     return step
 
 
-def _read_transposed(given: Instruction) -> Step:
+def _read_transposed(instruction: Instruction) -> Step:
     """Transpose 4 x 16 halves: 16 lanes read them by rows, and each receives a column."""
-    row, base = row_of(given.operands[0]), row_of(given.operands[1])
-    fixed = given.number("offset")
+    row, base = row_of(instruction.operands[0]), row_of(instruction.operands[1])
+    fixed = instruction.number("offset")
     lane, number = LANES[:, None], np.arange(4)
     giver = (lane & ~15) + 4 * number + (lane & 15) // 4
 
     def step(wave: Wave) -> None:
         if not wave.is_full:
-            raise UnknownInstruction(f"{given.opcode} with lanes off")
+            raise UnknownInstruction(f"{instruction.opcode} with lanes off")
         shared, places = wave.group.shared, wave.registers[base].astype(np.int64) + fixed
         wave.poison(row, 2)
 

@@ -366,35 +366,37 @@ def flag(operation: int, a: Word, b: Word, c: Word, d: Word, lane: int) -> bool:
 # -- what instructions are made of ----------------------------------------------------------------
 
 
-def build(given: Instruction) -> Row | Step:
+def build(instruction: Instruction) -> Row | Step:
     """Make the record of a vector instruction, or a function that executes it.
 
     Raises:
         UnknownInstruction: it is not among those that this module knows.
     """
-    name = given.opcode
+    name = instruction.opcode
     if name in OPERATIONS:
-        return _simple(given)
+        return _simple(instruction)
     if name in _COMPARED:
         kind, relations = _COMPARED[name]
-        part = OperandPart([*_sources(given, [kind] * 2), literal(relations)], bits=_pair(given, 0))
-        return _row(given, f"v_cmp_{kind}", part)
+        part = OperandPart(
+            [*_sources(instruction, [kind] * 2), literal(relations)], bits=_pair(instruction, 0)
+        )
+        return _row(instruction, f"v_cmp_{kind}", part)
     if name in _OTHERS:
-        return _OTHERS[name](given)
-    raise UnknownInstruction(f"unknown instruction {given.text}")
+        return _OTHERS[name](instruction)
+    raise UnknownInstruction(f"unknown instruction {instruction.text}")
 
 
-def _row(given: Instruction, name: str, *parts: OperandPart) -> Row:
-    fields = dpp.fields(given) if given.form == "dpp" else {}
+def _row(instruction: Instruction, name: str, *parts: OperandPart) -> Row:
+    fields = dpp.fields(instruction) if instruction.form == "dpp" else {}
     return row(Form.VECTOR, _number(name), *parts, **fields)
 
 
-def _out(given: Instruction, at: int = 0) -> int:
-    return 64 * row_of(given.operands[at])
+def _out(instruction: Instruction, at: int = 0) -> int:
+    return 64 * row_of(instruction.operands[at])
 
 
-def _pair(given: Instruction, at: int) -> int:
-    return SCALARS + scalar_of(given.operands[at])
+def _pair(instruction: Instruction, at: int) -> int:
+    return SCALARS + scalar_of(instruction.operands[at])
 
 
 _HANDLED = {"clamp", "src0_sel", "src1_sel", "dst_sel", "dst_unused"}
@@ -404,135 +406,158 @@ _PARTS = {  # of registers (SDWA)
 }  # fmt: skip
 
 
-def _sources(given: Instruction, kinds: list[str], first: int = 1) -> list[Source]:
+def _sources(instruction: Instruction, kinds: list[str], first: int = 1) -> list[Source]:
     """The operands from number `first` on, or the parts of them that SDWA selects."""
     made = []
     for at, kind in enumerate(kinds):
-        selected = given.modifiers.get(f"src{at}_sel", "DWORD")
+        selected = instruction.modifiers.get(f"src{at}_sel", "DWORD")
         part = None
         if selected != "DWORD":
             if selected not in _PARTS or kind not in ("u32", "i32", "f16"):
-                raise UnknownInstruction(f"unknown form of {given.text}")
+                raise UnknownInstruction(f"unknown form of {instruction.text}")
             part = _PARTS[selected]
-        made.append(source(given.operands[first + at], kind, part))
-    if "rev" in given.opcode and "sub" in given.opcode:
+        made.append(source(instruction.operands[first + at], kind, part))
+    if "rev" in instruction.opcode and "sub" in instruction.opcode:
         made.reverse()
     return made
 
 
-def _simple(given: Instruction) -> Row:
-    name, (out, kinds) = given.opcode, OPERATIONS[given.opcode]
-    if len(given.operands) != 1 + len(kinds):
-        raise UnknownInstruction(f"unknown form of {given.text}")
-    if given.form != "dpp" and set(given.modifiers) - _HANDLED:
-        raise UnknownInstruction(f"unknown modifier of {given.text}")
-    if "clamp" in given.modifiers:
+def _simple(instruction: Instruction) -> Row:
+    name, (out, kinds) = instruction.opcode, OPERATIONS[instruction.opcode]
+    if len(instruction.operands) != 1 + len(kinds):
+        raise UnknownInstruction(f"unknown form of {instruction.text}")
+    if instruction.form != "dpp" and set(instruction.modifiers) - _HANDLED:
+        raise UnknownInstruction(f"unknown modifier of {instruction.text}")
+    if "clamp" in instruction.modifiers:
         name += "_clamp"
         if name not in Operation.__members__:
-            raise UnknownInstruction(f"unknown form of {given.text}")
-    sources = _sources(given, kinds)
+            raise UnknownInstruction(f"unknown form of {instruction.text}")
+    sources = _sources(instruction, kinds)
     shift, mask = 0, -1
-    if (selected := given.modifiers.get("dst_sel", "DWORD")) != "DWORD":
-        if given.modifiers.get("dst_unused") != "UNUSED_PAD" or out != "u32":
-            raise UnknownInstruction(f"unknown form of {given.text}")
+    if (selected := instruction.modifiers.get("dst_sel", "DWORD")) != "DWORD":
+        if instruction.modifiers.get("dst_unused") != "UNUSED_PAD" or out != "u32":
+            raise UnknownInstruction(f"unknown form of {instruction.text}")
         shift, mask = _PARTS[selected]
-    return _row(given, name, OperandPart(sources, _out(given), out in WIDE, mask, shift))
+    return _row(
+        instruction, name, OperandPart(sources, _out(instruction), out in WIDE, mask, shift)
+    )
 
 
-def _carry(given: Instruction) -> Row:
-    sources = [*_sources(given, ["u32"] * 2, 2), literal(0)]
-    if len(given.operands) > 4:
-        sources.append(scalar_source(given.operands[4], 2))
-    return _row(given, given.opcode, OperandPart(sources, _out(given), bits=_pair(given, 1)))
+def _carry(instruction: Instruction) -> Row:
+    sources = [*_sources(instruction, ["u32"] * 2, 2), literal(0)]
+    if len(instruction.operands) > 4:
+        sources.append(scalar_source(instruction.operands[4], 2))
+    return _row(
+        instruction,
+        instruction.opcode,
+        OperandPart(sources, _out(instruction), bits=_pair(instruction, 1)),
+    )
 
 
-def _select(given: Instruction) -> Row:
-    has_signs = any(signs(text)[1] or signs(text)[2] for text in given.operands[1:3])
-    no, yes = _sources(given, ["f32" if has_signs else "u32"] * 2)
-    condition = scalar_source(given.operands[3], 2)
-    return _row(given, given.opcode, OperandPart([no, yes, literal(0), condition], _out(given)))
+def _select(instruction: Instruction) -> Row:
+    has_signs = any(signs(text)[1] or signs(text)[2] for text in instruction.operands[1:3])
+    no, yes = _sources(instruction, ["f32" if has_signs else "u32"] * 2)
+    condition = scalar_source(instruction.operands[3], 2)
+    return _row(
+        instruction,
+        instruction.opcode,
+        OperandPart([no, yes, literal(0), condition], _out(instruction)),
+    )
 
 
-def _wide_product(given: Instruction) -> Row:
-    sources = _sources(given, ["u32", "u32", "u64"], 2)
-    part = OperandPart(sources, _out(given), is_wide=True, bits=_pair(given, 1))
-    return _row(given, given.opcode, part)
+def _wide_product(instruction: Instruction) -> Row:
+    sources = _sources(instruction, ["u32", "u32", "u64"], 2)
+    part = OperandPart(sources, _out(instruction), is_wide=True, bits=_pair(instruction, 1))
+    return _row(instruction, instruction.opcode, part)
 
 
-def _division_scale(given: Instruction) -> Row:
-    part = OperandPart(_sources(given, ["f32"] * 3, 2), _out(given), bits=_pair(given, 1))
-    return _row(given, given.opcode, part)
+def _division_scale(instruction: Instruction) -> Row:
+    part = OperandPart(
+        _sources(instruction, ["f32"] * 3, 2), _out(instruction), bits=_pair(instruction, 1)
+    )
+    return _row(instruction, instruction.opcode, part)
 
 
-def _division_fma(given: Instruction) -> Row:
-    sources = [*_sources(given, ["f32"] * 3), scalar_source("vcc", 2)]
-    return _row(given, given.opcode, OperandPart(sources, _out(given)))
+def _division_fma(instruction: Instruction) -> Row:
+    sources = [*_sources(instruction, ["f32"] * 3), scalar_source("vcc", 2)]
+    return _row(instruction, instruction.opcode, OperandPart(sources, _out(instruction)))
 
 
-def _accumulate(given: Instruction) -> Row:
-    sources = [*_sources(given, ["f32"] * 2), source(given.operands[0], "f32")]
-    return _row(given, given.opcode, OperandPart(sources, _out(given)))
+def _accumulate(instruction: Instruction) -> Row:
+    sources = [*_sources(instruction, ["f32"] * 2), source(instruction.operands[0], "f32")]
+    return _row(instruction, instruction.opcode, OperandPart(sources, _out(instruction)))
 
 
-def _bitwise(given: Instruction) -> Row:
-    sources = [*_sources(given, ["u32"] * 3), literal(given.number("bitop3"))]
-    return _row(given, given.opcode, OperandPart(sources, _out(given)))
+def _bitwise(instruction: Instruction) -> Row:
+    sources = [*_sources(instruction, ["u32"] * 3), literal(instruction.number("bitop3"))]
+    return _row(instruction, instruction.opcode, OperandPart(sources, _out(instruction)))
 
 
-def _packed(given: Instruction) -> Row:
+def _packed(instruction: Instruction) -> Row:
     """Two results, in neighbouring registers, each of one word of each source."""
-    count = len(given.operands) - 1
-    selected = given.flags("op_sel", [0] * count), given.flags("op_sel_hi", [1] * count)
-    negated = [given.flags(name, [0] * count) for name in ("neg_lo", "neg_hi")]
-    out = _out(given)
-    if given.opcode == "v_pk_mov_b32":  # of the first source, then of the second
-        words = [source(given.operands[1 + at], "u32", which=selected[0][at]) for at in range(2)]
+    count = len(instruction.operands) - 1
+    selected = instruction.flags("op_sel", [0] * count), instruction.flags("op_sel_hi", [1] * count)
+    negated = [instruction.flags(name, [0] * count) for name in ("neg_lo", "neg_hi")]
+    out = _out(instruction)
+    if instruction.opcode == "v_pk_mov_b32":  # of the first source, then of the second
+        words = [
+            source(instruction.operands[1 + at], "u32", which=selected[0][at]) for at in range(2)
+        ]
         parts = [OperandPart([word], out + 64 * at) for at, word in enumerate(words)]
-        return _row(given, given.opcode, *parts)
+        return _row(instruction, instruction.opcode, *parts)
     parts = []
     for at in range(2):
         halves = [
             source(f"neg({text})" if sign else text, "f32", which=which)
-            for text, which, sign in zip(given.operands[1:], selected[at], negated[at], strict=True)
+            for text, which, sign in zip(
+                instruction.operands[1:], selected[at], negated[at], strict=True
+            )
         ]
         parts.append(OperandPart(halves, out + 64 * at))
-    return _row(given, given.opcode, *parts)
+    return _row(instruction, instruction.opcode, *parts)
 
 
-def _mixed(given: Instruction) -> Row:
+def _mixed(instruction: Instruction) -> Row:
     """A fused multiply-add in float32, of float32 operands and halves of registers."""
-    selected, is_half = given.flags("op_sel", [0] * 3), given.flags("op_sel_hi", [0] * 3)
+    selected, is_half = (
+        instruction.flags("op_sel", [0] * 3),
+        instruction.flags("op_sel_hi", [0] * 3),
+    )
     sources = []
-    for text, which, half in zip(given.operands[1:], selected, is_half, strict=True):
+    for text, which, half in zip(instruction.operands[1:], selected, is_half, strict=True):
         if half:
             is_constant = register(signs(text)[0]) is None
             part = (0 if is_constant else 16 * which, 0xFFFF)
             sources.append(source(text, "f16", part)._replace(is_half=True))
         else:
             sources.append(source(text, "f32"))
-    if given.opcode != "v_fma_mix_f32":
-        sources.append(source(given.operands[0], "u32"))
-    return _row(given, given.opcode, OperandPart(sources, _out(given)))
+    if instruction.opcode != "v_fma_mix_f32":
+        sources.append(source(instruction.operands[0], "u32"))
+    return _row(instruction, instruction.opcode, OperandPart(sources, _out(instruction)))
 
 
-def _lane(given: Instruction) -> Row:
+def _lane(instruction: Instruction) -> Row:
     """A word that moves between a lane and a scalar register."""
-    is_write = given.opcode == "v_writelane_b32"
-    out = _out(given) if is_write else _pair(given, 0)
-    taken = scalar_source(given.operands[1]) if is_write else source(given.operands[1], "u32")
-    lane = scalar_source(given.operands[2]) if len(given.operands) > 2 else literal(0)
-    return row(Form.LANE, _number(given.opcode), OperandPart([taken, lane], out))
+    is_write = instruction.opcode == "v_writelane_b32"
+    out = _out(instruction) if is_write else _pair(instruction, 0)
+    taken = (
+        scalar_source(instruction.operands[1])
+        if is_write
+        else source(instruction.operands[1], "u32")
+    )
+    lane = scalar_source(instruction.operands[2]) if len(instruction.operands) > 2 else literal(0)
+    return row(Form.LANE, _number(instruction.opcode), OperandPart([taken, lane], out))
 
 
-def _swap_lanes(given: Instruction) -> Step:
+def _swap_lanes(instruction: Instruction) -> Step:
     """Exchange odd rows of 16 or 32 lanes of one register with even ones of another."""
-    size = int(given.opcode.removeprefix("v_permlane")[:2])
-    first, second = (row_of(text) for text in given.operands)
+    size = int(instruction.opcode.removeprefix("v_permlane")[:2])
+    first, second = (row_of(text) for text in instruction.operands)
     odd, even = (LANES // size % 2 == 1), (LANES // size % 2 == 0)
 
     def step(wave: Wave) -> None:
         if not wave.is_full:
-            raise UnknownInstruction(f"{given.opcode} with lanes off")
+            raise UnknownInstruction(f"{instruction.opcode} with lanes off")
         a, b = wave.registers[first], wave.registers[second]
         a[odd], b[even] = b[even], a[odd]
 

@@ -38,33 +38,33 @@ _KNOWN = {"offset", "offen", "sc0", "sc1", "nt", "lds"}
 Addresses = Callable[[Wave], tuple[Lanes, Lanes | None]]
 
 
-def build(given: Instruction) -> Step:
+def build(instruction: Instruction) -> Step:
     """Make the step of a vector memory instruction.
 
     Raises:
         UnknownInstruction: it is not among those that this module knows.
     """
-    if given.opcode in ("buffer_inv", "buffer_wbl2"):
-        return _cache_control(given)
-    if not _KNOWN.issuperset(given.modifiers):
-        raise UnknownInstruction(f"unknown modifier of {given.text}")
-    if found := _ATOMIC.fullmatch(given.opcode):
-        if found[1] in _ATOMICS:
-            return _atomic(given, _ATOMICS[found[1]], 8 if found[2] else 4)
-    elif (found := _NAME.fullmatch(given.opcode)) and found[4] in _SHAPES:
-        size, count = _SHAPES[found[4]]
-        if found[3] or "lds" in given.modifiers:
-            return _load_into_shared(given, size * count)
-        if found[2] == "load" and not found[5]:
-            return _load(given, size, count, is_signed=found[4] == "sshort")
-        if found[2] == "store":
-            return _store(given, size, count, upper=bool(found[5]))
-    raise UnknownInstruction(f"unknown instruction {given.text}")
+    if instruction.opcode in ("buffer_inv", "buffer_wbl2"):
+        return _cache_control(instruction)
+    if not _KNOWN.issuperset(instruction.modifiers):
+        raise UnknownInstruction(f"unknown modifier of {instruction.text}")
+    if match := _ATOMIC.fullmatch(instruction.opcode):
+        if match[1] in _ATOMICS:
+            return _atomic(instruction, _ATOMICS[match[1]], 8 if match[2] else 4)
+    elif (match := _NAME.fullmatch(instruction.opcode)) and match[4] in _SHAPES:
+        size, count = _SHAPES[match[4]]
+        if match[3] or "lds" in instruction.modifiers:
+            return _load_into_shared(instruction, size * count)
+        if match[2] == "load" and not match[5]:
+            return _load(instruction, size, count, is_signed=match[4] == "sshort")
+        if match[2] == "store":
+            return _store(instruction, size, count, upper=bool(match[5]))
+    raise UnknownInstruction(f"unknown instruction {instruction.text}")
 
 
-def _cache_control(given: Instruction) -> Step:
-    scope = scope_of(given.modifiers)
-    if given.opcode == "buffer_inv":
+def _cache_control(instruction: Instruction) -> Step:
+    scope = scope_of(instruction.modifiers)
+    if instruction.opcode == "buffer_inv":
 
         def invalidate(wave: Wave) -> None:
             wave.view.invalidate(scope)
@@ -86,18 +86,18 @@ def _done() -> InFlight:
     return operation
 
 
-def touched(given: Instruction) -> Callable[[Wave], Lanes]:
+def touched(instruction: Instruction) -> Callable[[Wave], Lanes]:
     """Wave -> the words of memory that an instruction touches, by number."""
-    if found := _ATOMIC.fullmatch(given.opcode):
-        at, size = int("sc0" in given.modifiers), 8 if found[2] else 4
+    if match := _ATOMIC.fullmatch(instruction.opcode):
+        index, size = int("sc0" in instruction.modifiers), 8 if match[2] else 4
     else:
-        found = _NAME.fullmatch(given.opcode)
-        assert found is not None
-        to_shared = found[3] or "lds" in given.modifiers
-        at = 0 if to_shared or given.opcode.startswith("global_store") else 1
-        element, count = _SHAPES[found[4]]
+        match = _NAME.fullmatch(instruction.opcode)
+        assert match is not None
+        to_shared = match[3] or "lds" in instruction.modifiers
+        index = 0 if to_shared or instruction.opcode.startswith("global_store") else 1
+        element, count = _SHAPES[match[4]]
         size = element * count
-    addresses, first = _addresses(given, at, size), np.arange(0, size, 4)
+    addresses, first = _addresses(instruction, index, size), np.arange(0, size, 4)
     return lambda wave: (
         (wave.view.memory.places(addresses(wave)[0], size)[0][:, None] + first).ravel() >> 2
     )
@@ -106,12 +106,12 @@ def touched(given: Instruction) -> Callable[[Wave], Lanes]:
 # -- addresses ------------------------------------------------------------------------------------
 
 
-def _addresses(given: Instruction, at: int, size: int) -> Addresses:
-    """From the operands that begin at number `at`; `size` bytes are accessed."""
-    if given.opcode.startswith("buffer"):
-        return _buffer_addresses(given, at, size)
-    vector, base = given.operands[at], given.operands[-1]
-    offset = given.number("offset")
+def _addresses(instruction: Instruction, index: int, size: int) -> Addresses:
+    """From the operands that begin at number `index`; `size` bytes are accessed."""
+    if instruction.opcode.startswith("buffer"):
+        return _buffer_addresses(instruction, index, size)
+    vector, base = instruction.operands[index], instruction.operands[-1]
+    offset = instruction.number("offset")
     if base == "off":
         low, fixed = row_of(vector), np.uint64(offset & (1 << 64) - 1)
 
@@ -130,14 +130,14 @@ def _of_lanes_on(wave: Wave, every: Lanes) -> tuple[Lanes, Lanes | None]:
     return (every, None) if wave.is_full else (every[wave.mask], wave.mask)
 
 
-def _buffer_addresses(given: Instruction, at: int, size: int) -> Addresses:
+def _buffer_addresses(instruction: Instruction, index: int, size: int) -> Addresses:
     """Offsets into a buffer: what lies beyond its end is read as 0, and not written."""
-    texts = given.operands[at:]
-    moves = row_of(texts[0]) if "offen" in given.modifiers else None
+    texts = instruction.operands[index:]
+    moves = row_of(texts[0]) if "offen" in instruction.modifiers else None
     resource, scalar = register(texts[-2]), scalar_source(texts[-1])
     if resource is None or resource.is_vector or resource.words != 4:
-        raise UnknownInstruction(f"unknown form of {given.text}")
-    first, fixed = resource.row, given.number("offset")
+        raise UnknownInstruction(f"unknown form of {instruction.text}")
+    first, fixed = resource.row, instruction.number("offset")
 
     def addresses(wave: Wave) -> tuple[Lanes, Lanes | None]:
         low, high, records = wave.s[first : first + 3].tolist()
@@ -193,14 +193,14 @@ def _taken(wave: Wave, row: int, count: int, inside: Lanes | None) -> Lanes:
     return words.T if inside is None else words[:, inside].T
 
 
-def _load(given: Instruction, size: int, count: int, *, is_signed: bool) -> Step:
-    row, scope = row_of(given.operands[0]), scope_of(given.modifiers)
-    addresses = _addresses(given, 1, size * count)
+def _load(instruction: Instruction, size: int, count: int, *, is_signed: bool) -> Step:
+    row, scope = row_of(instruction.operands[0]), scope_of(instruction.modifiers)
+    addresses = _addresses(instruction, 1, size * count)
 
     def step(wave: Wave) -> int | None:
-        found, inside = addresses(wave)
+        lane_addresses, inside = addresses(wave)
         is_on = wave.mask
-        places, span = wave.view.memory.places(found, size * count)
+        places, span = wave.view.memory.places(lane_addresses, size * count)
         if scope and wave.polls_in_vain(step, places):
             return ASLEEP
         wave.poison(row, count)
@@ -217,15 +217,18 @@ def _load(given: Instruction, size: int, count: int, *, is_signed: bool) -> Step
     return step
 
 
-def _store(given: Instruction, size: int, count: int, *, upper: bool) -> Step:
-    is_buffer = given.opcode.startswith("buffer")
-    row, scope = row_of(given.operands[0 if is_buffer else 1]), scope_of(given.modifiers)
-    addresses = _addresses(given, 1 if is_buffer else 0, size * count)
+def _store(instruction: Instruction, size: int, count: int, *, upper: bool) -> Step:
+    is_buffer = instruction.opcode.startswith("buffer")
+    row, scope = (
+        row_of(instruction.operands[0 if is_buffer else 1]),
+        scope_of(instruction.modifiers),
+    )
+    addresses = _addresses(instruction, 1 if is_buffer else 0, size * count)
     shift = np.uint32(16 if upper else 0)
 
     def step(wave: Wave) -> None:
-        found, inside = addresses(wave)
-        places, span = wave.view.memory.places(found, size * count)
+        lane_addresses, inside = addresses(wave)
+        places, span = wave.view.memory.places(lane_addresses, size * count)
         words = _taken(wave, row, count, inside)
         values = (words >> shift if upper else words).astype(f"u{size}", "C")
 
@@ -237,17 +240,17 @@ def _store(given: Instruction, size: int, count: int, *, upper: bool) -> Step:
     return step
 
 
-def _atomic(given: Instruction, function: Callable[[int, int], int], size: int) -> Step:
-    returns = "sc0" in given.modifiers
-    scope = Scope.SYSTEM if "sc1" in given.modifiers else Scope.AGENT
+def _atomic(instruction: Instruction, function: Callable[[int, int], int], size: int) -> Step:
+    returns = "sc0" in instruction.modifiers
+    scope = Scope.SYSTEM if "sc1" in instruction.modifiers else Scope.AGENT
     at = 1 if returns else 0
-    row = row_of(given.operands[0]) if returns else 0
-    value_row = row_of(given.operands[at + 1])
-    addresses, words = _addresses(given, at, size), size // 4
+    row = row_of(instruction.operands[0]) if returns else 0
+    value_row = row_of(instruction.operands[at + 1])
+    addresses, words = _addresses(instruction, at, size), size // 4
 
     def step(wave: Wave) -> int | None:
-        found, inside = addresses(wave)
-        places, span = wave.view.memory.places(found, size)
+        lane_addresses, inside = addresses(wave)
+        places, span = wave.view.memory.places(lane_addresses, size)
         if returns and wave.polls_in_vain(step, places):
             return ASLEEP
         taken = _taken(wave, value_row, words, inside)
@@ -270,16 +273,16 @@ def _atomic(given: Instruction, function: Callable[[int, int], int], size: int) 
     return step
 
 
-def _load_into_shared(given: Instruction, size: int) -> Step:
+def _load_into_shared(instruction: Instruction, size: int) -> Step:
     """A load that goes to LDS, at M0, one lane behind the other."""
-    scope, fixed = scope_of(given.modifiers), given.number("offset")
-    addresses = _addresses(given, 0, size)
+    scope, fixed = scope_of(instruction.modifiers), instruction.number("offset")
+    addresses = _addresses(instruction, 0, size)
     words = size // 4
 
     def step(wave: Wave) -> None:
-        found, inside = addresses(wave)
+        lane_addresses, inside = addresses(wave)
         is_on = wave.mask
-        places, span = wave.view.memory.places(found, size)
+        places, span = wave.view.memory.places(lane_addresses, size)
         targets = (wave.s.item(M0) & 0xFFFF) + fixed + LANES * size
 
         def effect() -> None:

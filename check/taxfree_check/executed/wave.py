@@ -75,10 +75,10 @@ class Wave:
 
     def scalar(self, source: Source) -> int:
         """The value of a scalar source, unsigned."""
-        kind, at = source[:2]
+        kind, index = source[:2]
         if kind == Kind.CONSTANT:
-            return at
-        return self.pair(at - SCALARS) if kind == Kind.SCALAR_PAIR else self.words.item(at)
+            return index
+        return self.pair(index - SCALARS) if kind == Kind.SCALAR_PAIR else self.words.item(index)
 
     def set_exec(self, bits: int) -> None:
         """Turn lanes on and off."""

@@ -39,15 +39,15 @@ _CONFLICTS = {
 }
 
 
-def _registers(given: Instruction) -> frozenset[int]:
+def _registers(instruction: Instruction) -> frozenset[int]:
     """The registers that an instruction names, or uses without naming them; scalar ones below 0."""
-    found = [register(signs(text)[0]) for text in given.operands]
-    least = 8 if "mfma" in given.opcode else 1
+    registers = [register(signs(text)[0]) for text in instruction.operands]
+    least = 8 if "mfma" in instruction.opcode else 1
     numbers = {
-        row if each.is_vector else ~row
-        for each in found
-        if each is not None
-        for row in range(each.row, each.row + max(each.words, least))
+        row if register.is_vector else ~row
+        for register in registers
+        if register is not None
+        for row in range(register.row, register.row + max(register.words, least))
     }
     return frozenset(numbers)
 
@@ -58,13 +58,16 @@ class _Wait:
     def __init__(self, key: tuple[Place, str], counter: str, gone: list[InFlight]) -> None:
         self.key, self.counter = key, counter
         self.registers = {
-            ~row if each.is_scalar else row for each in gone for row in range(*each.rows)
+            ~row if operation.is_scalar else row
+            for operation in gone
+            for row in range(*operation.rows)
         }
-        without_result = [each for each in gone if each.rows[0] == each.rows[1]]
+        without_result = [operation for operation in gone if operation.rows[0] == operation.rows[1]]
         self.orders = bool(without_result)
         #: the words that stores wrote; None for other operations, such as write-backs
         self.stored: list[range] | None = [
-            range(each.span[0] >> 2, (each.span[1] + 3) >> 2) for each in without_result
+            range(operation.span[0] >> 2, (operation.span[1] + 3) >> 2)
+            for operation in without_result
         ]
         if any(len(words) not in range(1, _MOST_STORED) for words in self.stored):
             self.stored = None
@@ -137,31 +140,31 @@ class Witness:
     def watching(self, key: str, program: Program) -> Program:
         """The program, but watched."""
         steps = {}
-        for at, given in enumerate(program.listing.instructions):
-            step = program.step(at)
-            if given.opcode.startswith("s_cbranch"):
-                step = self._branch((key, at), step)
-            elif (watch := self._watch((key, at), given)) is not None:
+        for index, instruction in enumerate(program.listing.instructions):
+            step = program.step(index)
+            if instruction.opcode.startswith("s_cbranch"):
+                step = self._branch((key, index), step)
+            elif (watch := self._watch((key, index), instruction)) is not None:
                 step = _behind(watch, step)
-            if given.opcode.startswith("ds_") or "mfma" in given.opcode:
-                step = self._destination((key, at), given, step)
-            steps[at] = _behind(self._open_waits(given), step)
+            if instruction.opcode.startswith("ds_") or "mfma" in instruction.opcode:
+                step = self._destination((key, index), instruction, step)
+            steps[index] = _behind(self._open_waits(instruction), step)
         return program.with_steps(steps)
 
-    def _watch(self, place: Place, given: Instruction) -> Callable[[Wave], None] | None:
-        name = given.opcode
+    def _watch(self, place: Place, instruction: Instruction) -> Callable[[Wave], None] | None:
+        name = instruction.opcode
         if name == "s_waitcnt":
-            return self._wait(place, given)
+            return self._wait(place, instruction)
         if name == "s_barrier":
             return lambda wave: self._barrier(place, wave)
         if name == "buffer_wbl2":
             return lambda wave: self._write_back(place, wave)
         if name == "buffer_inv":
-            return lambda wave: self._invalidate(place, wave, scope_of(given.modifiers))
+            return lambda wave: self._invalidate(place, wave, scope_of(instruction.modifiers))
         if name.startswith(("global_", "buffer_")):
-            return self._access(place, given)
+            return self._access(place, instruction)
         if name.startswith(("ds_read", "ds_write")):
-            return self._share(given)
+            return self._share(instruction)
         return None
 
     def _branch(self, place: Place, step: Step) -> Step:
@@ -172,8 +175,8 @@ class Witness:
 
         return watched
 
-    def _destination(self, place: Place, given: Instruction, step: Step) -> Step:
-        first = row_of(given.operands[0])
+    def _destination(self, place: Place, instruction: Instruction, step: Step) -> Step:
+        first = row_of(instruction.operands[0])
         rows = slice(first, first + 16)
 
         def watched(wave: Wave) -> int | None:
@@ -190,9 +193,9 @@ class Witness:
 
         return watched
 
-    def _wait(self, place: Place, given: Instruction) -> Callable[[Wave], None]:
+    def _wait(self, place: Place, instruction: Instruction) -> Callable[[Wave], None]:
         """Note what it lets go of; a wait that follows covers what nobody has used till then."""
-        left = left_in_flight(given)
+        left = left_in_flight(instruction)
 
         def watch(wave: Wave) -> None:
             for counter, leave, queue in zip(
@@ -200,32 +203,36 @@ class Witness:
             ):
                 waits = self._waits[wave]
                 if leave <= len(queue):
-                    waits[:] = [each for each in waits if each.counter != counter]
+                    waits[:] = [wait for wait in waits if wait.counter != counter]
                 gone = queue[: max(len(queue) - leave, 0)]
-                if leave and any(each.is_scalar for each in queue):
+                if leave and any(operation.is_scalar for operation in queue):
                     gone = queue
                 if gone:
                     waits.append(_Wait((place, counter), counter, gone))
 
         return watch
 
-    def _open_waits(self, given: Instruction) -> Callable[[Wave], None]:
+    def _open_waits(self, instruction: Instruction) -> Callable[[Wave], None]:
         """Note the waits whose results an instruction needs."""
-        named = _registers(given)
-        orders = given.opcode == "s_barrier" or "atomic" in given.opcode or "wbl2" in given.opcode
+        named = _registers(instruction)
+        orders = (
+            instruction.opcode == "s_barrier"
+            or "atomic" in instruction.opcode
+            or "wbl2" in instruction.opcode
+        )
 
         def watch(wave: Wave) -> None:
             waits = self._waits[wave]
-            for each in waits:
-                if not each.registers.isdisjoint(named):
-                    self._waited.add(each.key)
-                elif each.orders and orders:
-                    if each.stored is None:
-                        self._waited.add(each.key)
+            for wait in waits:
+                if not wait.registers.isdisjoint(named):
+                    self._waited.add(wait.key)
+                elif wait.orders and orders:
+                    if wait.stored is None:
+                        self._waited.add(wait.key)
                     else:
-                        for words in each.stored:
-                            self._ordered[each.key][wave.view].update(words)
-            waits[:] = [each for each in waits if each.key not in self._waited]
+                        for words in wait.stored:
+                            self._ordered[wait.key][wave.view].update(words)
+            waits[:] = [wait for wait in waits if wait.key not in self._waited]
 
         return watch
 
@@ -239,8 +246,8 @@ class Witness:
             group.barriers.append(place)
         phases.append(_Phase())
 
-    def _share(self, given: Instruction) -> Callable[[Wave], None]:
-        touched, writes = shared.touched(given), "write" in given.opcode
+    def _share(self, instruction: Instruction) -> Callable[[Wave], None]:
+        touched, writes = shared.touched(instruction), "write" in instruction.opcode
 
         def watch(wave: Wave) -> None:
             phase = self._phase(wave)
@@ -248,15 +255,15 @@ class Witness:
 
         return watch
 
-    def _access(self, place: Place, given: Instruction) -> Callable[[Wave], None]:
-        touched, changes = vector_memory.touched(given), "store" in given.opcode
+    def _access(self, place: Place, instruction: Instruction) -> Callable[[Wave], None]:
+        touched, changes = vector_memory.touched(instruction), "store" in instruction.opcode
         operand = None
-        if "atomic" in given.opcode:
+        if "atomic" in instruction.opcode:
             changes = True
-            if re.search("_(add|or)(_x2)?$", given.opcode):  # of 0: a poll
-                operand = row_of(given.operands[2 if "sc0" in given.modifiers else 1])
-        has_scope = scope_of(given.modifiers) > Scope.UNIT or "atomic" in given.opcode
-        words_of_operand = 2 if given.opcode.endswith("_x2") else 1
+            if re.search("_(add|or)(_x2)?$", instruction.opcode):  # of 0: a poll
+                operand = row_of(instruction.operands[2 if "sc0" in instruction.modifiers else 1])
+        has_scope = scope_of(instruction.modifiers) > Scope.UNIT or "atomic" in instruction.opcode
+        words_of_operand = 2 if instruction.opcode.endswith("_x2") else 1
 
         def watch(wave: Wave) -> None:
             words, view, writes = set(touched(wave).tolist()), wave.view, changes
@@ -273,7 +280,7 @@ class Witness:
                         self._freshened.add(key)
             if has_scope:
                 (self._written if writes else self._polled)[place][view] |= words
-            if "lds" in given.modifiers or "_lds_" in given.opcode:
+            if "lds" in instruction.modifiers or "_lds_" in instruction.opcode:
                 self._phase(wave).does |= _WRITE
 
         return watch
@@ -292,7 +299,7 @@ class Witness:
         levels, used = wave.view.levels, wave.view.memory.used
         below = levels[scope].bytes[:used]
         stale = self._stale[wave.group]
-        for key in [each for each in stale if each[1] < scope and each[0] != place]:
+        for key in [key for key in stale if key[1] < scope and key[0] != place]:
             del stale[key]  # what the earlier one has dropped, this one would drop too
         for number in range(scope):
             differs = (levels[number].bytes[:used] != below).nonzero()[0] >> 2

@@ -12,8 +12,7 @@ import torch
 
 from taxfree_kernels.all_gather_matmul.problem import AllGatherMatmul
 from taxfree_kernels.all_gather_matmul.several import GatheringPlan, SeveralWeights
-from taxfree_kernels.fabric.base import Fabric
-from taxfree_kernels.fabric.workspace import Workspace
+from taxfree_kernels.fabric.base import Fabric, Workspace
 from taxfree_kernels.variant import Config, Plan, Step, resized
 from taxfree_kernels.vendor import all_gather, matmul_into
 
@@ -47,7 +46,7 @@ class BaselinePlan(GatheringPlan):
         shard = (problem.shard_rows, problem.shard_columns)
         gathered = (problem.world_size * shard[0], shard[1])
         matrix = (problem.m if self._is_by_columns else 0, problem.k)
-        sizes = ((each, getattr(torch, problem.dtype)) for each in (shard, gathered, matrix))
+        sizes = ((shape, getattr(torch, problem.dtype)) for shape in (shard, gathered, matrix))
         self._scratch = self._memory(fabric).scratch(*sizes)
         self._sized = fabric.workspace.by_size(self._of_size)
         top = self._sized[problem.m]
@@ -91,11 +90,11 @@ class BaselinePlan(GatheringPlan):
         self, a: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor
     ) -> list[Step]:
         buffers, steps = self._sized[out.shape[0]], []
-        own, shard, matrix = buffers.shard, a, buffers.matrix
-        if own is not None:
-            shard = own
+        own_shard, shard, matrix = buffers.shard, a, buffers.matrix
+        if own_shard is not None:
+            shard = own_shard
             steps.append(
-                Step("copy in", "copy", lambda: _copied_in(a, own), memory_bytes=2 * a.nbytes)
+                Step("copy in", "copy", lambda: _copied_in(a, own_shard), memory_bytes=2 * a.nbytes)
             )
         steps.append(
             Step(

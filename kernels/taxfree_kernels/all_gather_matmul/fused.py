@@ -1,21 +1,352 @@
-"""Shared by the fused variants: a plan of one launch, and the meta-parameters of its tiles."""
+"""Shared by the fused variants: send a chunk of the shard, compute a gathered tile; their plan."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+import triton
+import triton.language as tl
 
 from taxfree_kernels.all_gather_matmul import spaces
-from taxfree_kernels.all_gather_matmul.constants import Gather
 from taxfree_kernels.all_gather_matmul.problem import AllGatherMatmul
-from taxfree_kernels.all_gather_matmul.tile import GatherMemory
-from taxfree_kernels.device.peers import Group
-from taxfree_kernels.device.tiles import Tile
+from taxfree_kernels.device import sync
+from taxfree_kernels.device.peers import Group, translate
+from taxfree_kernels.device.sync import signal_by_chiplet
+from taxfree_kernels.device.tiles import (
+    Tile,
+    accumulate,
+    copy,
+    rank_rotated,
+    select,
+    stream_k,
+    swizzle2d,
+    xcd_swizzle,
+    zero_tile,
+)
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.launch import Kernel, compile_options, pdl_options
 from taxfree_kernels.variant import Config, Plan, Space, Variant, resized
+
+
+class Gather(NamedTuple):
+    """The constants of a kernel that gathers A: its ``GATHER: tl.constexpr``.
+
+    Args:
+        GATHER_DIM: 0 for shards of rows, 1 for shards of columns.
+        CHUNKS: number of chunks of rows per shard; each has a channel.
+        SEND_BLOCK: elements that a sender copies at a time.
+        SOURCES_PER_WAIT: peers that a tile waits for at once, with gather_dim 1.
+        HAS_BIAS: a bias is added to the product.
+        SENDERS: number of programs before the tiles'.
+        TO_SELF: a rank also sends its own rows to itself.
+        K_PARTS, PART_COLUMNS: number of parts of a row, and the columns of each but the last.
+        SEND_STAGES: blocks that a sender has in flight.
+        XCD_SIGNALS: chiplets whose senders signal together; 0 if each sender signals.
+    """
+
+    GATHER_DIM: int
+    CHUNKS: int
+    SEND_BLOCK: int = 0
+    SOURCES_PER_WAIT: int = 1
+    HAS_BIAS: bool = False
+    SENDERS: int = 0
+    TO_SELF: bool = False
+    K_PARTS: int = 1
+    PART_COLUMNS: int = 0
+    SEND_STAGES: int = 1
+    XCD_SIGNALS: int = 0
+
+    @classmethod
+    def of(cls, problem: AllGatherMatmul, config: Config, **derived: Any) -> Gather:
+        """The constants from a config, and others that are derived from it."""
+        meta_parameters = {name: config[name] for name in cls._fields if name in config}
+        fixed = {"GATHER_DIM": problem.gather_dim, "HAS_BIAS": problem.bias}
+        return cls(**{**fixed, **meta_parameters, **derived})
+
+
+class Weight(NamedTuple):
+    """The weight [k, n]."""
+
+    ptr: Any
+    stride_k: Any
+    stride_n: Any
+
+
+class Output(NamedTuple):
+    """The output [m, n], contiguous, and the bias [n]; any pointer if there is no bias."""
+
+    bias_ptr: Any
+    ptr: Any
+
+
+class GatherMemory(NamedTuple):
+    """The memory of a plan.
+
+    Args:
+        slots_ptr, stride_slot: the first of two payload slots in symmetric memory; elements from it
+            to the second.
+        control_ptr, heap_bases: as in :class:`taxfree_kernels.device.peers.Peers`.
+        partials_ptr: float32 [SPLIT_K, m, n]; None in kernels without tiles.
+        counters_ptr: int32 [tiles], used, like partials_ptr, only if SPLIT_K > 1; then
+            [XCD_SIGNALS], one for the senders of each chiplet.
+    """
+
+    slots_ptr: Any
+    stride_slot: Any
+    control_ptr: Any
+    partials_ptr: Any
+    counters_ptr: Any
+    heap_bases: Any
+
+
+class InputShard(NamedTuple):
+    """This rank's part of A; a kernel makes it from its arguments.
+
+    Args:
+        ptr: [own_rows, columns], contiguous.
+        rows: of a full shard.
+    """
+
+    ptr: Any
+    own_rows: Any
+    rows: Any
+    columns: Any
+
+
+@triton.jit
+def running_slot(memory, generation):
+    """The payload slot of the running call; calls alternate."""
+    return tl.multiple_of(memory.slots_ptr + (generation % 2) * memory.stride_slot, 16)
+
+
+@triton.jit
+def _copy_columns(
+    target_ptr, source_ptr, pitch, row_begin, row_end, column_begin, column_end,
+    BLOCK: tl.constexpr, COLUMNS: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """Copy some rows and columns of matrices with `pitch` elements a row, aligned to 16 bytes.
+
+    Args:
+        BLOCK: elements at a time.
+        COLUMNS: maximum number of columns.
+        STAGES: blocks in flight: all but the one being stored are prefetched into shared memory,
+            because loads are slow while tiles load as well.
+    """
+    WIDTH: tl.constexpr = min(triton.next_power_of_2(COLUMNS), BLOCK)
+    HEIGHT: tl.constexpr = BLOCK // WIDTH
+    across = tl.cdiv(column_end - column_begin, WIDTH)
+    for block in tl.range(0, tl.cdiv(row_end - row_begin, HEIGHT) * across, num_stages=STAGES):
+        rows = row_begin + block // across * HEIGHT + tl.arange(0, HEIGHT)
+        columns = column_begin + block % across * WIDTH + tl.arange(0, WIDTH)
+        offsets = (rows * pitch)[:, None] + columns[None, :]
+        mask = (rows < row_end)[:, None] & (columns < column_end)[None, :]
+        tl.store(target_ptr + offsets, tl.load(source_ptr + offsets, mask=mask), mask=mask)
+
+
+@triton.jit
+def push_chunk(
+    message, shard, slot_ptr, peers, GROUP: tl.constexpr, GATHER: tl.constexpr, counters_ptr=None
+):
+    """Send one chunk of rows of this rank's shard to one rank's inbox, and signal it.
+
+    The inbox is [source, shard.rows, shard.columns]; the channel is the chunk. Chunks without rows
+    are signalled too. A rank needs its own rows first, then those of the ranks after it. So each
+    rank sends first to the rank before it, then to the one before that, and so on. Ranks start with
+    different peers, so they never all send to the same one.
+
+    Rows may be sent in K_PARTS parts of PART_COLUMNS columns, the last possibly narrower: each part
+    goes to all ranks before the next, each of its chunks on a channel of its own.
+
+    Args:
+        message: in each part, CHUNKS to the own inbox when TO_SELF, then CHUNKS to each peer.
+        counters_ptr: int32 [XCD_SIGNALS]; the message is the id of the program then.
+    """
+    CHUNKS: tl.constexpr = GATHER.CHUNKS
+    part = 0
+    if GATHER.K_PARTS > 1:
+        messages: tl.constexpr = CHUNKS * (GROUP.WORLD - 1 + GATHER.TO_SELF)
+        part, message = message // messages, message % messages
+    distance = message // CHUNKS + 1 - GATHER.TO_SELF
+    chunk = message % CHUNKS
+    peer = (peers.rank + GROUP.WORLD - distance) % GROUP.WORLD
+    chunk_rows = tl.cdiv(shard.rows, CHUNKS)
+    begin = chunk * chunk_rows
+    end = min(begin + chunk_rows, shard.own_rows)
+    own_block = slot_ptr + peers.rank.to(tl.int64) * shard.rows * shard.columns
+    target = translate(own_block, peers, peer)
+    if GATHER.K_PARTS == 1 and GATHER.SEND_STAGES == 1:
+        copy(target, shard.ptr, begin * shard.columns, end * shard.columns, GATHER.SEND_BLOCK)
+    else:
+        column = part * GATHER.PART_COLUMNS
+        column_end = min(column + GATHER.PART_COLUMNS, shard.columns)
+        _copy_columns(
+            target, shard.ptr, shard.columns, begin, end, column, column_end, GATHER.SEND_BLOCK,
+            GATHER.PART_COLUMNS, GATHER.SEND_STAGES,
+        )  # fmt: skip
+    if GATHER.XCD_SIGNALS:
+        signal_by_chiplet(message, GATHER.SENDERS, counters_ptr, peers, GROUP, GATHER.XCD_SIGNALS)
+    else:
+        sync.signal(peers, part * CHUNKS + chunk, peer, GROUP)
+
+
+@triton.jit
+def wait_for_rows(
+    row_begin, row_end, nearest, farthest, peers, m, shard_rows,
+    GROUP: tl.constexpr, GATHER: tl.constexpr, part=0,
+):  # fmt: skip
+    """Wait for the chunks, of a part of K, that hold rows [row_begin, row_end) of some ranks.
+
+    With gather_dim 1 these are the peers at distances [nearest, farthest) from this rank; with
+    gather_dim 0 the peers, when TO_SELF also this rank, whose shards have such rows, and for the
+    last tile also those without any, so that every rank waits for every peer in each call.
+    """
+    CHUNKS: tl.constexpr = GATHER.CHUNKS
+    lanes: tl.constexpr = triton.next_power_of_2(GROUP.WORLD * CHUNKS)
+    lane = tl.arange(0, lanes)
+    source, chunk = lane % GROUP.WORLD, lane // GROUP.WORLD
+    chunk_rows = tl.cdiv(shard_rows, CHUNKS)
+    begin = chunk * chunk_rows
+    end = tl.minimum(begin + chunk_rows, shard_rows)
+    if GATHER.GATHER_DIM == 0:
+        begin = tl.minimum(source * shard_rows + begin, m)
+        end = tl.minimum(source * shard_rows + end, m)
+        needed = (source != peers.rank) | GATHER.TO_SELF
+    else:
+        distance = (source - peers.rank + GROUP.WORLD) % GROUP.WORLD
+        needed = (distance >= nearest) & (distance < farthest)
+    has_rows = (begin < row_end) & (end > row_begin)
+    last_row = tl.zeros_like(lane) + row_end
+    is_last = (begin >= end) & (last_row >= m)  # a chunk without rows falls to the last tile
+    needed = needed & (has_rows | is_last) & (lane < GROUP.WORLD * CHUNKS)
+    channel = part * CHUNKS + chunk
+    if GATHER.XCD_SIGNALS:  # of the source's message to this rank, see push_chunk
+        distance = (source + GROUP.WORLD - 1 - peers.rank) % GROUP.WORLD
+        channel = (distance * CHUNKS + chunk) % GATHER.XCD_SIGNALS
+    return sync.wait(peers, channel, source, GROUP, mask=needed)
+
+
+@triton.jit
+def place_of(index, rank, m, n, shard, GATHER_DIM: tl.constexpr, TILE: tl.constexpr):
+    """The work of a tile program, by its number; splits of K vary fastest.
+
+    Returns:
+        The tile and the split; its first row and column; its steps of K in each source, [begin,
+        end). Each split takes a share of every source, so that all splits begin with local data.
+    """
+    tiles_m, tiles_n = tl.cdiv(m, TILE.BLOCK_M), tl.cdiv(n, TILE.BLOCK_N)
+    index = xcd_swizzle(index, tiles_m * tiles_n * TILE.SPLIT_K, TILE.XCDS)
+    tile, split = index // TILE.SPLIT_K, index % TILE.SPLIT_K
+    tile_m, tile_n = swizzle2d(tile, tiles_m, tiles_n, TILE.GROUP_M)
+    if GATHER_DIM == 0:  # local rows come first
+        tile_m = rank_rotated(tile_m, rank * shard.rows // TILE.BLOCK_M, tiles_m)
+    steps = tl.cdiv(shard.columns, TILE.BLOCK_K)
+    step_begin, step_end = stream_k(split, TILE.SPLIT_K, steps)
+    return tile, split, tile_m * TILE.BLOCK_M, tile_n * TILE.BLOCK_N, step_begin, step_end
+
+
+@triton.jit
+def gathered_tile(
+    index, shard, weight, output, memory, slot_ptr, peers, m, n, k,
+    GROUP: tl.constexpr, GATHER: tl.constexpr, TILE: tl.constexpr, PULL: tl.constexpr = False,
+):  # fmt: skip
+    """Compute one tile of out = gathered A @ W + bias; wait for its rows of each source.
+
+    Args:
+        index: number of the tile and its K split; splits vary fastest.
+        slot_ptr: the running slot: peers' shards in this rank's inbox, or, when PULL, each
+            peer's own shard in its outbox.
+    """
+    tile, split, row, col, step_begin, step_end = place_of(
+        index, peers.rank, m, n, shard, GATHER.GATHER_DIM, TILE
+    )
+    rows, cols = row + tl.arange(0, TILE.BLOCK_M), col + tl.arange(0, TILE.BLOCK_N)
+    row_mask, col_mask = rows < m, cols < n
+    row_end = min(row + TILE.BLOCK_M, m)
+    w_cols = weight.ptr + cols.to(tl.int64) * weight.stride_n
+    acc = zero_tile(TILE)
+    arrived = peers.rank >= 0
+    if GATHER.GATHER_DIM == 0:
+        # -- one loop over K; rows are in the own shard or in the inbox of their source ----------
+        arrived = wait_for_rows(row, row_end, 0, 0, peers, m, shard.rows, GROUP, GATHER)
+        source = tl.minimum(rows // shard.rows, GROUP.WORLD - 1)
+        own_row = (rows - peers.rank * shard.rows).to(tl.int64)
+        if PULL:
+            shard_row = (rows - source * shard.rows).to(tl.int64)
+            a_rows = translate(slot_ptr + shard_row * k, peers, source)
+        else:
+            a_rows = slot_ptr + rows.to(tl.int64) * k
+        a_rows = select(
+            source == peers.rank, shard.ptr + own_row * k, a_rows, 16 if TILE.EVEN_K else 2
+        )
+        acc = accumulate(
+            acc, a_rows, 0, row_mask, w_cols, weight.stride_k, col_mask, 0, 1, k, step_begin,
+            step_end, 1, TILE,
+        )  # fmt: skip
+    else:
+        # -- the own shard, then groups of peers, each after one wait ----------------------------
+        row_offset = rows.to(tl.int64) * shard.columns
+        acc = accumulate(
+            acc, shard.ptr + row_offset, 0, row_mask, w_cols, weight.stride_k, col_mask, peers.rank,
+            peers.rank + 1, shard.columns, step_begin, step_end, GROUP.WORLD, TILE,
+        )  # fmt: skip
+        for first in range(1, GROUP.WORLD, GATHER.SOURCES_PER_WAIT):
+            last = min(first + GATHER.SOURCES_PER_WAIT, GROUP.WORLD)
+            here = wait_for_rows(row, row_end, first, last, peers, m, shard.rows, GROUP, GATHER)
+            arrived = arrived & here
+            source_rows = slot_ptr + row_offset
+            stride_source = shard.rows * shard.columns
+            if PULL:
+                peer = (peers.rank + first) % GROUP.WORLD
+                source_rows = translate(source_rows, peers, peer)
+                stride_source = 0
+            acc = accumulate(
+                acc, source_rows, stride_source, row_mask, w_cols, weight.stride_k, col_mask,
+                peers.rank + first, peers.rank + last, shard.columns, step_begin, step_end,
+                GROUP.WORLD, TILE,
+            )  # fmt: skip
+
+    finish_tile(
+        acc, arrived, tile, split, rows, cols, m, n, output, memory, GROUP, GATHER.HAS_BIAS, TILE
+    )
+
+
+@triton.jit
+def finish_tile(
+    acc, arrived, tile, split, rows, cols, m, n, output, memory,
+    GROUP: tl.constexpr, HAS_BIAS: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    """Write a tile of the output; with a split K, the last split to finish writes the total.
+
+    Args:
+        acc: float32 [rows, cols], or [cols, rows] when SWAP_AB.
+        arrived: whether all operands have arrived; if not, NaN is written.
+    """
+    acc = tl.where(arrived, acc, float("nan"))
+    if TILE.SWAP_AB:
+        acc = tl.trans(acc)
+    mask = (rows < m)[:, None] & (cols < n)[None, :]
+    offsets = rows.to(tl.int64)[:, None] * n + cols[None, :]
+    if TILE.SPLIT_K == 1:
+        _store(output.ptr + offsets, acc, mask, output.bias_ptr, cols, cols < n, HAS_BIAS)
+    else:
+        plane = m.to(tl.int64) * n
+        tl.store(memory.partials_ptr + split * plane + offsets, acc, mask=mask)
+        if sync.arrive(memory.counters_ptr + tile, TILE.SPLIT_K, GROUP):
+            total = tl.zeros_like(acc)  # always in the same order
+            for other in tl.static_range(TILE.SPLIT_K):  # unrolled: fewer registers than a loop
+                total += tl.load(
+                    memory.partials_ptr + other * plane + offsets, mask=mask, other=0.0
+                )
+            _store(output.ptr + offsets, total, mask, output.bias_ptr, cols, cols < n, HAS_BIAS)
+
+
+@triton.jit
+def _store(out, acc, mask, bias_ptr, cols, col_mask, HAS_BIAS: tl.constexpr):
+    if HAS_BIAS:
+        acc += tl.load(bias_ptr + cols, mask=col_mask, other=0.0).to(tl.float32)[None, :]
+    tl.store(out, acc.to(out.dtype.element_ty), mask=mask)
 
 
 class FusedGatherVariant(Variant):

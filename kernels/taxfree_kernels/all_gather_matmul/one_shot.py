@@ -17,15 +17,15 @@ import triton
 import triton.language as tl
 
 from taxfree_kernels.all_gather_matmul import spaces
-from taxfree_kernels.all_gather_matmul.constants import Gather
-from taxfree_kernels.all_gather_matmul.problem import AllGatherMatmul
-from taxfree_kernels.all_gather_matmul.several import GatheringPlan, SeveralWeights
-from taxfree_kernels.all_gather_matmul.tile import (
+from taxfree_kernels.all_gather_matmul.fused import (
+    Gather,
     GatherMemory,
     InputShard,
     push_chunk,
     running_slot,
 )
+from taxfree_kernels.all_gather_matmul.problem import AllGatherMatmul
+from taxfree_kernels.all_gather_matmul.several import GatheringPlan, SeveralWeights
 from taxfree_kernels.device import sync
 from taxfree_kernels.device.peers import Group, Peers
 from taxfree_kernels.device.tiles import select
@@ -65,11 +65,13 @@ def _gather(
         first_column = tl.where(GATHER.GATHER_DIM == 0, 0, source * shard_columns)
         target_ptr = gathered_ptr + first_row.to(tl.int64) * k + first_column
         for start in range(begin * shard_columns, end * shard_columns, GATHER.SEND_BLOCK):
-            at = start + tl.arange(0, GATHER.SEND_BLOCK)
-            mask = at < end * shard_columns
-            tile = tl.load(block_ptr + at, mask=mask)
+            offsets = start + tl.arange(0, GATHER.SEND_BLOCK)
+            mask = offsets < end * shard_columns
+            tile = tl.load(block_ptr + offsets, mask=mask)
             tile = tl.where(arrived, tile, float("nan"))
-            tl.store(target_ptr + at // shard_columns * k + at % shard_columns, tile, mask=mask)
+            tl.store(
+                target_ptr + offsets // shard_columns * k + offsets % shard_columns, tile, mask=mask
+            )
     sync.leave(memory.control_ptr)
 
 

@@ -7,24 +7,16 @@ from collections.abc import Callable
 import torch
 
 from taxfree_kernels.all_gather_matmul.problem import AllGatherMatmul
+from taxfree_kernels.inputs import random_tensor
 from taxfree_kernels.variant import Operation
 from taxfree_kernels.vendor import matmul_into
-
-
-def _random(
-    size: tuple[int, ...], seed: int, device: torch.device, dtype: torch.dtype, integers: bool
-) -> torch.Tensor:
-    generator = torch.Generator(device=device).manual_seed(seed)
-    if integers:
-        return torch.randint(-1, 2, size, generator=generator, device=device).to(dtype)
-    return torch.randn(size, generator=generator, device=device).to(dtype)
 
 
 def _shard(
     problem: AllGatherMatmul, rank: int, seed: int, device: torch.device, integers: bool
 ) -> torch.Tensor:
     size = (problem.rows_of(rank), problem.shard_columns)
-    return _random(size, 1000 * seed + rank, device, getattr(torch, problem.dtype), integers)
+    return random_tensor(size, 1000 * seed + rank, device, getattr(torch, problem.dtype), integers)
 
 
 def make_inputs(
@@ -32,14 +24,14 @@ def make_inputs(
 ) -> tuple[torch.Tensor | None, ...]:
     """a_shard [rows_of(rank), shard_columns], weight [k, n], bias [n] or None of one rank."""
     dtype = getattr(torch, problem.dtype)
-    own = 1000 * seed + 100 * (rank + 1)  # not the seed of any shard: ranks are below 100
+    own_seed = 1000 * seed + 100 * (rank + 1)  # not the seed of any shard: ranks are below 100
     size = (problem.n, problem.k) if problem.weight_layout == "nk" else (problem.k, problem.n)
-    weight = _random(size, own + 1_000_000, device, dtype, integers)
+    weight = random_tensor(size, own_seed + 1_000_000, device, dtype, integers)
     if problem.weight_layout == "nk":
         weight = weight.t()
     bias = None
     if problem.bias:
-        bias = _random((problem.n,), own + 2_000_000, device, dtype, integers)
+        bias = random_tensor((problem.n,), own_seed + 2_000_000, device, dtype, integers)
     return _shard(problem, rank, seed, device, integers), weight, bias
 
 

@@ -21,9 +21,8 @@ import triton
 import triton.language as tl
 
 from taxfree_kernels.all_gather_matmul import spaces
-from taxfree_kernels.all_gather_matmul.constants import Gather
+from taxfree_kernels.all_gather_matmul.fused import Gather, wait_for_rows
 from taxfree_kernels.all_gather_matmul.problem import AllGatherMatmul
-from taxfree_kernels.all_gather_matmul.tile import wait_for_rows
 from taxfree_kernels.copies import PeerCopies, parts_of, rows_of_chunk
 from taxfree_kernels.device import sync
 from taxfree_kernels.device.peers import Group, Peers
@@ -66,14 +65,14 @@ class _Calls:
     """The work of calls of one size.
 
     Args:
-        own: this rank's rows of the output.
+        own_rows: this rank's rows of the output.
         parts: parts of the peers' rows: the messages to send before it, the rows, and the place
             where they arrive.
         last_messages: messages to send after the last part.
         await_args: arguments of the waiting kernel before the rows.
     """
 
-    own: slice
+    own_rows: slice
     parts: list[tuple[list[_Message], slice, torch.Tensor]]
     last_messages: list[_Message]
     await_args: tuple[Any, ...]
@@ -112,7 +111,7 @@ class OverlapPlan(Plan):
         parts = parts_of(problem, peers, chunks, self._config["CHUNKS_PER_WAIT"])
         begins = [0, *(part.chunks for part in parts)]
         return _Calls(
-            own=rows_of_chunk(problem, rank, 0, 1),
+            own_rows=rows_of_chunk(problem, rank, 0, 1),
             parts=[
                 (messages[begin : part.chunks], part.rows, inbox[part.rows])
                 for begin, part in zip(begins, parts, strict=False)
@@ -138,7 +137,7 @@ class OverlapPlan(Plan):
     ) -> torch.Tensor:
         calls = self._sized[out.shape[0]]
         self._copies.begin()
-        matmul_into(out[calls.own], a, weight, bias)
+        matmul_into(out[calls.own_rows], a, weight, bias)
         for messages, rows, arrived in calls.parts:
             self._send(messages, a)
             self._copies.join()
@@ -150,8 +149,8 @@ class OverlapPlan(Plan):
         return out
 
     def _send(self, messages: list[_Message], a: torch.Tensor) -> None:
-        for each in messages:
-            self._copies.send(each.target, a[each.rows], each.chunk, each.peer)
+        for message in messages:
+            self._copies.send(message.target, a[message.rows], message.chunk, message.peer)
 
 
 class Overlap(Variant):
@@ -180,7 +179,7 @@ class Overlap(Variant):
 
     def seed_configs(self, problem: AllGatherMatmul, hardware: Hardware) -> list[dict[str, Any]]:
         configs = first_copies(problem, self.space(problem, hardware), rows_at_once=1024)
-        return [each for each in configs if not self.illegal_reason(problem, hardware, each)]
+        return [config for config in configs if not self.illegal_reason(problem, hardware, config)]
 
     def plan(self, problem: AllGatherMatmul, fabric: Fabric, config: Config) -> Plan:
         return OverlapPlan(problem, fabric, config)

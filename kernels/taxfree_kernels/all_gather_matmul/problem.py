@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from taxfree_kernels.errors import PlanError
-from taxfree_kernels.problem import ITEM_BYTES, Sharded
-from taxfree_kernels.variant import Cost
+from taxfree_kernels.variant import ITEM_BYTES, Cost, Sharded
 
 
 @dataclass(frozen=True)
@@ -68,12 +67,12 @@ class AllGatherMatmul(Sharded):
     @property
     def cost(self) -> Cost:
         item = ITEM_BYTES[self.dtype]
-        own = self.rows_of(self.world_size - 1) * self.shard_columns  # the smallest shard
+        own_elements = self.rows_of(self.world_size - 1) * self.shard_columns  # the smallest shard
         elements = self.m * self.k + self.k * self.n + self.m * self.n
         return Cost(
             flops=2 * self.m * self.n * self.k,
             memory_bytes=item * elements,
-            link_bytes=item * (self.m * self.k - own),
+            link_bytes=item * (self.m * self.k - own_elements),
         )
 
     @property

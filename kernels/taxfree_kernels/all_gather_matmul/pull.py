@@ -15,18 +15,19 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from taxfree_kernels.all_gather_matmul.fused import FusedGatherPlan, FusedGatherVariant
-from taxfree_kernels.all_gather_matmul.problem import AllGatherMatmul
-from taxfree_kernels.all_gather_matmul.tile import (
+from taxfree_kernels.all_gather_matmul.fused import (
+    FusedGatherPlan,
+    FusedGatherVariant,
     InputShard,
     Output,
     Weight,
     gathered_tile,
     running_slot,
 )
+from taxfree_kernels.all_gather_matmul.problem import AllGatherMatmul
 from taxfree_kernels.device import sync
-from taxfree_kernels.device.pdl import gdc_wait
 from taxfree_kernels.device.peers import Peers
+from taxfree_kernels.device.sync import gdc_wait
 from taxfree_kernels.device.tiles import copy
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.hardware import Hardware

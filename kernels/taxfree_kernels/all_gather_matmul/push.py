@@ -20,9 +20,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from taxfree_kernels.all_gather_matmul.fused import FusedGatherPlan, FusedGatherVariant
-from taxfree_kernels.all_gather_matmul.problem import AllGatherMatmul
-from taxfree_kernels.all_gather_matmul.tile import (
+from taxfree_kernels.all_gather_matmul.fused import (
+    FusedGatherPlan,
+    FusedGatherVariant,
     InputShard,
     Output,
     Weight,
@@ -30,9 +30,10 @@ from taxfree_kernels.all_gather_matmul.tile import (
     push_chunk,
     running_slot,
 )
+from taxfree_kernels.all_gather_matmul.problem import AllGatherMatmul
 from taxfree_kernels.device import sync
-from taxfree_kernels.device.pdl import gdc_wait
 from taxfree_kernels.device.peers import Peers
+from taxfree_kernels.device.sync import gdc_wait
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.spaces import xcd_signals_illegal_reason, xcd_signals_space

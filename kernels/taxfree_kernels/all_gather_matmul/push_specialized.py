@@ -37,24 +37,16 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from taxfree_kernels.all_gather_matmul import spaces
+from taxfree_kernels.all_gather_matmul.fused import InputShard, place_of, running_slot
 from taxfree_kernels.all_gather_matmul.problem import AllGatherMatmul
 from taxfree_kernels.all_gather_matmul.push_tma import PushTma, PushTmaPlan
-from taxfree_kernels.all_gather_matmul.tile import InputShard, place_of, running_slot
-from taxfree_kernels.descriptors import (
-    RowDescriptors,
-    folded,
-    is_aligned,
-    weight_descriptors,
-)
 from taxfree_kernels.device import sync
-from taxfree_kernels.device.dialects import lanes
-from taxfree_kernels.device.fences import before_tma_loads
-from taxfree_kernels.device.pdl import gdc_launch_dependents, gdc_wait
 from taxfree_kernels.device.peers import Peers, translate
 from taxfree_kernels.device.specialized import accumulators, load_box, make_boxes
+from taxfree_kernels.device.sync import before_tma_loads, gdc_launch_dependents, gdc_wait, lanes
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.hardware import Hardware
-from taxfree_kernels.launch import Kernel
+from taxfree_kernels.launch import Kernel, RowDescriptors, folded, is_aligned, weight_descriptors
 from taxfree_kernels.variant import Config, Plan, Space
 
 ROWS = 64
@@ -141,9 +133,9 @@ def _send(program, shard, memory, rank, GROUP: gl.constexpr, GATHER: gl.constexp
         end = gl.minimum(begin + chunk_rows, shard.own_rows)
         target = translate(own_block, peers, peer)
         for start in range(begin * shard.columns, end * shard.columns, GATHER.SEND_BLOCK):
-            at = start + gl.arange(0, GATHER.SEND_BLOCK, LAYOUT)
-            mask = at < end * shard.columns
-            gl.store(target + at, gl.load(shard.ptr + at, mask=mask), mask=mask)
+            offsets = start + gl.arange(0, GATHER.SEND_BLOCK, LAYOUT)
+            mask = offsets < end * shard.columns
+            gl.store(target + offsets, gl.load(shard.ptr + offsets, mask=mask), mask=mask)
         sync.signal(peers, chunk, peer, GROUP)
 
 
@@ -323,8 +315,8 @@ def _add_shares(
         for begin in range(0, COLUMNS, PIECE):
             here = _within(begin, PIECE, COLUMNS, LAYOUT, TILE)
             total = gl.zeros([_ROWS, PIECE], gl.float32, LAYOUT)
-            for each in gl.static_range(TILE.SPLIT_K):  # always in the same order
-                total += gl.load(share_ptr + each * stride + here)
+            for share in gl.static_range(TILE.SPLIT_K):  # always in the same order
+                total += gl.load(share_ptr + share * stride + here)
             if TILE.SWAP_AB:
                 _store(total, row + begin, col, call, GATHER, TILE)
             else:

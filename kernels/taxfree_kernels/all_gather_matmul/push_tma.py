@@ -27,27 +27,27 @@ import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from taxfree_kernels.all_gather_matmul import spaces
-from taxfree_kernels.all_gather_matmul.constants import Gather, sends_to_self, steps_of_part
-from taxfree_kernels.all_gather_matmul.fused import FusedGatherPlan, FusedGatherVariant
-from taxfree_kernels.all_gather_matmul.problem import AllGatherMatmul
-from taxfree_kernels.all_gather_matmul.tile import (
+from taxfree_kernels.all_gather_matmul.fused import (
+    FusedGatherPlan,
+    FusedGatherVariant,
+    Gather,
     InputShard,
     Output,
     finish_tile,
-    nothing_yet,
     place_of,
     push_chunk,
     running_slot,
     wait_for_rows,
 )
-from taxfree_kernels.descriptors import RowDescriptors, weight_descriptors, with_fields
+from taxfree_kernels.all_gather_matmul.problem import AllGatherMatmul
+from taxfree_kernels.all_gather_matmul.spaces import sends_to_self, steps_of_part
 from taxfree_kernels.device import sync
-from taxfree_kernels.device.fences import before_tma_loads
-from taxfree_kernels.device.pdl import gdc_wait
 from taxfree_kernels.device.peers import Peers
-from taxfree_kernels.device.tiles import accumulate_tma
+from taxfree_kernels.device.sync import before_tma_loads, gdc_wait
+from taxfree_kernels.device.tiles import accumulate_tma, zero_tile
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.hardware import Hardware
+from taxfree_kernels.launch import RowDescriptors, weight_descriptors, with_fields
 from taxfree_kernels.variant import Config, Plan, Space
 
 
@@ -77,7 +77,7 @@ def _push_tma(
             index, rank, m, n, shard, GATHER.GATHER_DIM, TILE
         )
         row_end = min(row + TILE.BLOCK_M, m)
-        acc = nothing_yet(TILE)
+        acc = zero_tile(TILE)
         if HAS_STEPS:
             tl.assume(step_end > step_begin)
         if GATHER.GATHER_DIM == 0:

@@ -11,11 +11,16 @@ import torch
 import triton
 import triton.language as tl
 
-from taxfree_kernels.all_gather_matmul.constants import Gather
-from taxfree_kernels.all_gather_matmul.fused import FusedGatherPlan, FusedGatherVariant
+from taxfree_kernels.all_gather_matmul.fused import (
+    FusedGatherPlan,
+    FusedGatherVariant,
+    Gather,
+    InputShard,
+    push_chunk,
+    running_slot,
+)
 from taxfree_kernels.all_gather_matmul.problem import AllGatherMatmul
 from taxfree_kernels.all_gather_matmul.push import _push
-from taxfree_kernels.all_gather_matmul.tile import InputShard, push_chunk, running_slot
 from taxfree_kernels.device import sync
 from taxfree_kernels.device.peers import Group, Peers
 from taxfree_kernels.fabric.base import Fabric

@@ -7,14 +7,12 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 
 from taxfree_kernels.all_gather_matmul.problem import AllGatherMatmul
-from taxfree_kernels.all_gather_matmul.signature import ALL_GATHER_MATMUL
-from taxfree_kernels.fabric.base import Fabric
-from taxfree_kernels.variant import Plan, Variant, resized, variants
+from taxfree_kernels.variant import Plan, Variant, variants
 from taxfree_kernels.vendor import matmul_into
 
 Biases = Sequence[torch.Tensor | None]
@@ -76,21 +74,5 @@ class GatheringPlan(SeveralWeightsPlan):
 
 def several_weights() -> dict[str, SeveralWeights]:
     """The variants that can serve several weights, by name."""
-    found = variants("all_gather_matmul").items()
-    return {name: variant for name, variant in found if isinstance(variant, SeveralWeights)}
-
-
-def joint_problem(
-    fabric: Fabric, a_shard: torch.Tensor, weights: Sequence[torch.Tensor], biases: Biases
-) -> AllGatherMatmul:
-    """The problem of one matmul with the columns of several weights.
-
-    Raises:
-        PlanError: the tensors do not fit together.
-    """
-    problems: list[Any] = [
-        ALL_GATHER_MATMUL.problem(fabric, a_shard, weight, bias, 0, None)
-        for weight, bias in zip(weights, biases, strict=True)
-    ]
-    joint: AllGatherMatmul = resized(problems[0], n=sum(each.n for each in problems), bias=False)
-    return joint
+    known = variants("all_gather_matmul").items()
+    return {name: variant for name, variant in known if isinstance(variant, SeveralWeights)}

@@ -48,5 +48,6 @@ SHAPES = Shapes(
         # small enough for the interpreter; the last is ragged
         "demo": ["m=16 n=64 k=64", "m=32 n=64 k=128", "m=13 n=40 k=72"],
     },
-    model_split="column",
+    model_role="gather_rows",
+    model_axes="m=16,64,256,1024,4096,16384",
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -19,8 +20,8 @@ from taxfree_kernels.arguments import (
 )
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.gradients import Gradients, gather, gradients
-from taxfree_kernels.problem import own_rows
 from taxfree_kernels.signature import Signature
+from taxfree_kernels.variant import own_rows, resized
 
 
 def _problem(
@@ -49,8 +50,10 @@ def _problem(
         m=m, n=n, k=k, gather_dim=gather_dim, dtype=dtype,
         world_size=fabric.world_size, weight_layout=weight_layout(weight), bias=bias is not None,
     )  # fmt: skip
-    own = own_rows(m, gather_dim, fabric.world_size, fabric.rank)
-    require(rows == own, f"a_shard has {rows} rows, rank {fabric.rank} of m={m} has {own}")
+    expected = own_rows(m, gather_dim, fabric.world_size, fabric.rank)
+    require(
+        rows == expected, f"a_shard has {rows} rows, rank {fabric.rank} of m={m} has {expected}"
+    )
     return problem
 
 
@@ -91,3 +94,24 @@ ALL_GATHER_MATMUL = Signature(
 )  # fmt: skip
 
 SIGNATURES = (ALL_GATHER_MATMUL,)
+
+
+def joint_problem(
+    fabric: Fabric,
+    a_shard: torch.Tensor,
+    weights: Sequence[torch.Tensor],
+    biases: Sequence[torch.Tensor | None],
+) -> AllGatherMatmul:
+    """The problem of one matmul with the columns of several weights.
+
+    Raises:
+        PlanError: the tensors do not fit together.
+    """
+    problems: list[Any] = [
+        ALL_GATHER_MATMUL.problem(fabric, a_shard, weight, bias, 0, None)
+        for weight, bias in zip(weights, biases, strict=True)
+    ]
+    joint: AllGatherMatmul = resized(
+        problems[0], n=sum(problem.n for problem in problems), bias=False
+    )
+    return joint

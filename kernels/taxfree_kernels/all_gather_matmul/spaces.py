@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from taxfree_kernels.all_gather_matmul.constants import sends_to_self, steps_of_part
 from taxfree_kernels.all_gather_matmul.problem import AllGatherMatmul
 from taxfree_kernels.fabric.heap import Pool
 from taxfree_kernels.hardware import Hardware
-from taxfree_kernels.problem import ITEM_BYTES
 from taxfree_kernels.spaces import allowed, matmul_space, power_of_2, tile_illegal_reason, up_to
-from taxfree_kernels.variant import Config, Space
+from taxfree_kernels.variant import ITEM_BYTES, Config, Space
 
 
 def unsupported_reason(problem: AllGatherMatmul) -> str | None:
@@ -29,8 +27,8 @@ def tile_space(problem: AllGatherMatmul, hardware: Hardware) -> Space:
     waits = tuple(dict.fromkeys((world_size, -(-world_size // 2), min(2, world_size), 1)))
     if hardware.backend == "interpreter":
         splits, waits = (1, 2, 4, 8), (world_size, 1)
-    own = {"SOURCES_PER_WAIT": waits}
-    return matmul_space(hardware, problem.m, problem.shard_columns, (1, 2, 4, 8), splits, own)
+    of_gather = {"SOURCES_PER_WAIT": waits}
+    return matmul_space(hardware, problem.m, problem.shard_columns, (1, 2, 4, 8), splits, of_gather)
 
 
 def tma_space(problem: AllGatherMatmul, hardware: Hardware) -> Space:
@@ -303,3 +301,13 @@ def tma_illegal_reason(problem: AllGatherMatmul, hardware: Hardware, config: Con
     if parts * config["CHUNKS"] > Pool.CHANNELS:
         return f"{parts * config['CHUNKS']} channels, of which there are {Pool.CHANNELS}"
     return tile_illegal_reason(hardware, config, problem.shard_columns, problem.m * problem.n, 128)
+
+
+def sends_to_self(problem: AllGatherMatmul, config: Config) -> bool:
+    """Whether tiles read own rows from the inbox: tiles mix ranks' rows, or rows are in parts."""
+    return problem.tiles_mix_ranks(config["BLOCK_M"]) or config["K_PARTS"] > 1
+
+
+def steps_of_part(problem: AllGatherMatmul, config: Config) -> int:
+    """Steps of BLOCK_K in each of the K_PARTS parts except the last."""
+    return -(-problem.shard_columns // (config["K_PARTS"] * config["BLOCK_K"]))

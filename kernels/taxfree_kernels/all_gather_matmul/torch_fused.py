@@ -17,8 +17,7 @@ from taxfree_kernels.all_gather_matmul.several import (
 )
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.hardware import Hardware
-from taxfree_kernels.problem import ITEM_BYTES
-from taxfree_kernels.variant import Config, Plan
+from taxfree_kernels.variant import ITEM_BYTES, Config, Plan
 from taxfree_kernels.vendor import symm_mem_op
 
 _MULTICAST_ROWS = 2048  # at most, of which PyTorch gathers so

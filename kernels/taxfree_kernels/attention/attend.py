@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from taxfree_kernels.device.schedules import attention_tile
+from taxfree_kernels.device.tiles import attention_tile
 
 _LOG2_E = tl.constexpr(1.4426950408889634)
 _LN_2 = tl.constexpr(0.6931471805599453)
@@ -61,7 +61,7 @@ class Blocks(NamedTuple):
         BLOCK_M: queries of a program.
         BLOCK_N: keys of a step.
         TMA: operands are descriptors.
-        MAPPING: the order of programs, see ``device.schedules.attention_tile``.
+        MAPPING: the order of programs, see :func:`~taxfree_kernels.device.tiles.attention_tile`.
         XCDS: chiplets.
     """
 
@@ -188,11 +188,11 @@ def _attend_to(
         k_block = _load(k, keys, start, BLOCK_N, MASKED, HEADS, BLOCKS)
         logits = tl.dot(q_block, k_block.T)
         if MASKED:
-            at = start + tl.arange(0, BLOCK_N)
-            seen = (at < keys.length)[None, :]
+            keys_at = start + tl.arange(0, BLOCK_N)
+            seen = (keys_at < keys.length)[None, :]
             if HEADS.CAUSAL:
                 rows = row + tl.arange(0, BLOCKS.BLOCK_M)
-                seen = seen & (at[None, :] <= rows[:, None])
+                seen = seen & (keys_at[None, :] <= rows[:, None])
             logits = tl.where(seen, logits, float("-inf"))
         new_top = tl.maximum(top, tl.max(logits, 1) * factor)
         weights = tl.exp2(logits * factor - new_top[:, None])
@@ -200,8 +200,8 @@ def _attend_to(
         total = total * kept + tl.sum(weights, 1)
         v_block = _load(v, keys, start, BLOCK_N, MASKED, HEADS, BLOCKS)
         if MASKED and BLOCKS.TMA and HEADS.BATCH_BLOCK > 0:  # another sequence's values follow
-            at = start + tl.arange(0, BLOCK_N)
-            v_block = tl.where((at < keys.length)[:, None], v_block, 0.0)
+            keys_at = start + tl.arange(0, BLOCK_N)
+            v_block = tl.where((keys_at < keys.length)[:, None], v_block, 0.0)
         acc = tl.dot(weights.to(v_block.dtype), v_block, acc * kept[:, None])
         top = new_top
     return acc, top, total
@@ -227,12 +227,12 @@ def _load(
         rows, d = tl.arange(0, ROWS), tl.arange(0, BLOCK_D)
         base = operand.base + tl.cast(source.sequence, tl.int64) * stride_b
         base += tl.cast(source.head, tl.int64) * stride_h + tl.cast(token, tl.int64) * stride_n
-        at = base + (rows[:, None] * stride_n + d[None, :])
+        pointers = base + (rows[:, None] * stride_n + d[None, :])
         if MASKED or HEAD_DIM != BLOCK_D:
             mask = (d < HEAD_DIM)[None, :]
             if MASKED:
                 mask = mask & (row + rows < source.length)[:, None]
-            block = tl.load(at, mask=mask, other=0.0)
+            block = tl.load(pointers, mask=mask, other=0.0)
         else:
-            block = tl.load(at)
+            block = tl.load(pointers)
     return block

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from taxfree_kernels.attention.operation import library
-from taxfree_kernels.attention.output import split
+from taxfree_kernels.attention.plans import split
 from taxfree_kernels.attention.problem import Attention
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.launch import is_compiling
@@ -33,21 +33,21 @@ class BaselinePlan(Plan):
             if lse is None:
                 out.copy_(library(self._problem, q, k, v, factor))
                 return flat
-            found = self._with_lse(q, k, v, scale=factor)
-            out.copy_(found[0].transpose(1, 2))
-            lse.copy_(found[1])
+            result = self._with_lse(q, k, v, scale=factor)
+            out.copy_(result[0].transpose(1, 2))
+            lse.copy_(result[1])
         elif self._on_host:
             self._one_by_one((q, k, v), starts.tolist(), factor, out, lse)
         else:
-            found = self._packed(q, k, v, starts, scale=factor)
-            out.copy_(found[0])
+            result = self._packed(q, k, v, starts, scale=factor)
+            out.copy_(result[0])
             if lse is not None:
-                lse.copy_(found[1])
+                lse.copy_(result[1])
         return flat
 
     def _with_lse(self, *qkv: torch.Tensor, scale: float | None) -> Any:
         """Output [batch, q_heads, length, head_dim], log-sum-exps [batch, q_heads, length]."""
-        operands = [each.transpose(1, 2) for each in qkv]
+        operands = [operand.transpose(1, 2) for operand in qkv]
         aten, causal = torch.ops.aten, self._problem.causal
         if self._on_host:
             flash = aten._scaled_dot_product_flash_attention_for_cpu
@@ -73,10 +73,10 @@ class BaselinePlan(Plan):
     ) -> None:
         for begin, end in pairwise(starts):
             if begin < end:
-                found = self._with_lse(*(each[None, begin:end] for each in qkv), scale=scale)
-                out[begin:end] = found[0][0].transpose(0, 1)
+                result = self._with_lse(*(operand[None, begin:end] for operand in qkv), scale=scale)
+                out[begin:end] = result[0][0].transpose(0, 1)
                 if lse is not None:
-                    lse[:, begin:end] = found[1][0]
+                    lse[:, begin:end] = result[1][0]
 
 
 class Baseline(Variant):

@@ -16,10 +16,9 @@ from taxfree_kernels.attention import spaces
 from taxfree_kernels.attention.attend import Blocks, Heads, attend
 from taxfree_kernels.attention.plans import AttentionPlan
 from taxfree_kernels.attention.problem import Attention
-from taxfree_kernels.descriptors import HeadDescriptors
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.hardware import Hardware
-from taxfree_kernels.launch import Kernel, compile_options
+from taxfree_kernels.launch import HeadDescriptors, Kernel, compile_options
 from taxfree_kernels.spaces import power_of_2
 from taxfree_kernels.variant import Config, Plan, Space, Variant
 
@@ -48,7 +47,7 @@ class FlashPlan(AttentionPlan):
         self._no_starts = torch.empty(1, dtype=torch.int32, device=fabric.device)
         box = power_of_2(problem.head_dim, 16)
         rows = (block_m, block_n, block_n) if config["TMA"] else ()
-        self._descriptors = [HeadDescriptors([1, 1, each, box]) for each in rows]
+        self._descriptors = [HeadDescriptors([1, 1, row, box]) for row in rows]
 
     def _operands(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, starts: torch.Tensor | None
@@ -60,7 +59,7 @@ class FlashPlan(AttentionPlan):
         if not self._descriptors:
             return (q, k, v, q.stride()[:3], k.stride()[:3], v.stride()[:3], starts)
         pairs = zip(self._descriptors, (q, k, v), strict=True)
-        return (*[describe(each) for describe, each in pairs], *[_NO_STRIDES] * 3, starts)
+        return (*[describe(operand) for describe, operand in pairs], *[_NO_STRIDES] * 3, starts)
 
 
 class Flash(Variant):

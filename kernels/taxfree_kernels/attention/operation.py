@@ -33,15 +33,17 @@ def make_inputs(
         cu_seqlens int32 [batch + 1] of packed sequences, else None;
         scale: None for head_dim**-0.5; plans also take a float32 tensor [] in host memory.
     """
-    own = 1000 * seed + 10 * (rank + 1)
+    own_seed = 1000 * seed + 10 * (rank + 1)
     lead = (problem.length,) if problem.packed else (problem.batch, problem.length)
     q, k, v = (
-        random_rows((*lead, heads, problem.head_dim), own + which, device, problem.dtype, integers)
+        random_rows(
+            (*lead, heads, problem.head_dim), own_seed + which, device, problem.dtype, integers
+        )
         for which, heads in enumerate((problem.q_heads, problem.kv_heads, problem.kv_heads))
     )
-    starts = _starts(problem, own, integers) if problem.packed else None
+    starts = _starts(problem, own_seed, integers) if problem.packed else None
     if integers:
-        q = _look_for_one_key_each(problem, own, k, starts)
+        q = _look_for_one_key_each(problem, own_seed, k, starts)
     if starts is None:
         return q, k, v, None, None
     return q, k, v, torch.tensor(starts, dtype=torch.int32, device=device), None
@@ -81,22 +83,22 @@ def attention64(
     out = q.new_zeros(q.shape, dtype=torch.float64)
     lse = q.new_zeros(q.shape[:-1], dtype=torch.float64)
     scale = problem.head_dim**-0.5 if scale is None else scale
-    for own in _sequences(problem, starts):
+    for sequence in _sequences(problem, starts):
         for head in range(problem.q_heads):
             of_group = head * problem.kv_heads // problem.q_heads
-            keys, values = (each[own][:, of_group].double() for each in (k, v))
+            keys, values = (cache[sequence][:, of_group].double() for cache in (k, v))
             length = len(keys)
             chunk = max(1, _CHUNK_ELEMENTS // max(1, length))
             for begin in range(0, length, chunk):
                 end = min(begin + chunk, length)
                 seen = end if problem.causal else length
-                logits = q[own][begin:end, head].double() @ keys[:seen].t() * scale
+                logits = q[sequence][begin:end, head].double() @ keys[:seen].t() * scale
                 if problem.causal:
-                    at = torch.arange(seen, device=q.device)
-                    logits.masked_fill_(at[None, :] > at[begin:end, None], -torch.inf)
-                lse[own][begin:end, head] = torch.logsumexp(logits, -1)
+                    positions = torch.arange(seen, device=q.device)
+                    logits.masked_fill_(positions[None, :] > positions[begin:end, None], -torch.inf)
+                lse[sequence][begin:end, head] = torch.logsumexp(logits, -1)
                 weights = torch.softmax(logits, -1)
-                out[own][begin:end, head] = weights @ values[:seen]
+                out[sequence][begin:end, head] = weights @ values[:seen]
     return out, lse
 
 
@@ -114,7 +116,7 @@ def _sequences(problem: Attention, starts: torch.Tensor | None) -> Iterator[int 
 def _starts(problem: Attention, seed: int, integers: bool) -> list[int]:
     """First tokens of packed sequences, and the end of the last one."""
     if not integers:
-        return [problem.length * at // problem.batch for at in range(problem.batch + 1)]
+        return [problem.length * number // problem.batch for number in range(problem.batch + 1)]
     generator = torch.Generator().manual_seed(seed)
     inner = torch.randint(0, problem.length + 1, (problem.batch - 1,), generator=generator)
     if problem.batch > 2:
@@ -126,16 +128,19 @@ def _look_for_one_key_each(
     problem: Attention, seed: int, k: torch.Tensor, starts: list[int] | None
 ) -> torch.Tensor:
     """Queries that each match one key that they see."""
-    tokens, at = problem.tokens, torch.arange(problem.tokens)
+    tokens, positions = problem.tokens, torch.arange(problem.tokens)
     if starts is None:
-        first, count = at // problem.length * problem.length, torch.full_like(at, problem.length)
+        first, count = (
+            positions // problem.length * problem.length,
+            torch.full_like(positions, problem.length),
+        )
     else:
         bounds = torch.tensor(starts)
-        sequence = torch.searchsorted(bounds, at, right=True) - 1
+        sequence = torch.searchsorted(bounds, positions, right=True) - 1
         first = bounds[sequence]
         count = bounds[sequence + 1] - first
     if problem.causal:
-        count = at - first + 1
+        count = positions - first + 1
     generator = torch.Generator().manual_seed(seed)
     drawn = torch.rand((problem.q_heads, tokens), generator=generator)
     target = (first + (drawn * count).long().clamp(max=count - 1)).to(k.device)
@@ -149,12 +154,12 @@ def library(
     problem: Attention, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float | None
 ) -> torch.Tensor:
     """[batch, length, q_heads, head_dim], by whatever kernel torch prefers."""
-    q, k, v = (each.transpose(1, 2) for each in (q, k, v))
+    q, k, v = (operand.transpose(1, 2) for operand in (q, k, v))
     shares = problem.q_heads != problem.kv_heads
-    found: torch.Tensor = scaled_dot_product_attention(
+    output: torch.Tensor = scaled_dot_product_attention(
         q, k, v, is_causal=problem.causal, scale=scale, enable_gqa=shares
     )
-    return found.transpose(1, 2)
+    return output.transpose(1, 2)
 
 
 def vendor_kernel(problem: Attention, device: torch.device) -> Callable[..., torch.Tensor] | None:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from taxfree_kernels.errors import PlanError
-from taxfree_kernels.problem import DTYPES
-from taxfree_kernels.variant import Cost, Problem
+from taxfree_kernels.variant import DTYPES, Cost, Problem
 
 ITEM_BYTES = 2  # of either
 LEAST_HEAD_DIM, MOST_HEAD_DIM = 16, 256

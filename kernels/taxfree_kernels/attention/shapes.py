@@ -48,6 +48,6 @@ SHAPES = Shapes(
             "batch=3 length=100 q_heads=2 kv_heads=1 head_dim=64 packed=1",
         ],
     },
-    model_split="heads",
+    model_role="prompt",
     model_axes="batch=1,4 length=8192,32768,131072",
 )

@@ -14,7 +14,7 @@ from taxfree_kernels.arguments import (
     require_integers,
     require_normal,
 )
-from taxfree_kernels.attention.output import elements_with_lse
+from taxfree_kernels.attention.plans import elements_with_lse
 from taxfree_kernels.attention.problem import Attention
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.signature import Signature

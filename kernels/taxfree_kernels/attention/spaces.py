@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from taxfree_kernels.attention.constants import REGISTERS, ROWS
 from taxfree_kernels.attention.problem import ITEM_BYTES, Attention
-from taxfree_kernels.device.schedules import ATTENTION_MAPPINGS
+from taxfree_kernels.device.tiles import ATTENTION_MAPPINGS
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.spaces import cdna_space, distinct, power_of_2, up_to, within
 from taxfree_kernels.variant import Config, Space
+
+# launch constants of kernels whose warps have roles
+ROWS = 64  # queries of a consumer, which is a warpgroup
+REGISTERS = {2: 240, 3: 160}  # of a thread of so many consumers, besides a producer's
 
 
 def space(problem: Attention, hardware: Hardware) -> Space:
@@ -22,7 +25,7 @@ def space(problem: Attention, hardware: Hardware) -> Space:
             "MAPPING": ATTENTION_MAPPINGS,
         }
     has_tma = hardware.architecture == "sm_90" and problem.is_aligned
-    found: dict[str, tuple[Any, ...]] = {
+    values: dict[str, tuple[Any, ...]] = {
         "BLOCK_M": up_to(power_of_2(problem.length, 64), (64, 128, 256)),
         "BLOCK_N": (16, 32, 64, 128),
         "TMA": (True, False) if has_tma else (False,),
@@ -31,16 +34,16 @@ def space(problem: Attention, hardware: Hardware) -> Space:
         "num_stages": (1, 2, 3, 4),
     }
     if hardware.backend == "hip":
-        found |= cdna_space(hardware)
-        found["num_stages"] = (1, 2)
-    return found
+        values |= cdna_space(hardware)
+        values["num_stages"] = (1, 2)
+    return values
 
 
 def _mappings(problem: Attention, hardware: Hardware) -> tuple[str, ...]:
     """Orders of programs; on one chiplet, swizzled ones are the same as naive ones."""
     if hardware.num_xcds > 1:
         return ATTENTION_MAPPINGS
-    return tuple(each for each in ATTENTION_MAPPINGS if each.startswith("naive"))
+    return tuple(mapping for mapping in ATTENTION_MAPPINGS if mapping.startswith("naive"))
 
 
 def seed_configs(problem: Attention, hardware: Hardware) -> list[dict[str, Any]]:
@@ -50,9 +53,9 @@ def seed_configs(problem: Attention, hardware: Hardware) -> list[dict[str, Any]]
     if hardware.num_xcds > 1:
         mapping = "balanced_head_first" if problem.causal else "swizzled_head_first"
     common = {"MAPPING": mapping, "XCDS": hardware.num_xcds, "waves_per_eu": 0}
-    guesses = [within(values, each | common) for each in _tiles(problem, hardware, wide)]
-    found = distinct(guesses)
-    return [each for each in found if illegal_reason(problem, hardware, each) is None]
+    guesses = [within(values, tile | common) for tile in _tiles(problem, hardware, wide)]
+    configs = distinct(guesses)
+    return [config for config in configs if illegal_reason(problem, hardware, config) is None]
 
 
 def _tiles(problem: Attention, hardware: Hardware, head_dim: int) -> list[dict[str, Any]]:
@@ -120,7 +123,7 @@ def specialized_seed_configs(problem: Attention, hardware: Hardware) -> list[dic
     by_head_dim = {64: [(128, 3, 3), (128, 3, 4)], 128: [(128, 2, 2), (64, 3, 4)]}
     tiles = by_head_dim.get(power_of_2(problem.head_dim, 64), [(64, 2, 2)])
     names = ("BLOCK_N", "CONSUMERS", "num_stages")
-    return [{"MAPPING": "naive_head_first"} | dict(zip(names, each, strict=True)) for each in tiles]
+    return [{"MAPPING": "naive_head_first"} | dict(zip(names, tile, strict=True)) for tile in tiles]
 
 
 def specialized_illegal_reason(

@@ -29,15 +29,14 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from taxfree_kernels.attention import spaces
-from taxfree_kernels.attention.constants import REGISTERS, ROWS
 from taxfree_kernels.attention.plans import AttentionPlan
 from taxfree_kernels.attention.problem import Attention
-from taxfree_kernels.descriptors import HeadDescriptors
-from taxfree_kernels.device.schedules import attention_tile
+from taxfree_kernels.attention.spaces import REGISTERS, ROWS
 from taxfree_kernels.device.specialized import load_box
+from taxfree_kernels.device.tiles import attention_tile
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.hardware import Hardware
-from taxfree_kernels.launch import Kernel, compile_options
+from taxfree_kernels.launch import HeadDescriptors, Kernel, compile_options
 from taxfree_kernels.spaces import power_of_2
 from taxfree_kernels.variant import Config, Plan, Space, Variant
 
@@ -56,7 +55,7 @@ class AttentionWork(NamedTuple):
         STAGES: of keys, and of values, in shared memory.
         CONSUMERS: warpgroups that compute; a program has 64 queries for each.
         REGISTERS: of a thread of these.
-        MAPPING: the order of programs, see ``device.schedules.attention_tile``.
+        MAPPING: the order of programs, see :func:`~taxfree_kernels.device.tiles.attention_tile`.
     """
 
     Q_HEADS: int
@@ -117,18 +116,18 @@ def _produce(q_desc, k_desc, v_desc, shared, place, WORK: gl.constexpr):
     kv_head = place.head // (WORK.Q_HEADS // WORK.KV_HEADS)
     mbarrier.expect(shared.q_full, WORK.CONSUMERS * q_desc.block_type.nbytes)
     for consumer in gl.static_range(WORK.CONSUMERS):
-        at = [place.sequence, place.head, place.row + consumer * _ROWS, 0]
-        load_box(q_desc, at, shared.q_full, shared.q.index(consumer))
+        corner = [place.sequence, place.head, place.row + consumer * _ROWS, 0]
+        load_box(q_desc, corner, shared.q_full, shared.q.index(consumer))
     for step in range(place.steps):
         stage = step % WORK.STAGES
         parity = step // WORK.STAGES & 1
-        at = [place.sequence, kv_head, step * WORK.BLOCK_N, 0]
+        corner = [place.sequence, kv_head, step * WORK.BLOCK_N, 0]
         mbarrier.wait(shared.k_empty.index(stage), parity ^ 1)
         mbarrier.expect(shared.k_full.index(stage), k_desc.block_type.nbytes)
-        load_box(k_desc, at, shared.k_full.index(stage), shared.k.index(stage))
+        load_box(k_desc, corner, shared.k_full.index(stage), shared.k.index(stage))
         mbarrier.wait(shared.v_empty.index(stage), parity ^ 1)
         mbarrier.expect(shared.v_full.index(stage), v_desc.block_type.nbytes)
-        load_box(v_desc, at, shared.v_full.index(stage), shared.v.index(stage))
+        load_box(v_desc, corner, shared.v_full.index(stage), shared.v.index(stage))
 
 
 @gluon.jit
@@ -329,17 +328,15 @@ class WarpSpecializedPlan(AttentionPlan):
         dtype = {"float16": gl.float16, "bfloat16": gl.bfloat16}[problem.dtype]
         boxes = [[1, 1, rows, box] for rows in (ROWS, block_n, block_n)]
         self._descriptors = [
-            HeadDescriptors(
-                each, TensorDescriptor, gl.NVMMASharedLayout.get_default_for(each, dtype)
-            )
-            for each in boxes
+            HeadDescriptors(box, TensorDescriptor, gl.NVMMASharedLayout.get_default_for(box, dtype))
+            for box in boxes
         ]
 
     def _operands(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, starts: torch.Tensor | None
     ) -> tuple[Any, ...]:
         pairs = zip(self._descriptors, (q, k, v), strict=True)
-        return tuple([describe(each) for describe, each in pairs])
+        return tuple([describe(operand) for describe, operand in pairs])
 
 
 class WarpSpecialized(Variant):

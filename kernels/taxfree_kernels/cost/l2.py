@@ -29,8 +29,7 @@ from numpy.typing import NDArray
 from taxfree_kernels.cost.machines import SHEETS, DataSheet
 from taxfree_kernels.cost.pieces import ITEM_BYTES
 from taxfree_kernels.device.on_host import on_host
-from taxfree_kernels.device.schedules import attention_tile
-from taxfree_kernels.device.tiles import swizzle2d, xcd_swizzle
+from taxfree_kernels.device.tiles import attention_tile, swizzle2d, xcd_swizzle
 from taxfree_kernels.hardware import KNOWN, Hardware
 
 try:
@@ -254,7 +253,7 @@ def attention(
     """Traffic of attention's forward pass.
 
     Args:
-        mapping: of ``taxfree_kernels.device.schedules.ATTENTION_MAPPINGS``.
+        mapping: of ``taxfree_kernels.device.tiles.ATTENTION_MAPPINGS``.
         kv_heads: 0 is as many as `heads`.
         length: of queries and of keys, of each sequence.
         block_n: keys of a step; their K and V are a granule each.
@@ -290,7 +289,7 @@ def matmul(
     block_n: int = 32, block_k: int = 256, in_flight: int = 1, queue: bool = False,
     simulated: Sequence[int] = (0,),
 ) -> Traffic:  # fmt: skip
-    """Traffic of a matmul; see :mod:`taxfree_kernels.device.schedules` for `xcds`, `group_m`.
+    """Traffic of a matmul; see :mod:`taxfree_kernels.device.tiles` for `xcds`, `group_m`.
 
     `simulated` is that of :func:`attention`.
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from taxfree_kernels.cost.machines import Machine
-from taxfree_kernels.problem import MatmulProblem
+from taxfree_kernels.variant import MatmulProblem
 
 ITEM_BYTES = 2  # of float16 and bfloat16, which all problems have
 _GEMM_ROWS = 64  # a matrix instruction's rows, to which M is rounded up

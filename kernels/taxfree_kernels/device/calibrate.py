@@ -8,7 +8,7 @@ import torch
 import triton
 import triton.language as tl
 
-from taxfree_kernels.device import control, sync
+from taxfree_kernels.device import peers, sync
 from taxfree_kernels.device.peers import Group, Peers
 
 if TYPE_CHECKING:
@@ -24,15 +24,15 @@ def _wait_for_nobody(control_ptr, heap_bases, GROUP: tl.constexpr):
 
 def polls_per_second(fabric: Fabric) -> float:
     """Polls per second of one waiting program, by letting it time out on a private word."""
-    report = fabric.host_words(control.REPORT_WORDS)
-    block = torch.zeros(control.SIGNALS.value + 1, dtype=torch.int64, device=fabric.device)
-    block[control.LIMIT.value] = _POLLS
-    block[control.STATUS.value] = report.data_ptr()
+    report = fabric.host_words(peers.REPORT_WORDS)
+    block = torch.zeros(peers.SIGNALS.value + 1, dtype=torch.int64, device=fabric.device)
+    block[peers.LIMIT.value] = _POLLS
+    block[peers.STATUS.value] = report.data_ptr()
     bases = block.new_tensor([block.data_ptr()])
     group = Group(1, fabric.backend)
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     _wait_for_nobody[(1,)](block, bases, GROUP=group)  # compiles, and raises the clocks
-    block[control.ABORT.value] = 0
+    block[peers.ABORT.value] = 0
     begin.record()
     _wait_for_nobody[(1,)](block, bases, GROUP=group)
     end.record()

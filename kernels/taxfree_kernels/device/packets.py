@@ -13,12 +13,9 @@ import triton
 import triton.language as tl
 
 from taxfree_kernels.device import trace
-from taxfree_kernels.device.abort import abort, is_aborted
-from taxfree_kernels.device.control import LIMIT, NO_CHANNEL, ONE_CALL, TURN, USED
-from taxfree_kernels.device.sync import count_out, yield_and_clock_us
+from taxfree_kernels.device.peers import EMPTY, LIMIT, NO_CHANNEL, ONE_CALL, TURN, USED
+from taxfree_kernels.device.sync import abort, count_out, is_aborted, yield_and_clock_us
 
-#: A Lamport word that has not arrived. As one 32-bit or two 16-bit floats it is NaN.
-EMPTY = tl.constexpr(-1)
 #: Sent in place of a payload that equals EMPTY; NaN as well.
 _OTHER_NAN = tl.constexpr(0x7FFFFFFF)
 _EMPTIED = tl.constexpr(4096)  # words at a time: at least 16 bytes of each thread
@@ -128,10 +125,10 @@ def _load_words(words, GROUP: tl.constexpr):
     # Relaxed loads at system scope, up to 16 bytes wide; atomics that add 0 would stay single.
     if GROUP.BACKEND == "hip":
         tl.debug_barrier()  # without one between two polls, LLVM merges their buffer loads
-        found = tl.load(words, volatile=True, cache_modifier=".cv")
+        seen = tl.load(words, volatile=True, cache_modifier=".cv")
     else:
-        found = tl.load(words, volatile=True)
-    return found
+        seen = tl.load(words, volatile=True)
+    return seen
 
 
 @triton.jit

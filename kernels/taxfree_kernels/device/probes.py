@@ -6,7 +6,6 @@ import triton
 import triton.language as tl
 
 from taxfree_kernels.device import sync, tiles
-from taxfree_kernels.device.chiplets import chiplet_of_program
 from taxfree_kernels.device.peers import Peers, translate
 
 
@@ -86,9 +85,9 @@ def ping_pong(control_ptr, heap_bases, rank, peer, first_round, rounds, GROUP: t
 
 @triton.jit
 def _hand_over(inbox_ptr, peers, peer, GROUP: tl.constexpr, BLOCK: tl.constexpr):
-    at = tl.arange(0, BLOCK)
+    offsets = tl.arange(0, BLOCK)
     target = translate(inbox_ptr, peers, peer)
-    tl.store(target + at, tl.zeros((BLOCK,), tl.int64) + peers.generation)
+    tl.store(target + offsets, tl.zeros((BLOCK,), tl.int64) + peers.generation)
     sync.signal(peers, 0, peer, GROUP)
 
 
@@ -106,7 +105,7 @@ def hand_over(
         inbox_ptr: int64 [BLOCK], symmetric.
         stale_ptr: int64 [BLOCK]: how often each word was not that of the current round.
     """
-    at = tl.arange(0, BLOCK)
+    offsets = tl.arange(0, BLOCK)
     stale = tl.zeros((BLOCK,), tl.int64)
     generation = tl.zeros((), tl.int64) + first_round
     end = generation + rounds
@@ -116,11 +115,11 @@ def hand_over(
         if rank < peer:
             _hand_over(inbox_ptr, peers, peer, GROUP, BLOCK)
         arrived = sync.wait(peers, 0, peer, GROUP)
-        stale += (tl.load(inbox_ptr + at) != generation).to(tl.int64)
+        stale += (tl.load(inbox_ptr + offsets) != generation).to(tl.int64)
         if rank > peer:
             _hand_over(inbox_ptr, peers, peer, GROUP, BLOCK)
         generation += 1
-    tl.store(stale_ptr + at, stale)
+    tl.store(stale_ptr + offsets, stale)
 
 
 @triton.jit
@@ -143,3 +142,21 @@ def start_order(
         seen = tl.load(counter_ptr + (seen < 0).to(tl.int32), volatile=True)
     tl.store(tickets_ptr + tl.program_id(0), ticket)
     tl.store(chiplets_ptr + tl.program_id(0), chiplet_of_program(XCDS, BACKEND))
+
+
+@triton.jit
+def chiplet_of_program(XCDS: tl.constexpr, BACKEND: tl.constexpr):
+    """The number of the chiplet that runs this program, int32.
+
+    On AMD it is read from the hardware. Elsewhere it follows from the rule that AMD documents:
+    programs are assigned round-robin to XCDS chiplets.
+    """
+    if BACKEND == "hip":
+        register = tl.inline_asm_elementwise(
+            "s_getreg_b32 $0, hwreg(HW_REG_XCC_ID)", "=s", [],
+            dtype=tl.int32, is_pure=False, pack=1,
+        )  # fmt: skip
+        chiplet = register & 15
+    else:
+        chiplet = tl.program_id(0) % XCDS
+    return chiplet

@@ -6,25 +6,35 @@ word holds the generation of the last message on its (channel, source); it is ne
 64 bits, because a 32-bit word left unused for 2^31 calls would appear to be from the future.
 
 Messages without signals are in :mod:`taxfree_kernels.device.packets`. Raw atomics and polls appear
-only in these two modules and in :mod:`taxfree_kernels.device.abort`. ``docs/memory-model.md`` gives
-the reason for each line: the drain of stores, the barrier, and a form of poll that compilers keep.
+only in these two modules. ``docs/memory-model.md`` gives the reason for each line: the drain of
+stores, the barrier, and a form of poll that compilers keep.
 Assembly checks verify the compiled form, the happens-before checker verifies the protocol.
 """
 
 from __future__ import annotations
 
 import time
+from typing import Any
 
 import triton
 import triton.language as tl
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language._semantic import GluonSemantic
 
 from taxfree_kernels.device import trace
-from taxfree_kernels.device.abort import abort, is_aborted
-from taxfree_kernels.device.clock import interpreted_only
-from taxfree_kernels.device.control import GENERATION, LIMIT, ONE_CALL, SIGNALS
-from taxfree_kernels.device.dialects import for_each, lanes
-from taxfree_kernels.device.fences import drain_stores
-from taxfree_kernels.device.peers import translate
+from taxfree_kernels.device.peers import (
+    ABORT,
+    GENERATION,
+    LIMIT,
+    ONE_CALL,
+    PEER_ABORTED,
+    REPORTED,
+    SIGNALS,
+    STATUS,
+    TIMED_OUT,
+    translate,
+)
+from taxfree_kernels.device.trace import interpreted_only
 
 
 @interpreted_only
@@ -180,3 +190,191 @@ def arrive(counter_ptr, programs, GROUP: tl.constexpr):
 def ticket(counter_ptr):
     """A ticket: the number of programs that took one before this program."""
     return tl.atomic_add(counter_ptr, 1, sem="relaxed", scope="gpu")
+
+
+@triton.jit
+def signal_everybody(peers, channel, GROUP: tl.constexpr):
+    """Signal all ranks, including this one, that this program's stores are complete."""
+    lane = tl.arange(0, triton.next_power_of_2(GROUP.WORLD))
+    peer = lane % GROUP.WORLD
+    signal(peers, channel, peer, GROUP, mask=lane == peer)
+
+
+@triton.jit
+def signal_by_chiplet(
+    program, programs, counters_ptr, peers, GROUP: tl.constexpr, XCDS: tl.constexpr
+):
+    """Count this program's stores in; the last program of its chiplet signals all ranks for all.
+
+    So there is one release at system scope for each chiplet, instead of one for each program. The
+    channel is the chiplet of the first `programs` ids: `program` % XCDS. Where the hardware assigns
+    programs in another way, the signal is as right, because arrivals order stores of all chiplets.
+
+    Args:
+        program: its id, or its number in a launch whose first programs are these.
+        counters_ptr: int32 [XCDS], 0 between launches.
+    """
+    chiplet = program % XCDS
+    members = (programs + XCDS - 1 - chiplet) // XCDS
+    if arrive(counters_ptr + chiplet, members, GROUP):
+        signal_everybody(peers, chiplet, GROUP)
+
+
+@triton.jit
+def wait_for_everybody(peers, channel, GROUP: tl.constexpr, BUT_SELF: tl.constexpr = False):
+    """Wait until all ranks (BUT_SELF: all peers) have signalled; return whether they have."""
+    return wait_for_channels(peers, channel, channel + 1, GROUP, 1, BUT_SELF)
+
+
+@triton.jit
+def wait_for_channels(
+    peers, begin, end, GROUP: tl.constexpr, MOST: tl.constexpr, BUT_SELF: tl.constexpr = False,
+    XCDS: tl.constexpr = 0,
+):  # fmt: skip
+    """Like :func:`wait_for_everybody`, on channels [begin, end), at most MOST, in one poll.
+
+    If XCDS, these are numbers of programs that signal by :func:`signal_by_chiplet`.
+    """
+    lane = tl.arange(0, triton.next_power_of_2(GROUP.WORLD * MOST))
+    source, channel = lane % GROUP.WORLD, begin + lane // GROUP.WORLD
+    needed = channel < end
+    if BUT_SELF:
+        needed = needed & (source != peers.rank)
+    channel = tl.where(needed, channel, begin)
+    if XCDS:
+        channel = channel % XCDS
+    return wait(peers, channel, source, GROUP, mask=needed)
+
+
+# -- fences of one backend, which Triton does not emit itself -----------------------------------
+
+
+@triton.jit
+def drain_stores(GROUP: tl.constexpr):
+    """Wait for this wave's stores; used before a barrier and a release."""
+    # On CDNA only the wave that issues the release waits for its own stores at the fence; every
+    # wave has to wait for its own before the barrier.
+    if GROUP.BACKEND == "hip":
+        tl.inline_asm_elementwise(
+            "s_waitcnt vmcnt(0)\n\tv_mov_b32 $0, 0",
+            "=v",
+            [],
+            dtype=tl.int32,
+            is_pure=False,
+            pack=1,
+        )
+
+
+@triton.jit
+def before_tma_loads(GROUP: tl.constexpr):
+    """Fence between a wait and TMA loads of the data that was waited for.
+
+    The stores and the acquire belong to the generic proxy, TMA to the async proxy.
+    """
+    if GROUP.BACKEND == "cuda":
+        tl.inline_asm_elementwise(
+            "fence.proxy.async.global;\n\tmov.u32 $0, 0;", "=r", [],
+            dtype=tl.int32, is_pure=False, pack=1,
+        )  # fmt: skip
+
+
+# -- programmatic dependent launch --------------------------------------------------------------
+# On NVIDIA, the launch of a kernel, and whatever it does before it needs the results of the one
+# before, overlap with that one's last programs. On other devices, and after an ordinary launch,
+# these functions do nothing.
+
+
+@triton.jit
+def gdc_launch_dependents(GROUP: tl.constexpr):
+    """Allow the next kernel to start once all programs of this one have called this."""
+    if GROUP.BACKEND == "cuda":
+        tl.inline_asm_elementwise(
+            "griddepcontrol.launch_dependents;\n\tmov.u32 $0, 0;", "=r", [],
+            dtype=tl.int32, is_pure=False, pack=1,
+        )  # fmt: skip
+
+
+@triton.jit
+def gdc_wait(GROUP: tl.constexpr):
+    """Wait until the preceding kernel has ended and its stores are visible.
+
+    Nothing that the preceding kernel stores may be loaded before this call.
+    """
+    if GROUP.BACKEND == "cuda" and _is_launched_early():
+        tl.inline_asm_elementwise(
+            "griddepcontrol.wait;\n\tmov.u32 $0, 0;", "=r", [],
+            dtype=tl.int32, is_pure=False, pack=1,
+        )  # fmt: skip
+
+
+def _is_launched_early(_semantic: Any = None) -> Any:
+    """Whether the kernel being compiled has `launch_pdl`; always true when interpreted."""
+    return tl.constexpr(_semantic is None or _semantic.builder.options.launch_pdl)
+
+
+_is_launched_early.__triton_builtin__ = True  # type: ignore[attr-defined]
+
+
+# -- timeouts -----------------------------------------------------------------------------------
+# A wait that exceeds its bound reports its source, and aborts every peer's pool.
+
+
+@triton.jit
+def is_aborted(control_ptr):
+    """Whether this rank's pool is aborted; the results of its calls may then be garbage."""
+    return tl.atomic_add(control_ptr + ABORT, 0, sem="relaxed", scope="sys") != 0
+
+
+@triton.jit
+def abort(peers, late_channel, late_source, seen, GROUP: tl.constexpr):
+    """Report the wait, once per rank, and abort the pool of every peer.
+
+    Args:
+        late_channel, late_source: the missing signal; of several, the one furthest behind.
+        seen: the generation in the signal word.
+    """
+    none = tl.cast(0, tl.int64)
+    aborted = tl.atomic_xchg(peers.control_ptr + ABORT, 1 + late_source, sem="relaxed", scope="sys")
+    lost = tl.where(aborted == 0, late_source, aborted - 1)
+    if tl.atomic_xchg(peers.control_ptr + REPORTED, 1, sem="relaxed", scope="gpu") == 0:
+        report = tl.cast(tl.load(peers.control_ptr + STATUS), tl.pointer_type(tl.int64))
+        tl.store(report + 1, none + peers.rank)
+        tl.store(report + 2, none + tl.program_id(0))
+        tl.store(report + 3, none + late_channel)
+        tl.store(report + 4, late_source)
+        tl.store(report + 5, peers.generation)
+        tl.store(report + 6, seen)
+        tl.store(report + 7, lost)
+        drain_stores(GROUP)
+        tl.debug_barrier()
+        code = none + tl.where(aborted == 0, TIMED_OUT, PEER_ABORTED)
+        tl.atomic_xchg(report, code, sem="release", scope="sys")
+        for step in range(1, GROUP.WORLD):
+            peer = (peers.rank + step) % GROUP.WORLD
+            abort_ptr = translate(peers.control_ptr + ABORT, peers, peer)
+            tl.atomic_xchg(abort_ptr, 1 + lost, sem="relaxed", scope="sys")
+
+
+# -- what device functions say differently in Triton and in Gluon, whose blocks have layouts ----
+# In Triton these add nothing, so both kinds of kernels call the functions above.
+
+
+def lanes(count: Any, _semantic: Any = None, _generator: Any = None) -> Any:
+    """``tl.arange(0, count)``; in Gluon, in a layout of the warps that execute the call."""
+    if not isinstance(_semantic, GluonSemantic):
+        return tl.arange(0, count, _semantic=_semantic)
+    warps = _semantic.num_warps(_generator)
+    layout = gl.BlockedLayout([1], [32], [getattr(warps, "value", warps)], [0])
+    return gl.arange(0, count, layout, _semantic=_semantic)
+
+
+def for_each(block: Any, value: Any, _semantic: Any = None) -> Any:
+    """`value`, a scalar, for each element of `block`; Gluon of Triton 3.6 does not broadcast it."""
+    if not isinstance(_semantic, GluonSemantic) or not block.type.is_block():
+        return value
+    value = _semantic.to_tensor(value)
+    return _semantic.splat(value, block.type.get_block_shapes(), block.type.layout)
+
+
+lanes.__triton_builtin__ = True  # type: ignore[attr-defined]
+for_each.__triton_builtin__ = True  # type: ignore[attr-defined]

@@ -1,4 +1,25 @@
-"""Device functions on tiles: program order, copies, and the matmul main loop over gathered rows."""
+"""Which tile a program computes, and the loops that compute it.
+
+Devices with several chiplets (XCDs) assign programs to them round-robin: program p runs on chiplet
+p % num_xcds, which has its own L2 cache. A schedule decides which tiles share an L2: it is a
+bijection from program ids to tiles, as integer arithmetic. num_xcds is 1 on devices with one L2.
+These functions also run on NumPy arrays of program ids, through
+:func:`~taxfree_kernels.device.on_host.on_host`: the cache model (:mod:`taxfree_kernels.cost.l2`)
+sees kernels' order.
+
+Schedules of a matmul are :func:`xcd_swizzle` followed by :func:`swizzle2d`, which have a parameter
+each:
+
+| schedule | XCDS | GROUP_M |
+| --- | --- | --- |
+| row-major | 1 | 1 |
+| grouped | 1 | rows of tiles in a group |
+| M-split: each chiplet has its own rows of tiles | chiplets | 1 |
+| M-tile: each chiplet has its own columns of tiles, and walks down them | chiplets | all rows |
+
+:func:`stream_k` shares K among programs: in kernels that of one tile, among SPLIT_K of them.
+:func:`rank_rotated` lets each rank begin with its own rows.
+"""
 
 from __future__ import annotations
 
@@ -44,6 +65,9 @@ class Tile(NamedTuple):
         return cls(*(fields[name] for name in cls._fields))
 
 
+# -- schedules ----------------------------------------------------------------------------------
+
+
 @triton.jit
 def swizzle2d(index, tiles_m, tiles_n, GROUP_M: tl.constexpr):
     """Tile number -> (m, n), walking GROUP_M tiles down before one across, so that L2 is reused."""
@@ -52,6 +76,14 @@ def swizzle2d(index, tiles_m, tiles_n, GROUP_M: tl.constexpr):
     group_size = min(tiles_m - first_m, GROUP_M)
     within = index % per_group
     return first_m + within % group_size, within // group_size
+
+
+@triton.jit
+def index_of_tile(tile_m, tile_n, tiles_m, tiles_n, GROUP_M: tl.constexpr):
+    """The inverse of ``swizzle2d``: the number of the tile at this position."""
+    first_m = tile_m // GROUP_M * GROUP_M
+    group_size = min(tiles_m - first_m, GROUP_M)
+    return first_m * tiles_n + tile_n * group_size + tile_m - first_m
 
 
 @triton.jit
@@ -84,10 +116,162 @@ def in_turns(program, count, ahead, every, others, XCDS: tl.constexpr):
     turn = min(max(program - ahead, 0) // (every + others), (count - ahead) // every)
     begin = tl.where(is_ahead, 0, ahead + turn * every)
     length = tl.where(is_ahead, ahead, min(every, count - begin))
-    place = program - begin - turn * others
-    is_first = place < length
-    first = begin + xcd_swizzle(place, length, XCDS)
-    return is_first, tl.where(is_first, first, turn * others + place - length)
+    rest = program - begin - turn * others
+    is_first = rest < length
+    first = begin + xcd_swizzle(rest, length, XCDS)
+    return is_first, tl.where(is_first, first, turn * others + rest - length)
+
+
+@triton.jit
+def stream_k(program, programs, iterations):
+    """The iterations [begin, end) of a program; all programs together have each of them once.
+
+    Numbers of iterations differ by at most one. For tiles of `steps` steps of K each, iteration i
+    is step i % steps of tile i // steps.
+    """
+    return iterations * program // programs, iterations * (program + 1) // programs
+
+
+@triton.jit
+def tile_and_share(number, SPLIT_K: tl.constexpr, STAGGERED: tl.constexpr):
+    """The tile of a program, and its share of the tile's K.
+
+    Tiles that all begin at once also end at once, and their stores compete for the same link. Each
+    of the first STAGGERED tiles is shared by two programs, the first of which gets from almost none
+    to almost all of K. The next programs on their compute units then begin and end staggered.
+    """
+    tile, split = number // SPLIT_K, number % SPLIT_K
+    if STAGGERED > 0:
+        is_shared = number < 2 * STAGGERED
+        tile = tl.where(is_shared, number // 2, number - STAGGERED)
+        split = tl.where(is_shared, number % 2, 0)
+    return tile, split
+
+
+@triton.jit
+def rank_rotated(tile_m, first, tiles_m):
+    """The row of tiles that a rank computes in place of row `tile_m`, if it begins with `first`."""
+    return (tile_m + first) % tiles_m
+
+
+@triton.jit
+def tiles_of_shards(
+    m, shard_columns, GROUP: tl.constexpr, SCATTER_DIM: tl.constexpr, TILE: tl.constexpr
+):
+    """Numbers of tiles: rows and columns of the whole sum, columns of a shard.
+
+    Columns of tiles never cross from one rank's shard to the next; rows of tiles may.
+    """
+    owner_tiles = tl.cdiv(shard_columns, TILE.BLOCK_N)
+    tiles_n = owner_tiles * GROUP.WORLD if SCATTER_DIM == 1 else owner_tiles
+    return tl.cdiv(m, TILE.BLOCK_M), tiles_n, owner_tiles
+
+
+@triton.jit
+def owner_of_tile(
+    rows, tile_n, owner_tiles, shard_rows, shard_columns, GROUP: tl.constexpr,
+    SCATTER_DIM: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """The ranks that own a tile's rows, and the positions in their shards.
+
+    Returns:
+        The owners, a block like `rows`, or one for all rows; the rows in the owners' shards; the
+        owners' first column in the whole sum; the tile's first column in their shards.
+    """
+    if SCATTER_DIM == 0:
+        owner = tl.minimum(rows // shard_rows, GROUP.WORLD - 1)
+        shard_row = rows - owner * shard_rows
+        first_col = 0
+    else:
+        owner = tile_n // owner_tiles
+        shard_row = rows
+        first_col = owner * shard_columns
+    return owner, shard_row, first_col, tile_n % owner_tiles * BLOCK_N
+
+
+#: the orders of attention's programs, see :func:`attention_tile`
+ATTENTION_MAPPINGS = (
+    "naive_block_first",
+    "swizzled_block_first",
+    "naive_head_first",
+    "swizzled_head_first",
+    "balanced_head_first",
+)
+
+
+@triton.jit
+def attention_tile(
+    program, blocks, heads, batch, XCDS: tl.constexpr, MAPPING: tl.constexpr
+):  # fmt: skip
+    """Program id -> (sequence, head, block of query rows), for blocks * heads * batch programs.
+
+    The head is a query head; consecutive heads share keys and values in grouped-query attention.
+
+    Args:
+        blocks: blocks of query rows of the longest sequence.
+        MAPPING: one of ``ATTENTION_MAPPINGS``. The first four are those of arXiv 2511.02132.
+            "naive_block_first": all heads of a block, then the next block.
+            "swizzled_block_first": the same; each chiplet has a run of consecutive heads. It keeps
+            a head on its chiplet only if XCDS divides heads.
+            "naive_head_first": all blocks of a head, then the next head.
+            "swizzled_head_first": the same; each chiplet has a run of heads, and splits at most
+            its first and last with a neighbour. Programs per chiplet differ by at most one.
+            "balanced_head_first": the same; also with a causal mask, where later blocks have more
+            keys, chiplets get equal work: see :func:`_balanced_head_first`.
+    """
+    if MAPPING == "naive_block_first" or MAPPING == "swizzled_block_first":
+        head = program % heads
+        if MAPPING == "swizzled_block_first":
+            head = xcd_swizzle(head, heads, XCDS)
+        block = program // heads % blocks
+        sequence = program // (heads * blocks)
+    elif MAPPING == "balanced_head_first":
+        pair, block = _balanced_head_first(program, blocks, heads * batch, XCDS)
+        head, sequence = pair % heads, pair // heads
+    else:
+        index = program
+        if MAPPING == "swizzled_head_first":
+            index = xcd_swizzle(program, blocks * heads * batch, XCDS)
+        block = index % blocks
+        head = index // blocks % heads
+        sequence = index // (blocks * heads)
+    return sequence, head, block
+
+
+@triton.jit
+def _balanced_head_first(program, blocks, pairs, XCDS: tl.constexpr):
+    """Program id -> (pair of sequence and head, block), with equal work for all chiplets.
+
+    Each chiplet has the same number of whole pairs. The rest, fewer pairs than chiplets, is cut
+    into equal runs of blocks that alternate between the last and the first that is left, so that
+    any run has the average work of its blocks. It comes first; then whole pairs, last block first,
+    so that a chiplet's last programs are its shortest.
+    """
+    chiplet, turn = program % XCDS, program // XCDS
+    whole = pairs // XCDS
+    rest = pairs % XCDS * blocks
+    longer = rest % XCDS  # chiplets that get one program more of the rest
+    mine = rest // XCDS + tl.where(chiplet < longer, 1, 0)
+    first = chiplet * (rest // XCDS) + tl.where(chiplet < longer, chiplet, longer)
+    is_rest = turn < mine
+    index = tl.where(is_rest, first + turn, turn - mine)
+    pair = tl.where(is_rest, whole * XCDS, chiplet * whole) + index // blocks
+    nth = index % blocks
+    alternating = tl.where(nth % 2 == 0, blocks - 1 - nth // 2, nth // 2)
+    return pair, tl.where(is_rest, alternating, blocks - 1 - nth)
+
+
+# -- loads and sums -----------------------------------------------------------------------------
+
+
+@triton.jit
+def zero_tile(TILE: tl.constexpr):
+    """The accumulator of a tile, float32 zeros [BLOCK_M, BLOCK_N], or transposed when SWAP_AB."""
+    if TILE.SWAP_AB:
+        acc = tl.zeros((TILE.BLOCK_N, TILE.BLOCK_M), tl.float32)
+    else:
+        acc = tl.zeros((TILE.BLOCK_M, TILE.BLOCK_N), tl.float32)
+    return acc
 
 
 @triton.jit
@@ -105,9 +289,9 @@ def select(condition, one, other, ALIGNMENT: tl.constexpr):
 def copy(target_ptr, source_ptr, begin, end, BLOCK: tl.constexpr):
     """Copy elements [begin, end); wide accesses need pointers with a 16-byte alignment hint."""
     for start in range(begin, end, BLOCK):
-        at = start + tl.arange(0, BLOCK)
-        mask = at < end
-        tl.store(target_ptr + at, tl.load(source_ptr + at, mask=mask), mask=mask)
+        offsets = start + tl.arange(0, BLOCK)
+        mask = offsets < end
+        tl.store(target_ptr + offsets, tl.load(source_ptr + offsets, mask=mask), mask=mask)
 
 
 @triton.jit

@@ -53,8 +53,8 @@ class GpuFabric(Fabric):
 
     def _refuse_shared_gpus(self) -> None:
         uuids: list[str] = [""] * self.world_size
-        own = str(torch.cuda.get_device_properties(self.device).uuid)
-        dist.all_gather_object(uuids, own, self.group)
+        uuid = str(torch.cuda.get_device_properties(self.device).uuid)
+        dist.all_gather_object(uuids, uuid, self.group)
         if len(set(uuids)) < self.world_size and os.environ.get(SHARING) != "1":
             raise FabricUnavailable(
                 "two ranks share one GPU",

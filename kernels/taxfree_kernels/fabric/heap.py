@@ -1,4 +1,7 @@
-"""The symmetric heap, and the pool of inboxes that the plans of one stream share."""
+"""The symmetric heap, and the pool of inboxes that the plans of one stream share.
+
+An arena holds control words, LL packets, Lamport words, and payload slots.
+"""
 
 from __future__ import annotations
 
@@ -6,15 +9,39 @@ from typing import Protocol
 
 import torch
 
-from taxfree_kernels.device import control, packets
+from taxfree_kernels.device import peers
 from taxfree_kernels.errors import HeapExhausted, PeerTimeout
-from taxfree_kernels.fabric.layout import (
-    LAMPORT_SLOT_BYTES,
-    LL_SLOT_BYTES,
-    WORDS_SHARE,
-    aligned,
-    aligned_down,
-)
+
+_ALIGNMENT = 256  # bytes; more than any vector access or bulk copy needs
+
+#: Largest slot of LL packets, of which a pool has two: 256 KiB of payload from each of 8 ranks.
+#: Larger messages gain nothing from carrying their flags.
+LL_SLOT_BYTES = 4 << 20
+
+#: Largest slot of Lamport words, of which a pool has three: both shots of an all-reduce of 4 MiB.
+LAMPORT_SLOT_BYTES = 8 << 20
+
+_CONTROL_BYTES = 1 << 20
+
+#: In a heap that is smaller than it should be, a slot of words takes at most 1 / WORDS_SHARE of
+#: what is free: payload matters more.
+WORDS_SHARE = 16
+
+
+def aligned(size: int) -> int:
+    """The bytes that a block of `size` bytes takes: the next block begins there."""
+    return size + -size % _ALIGNMENT
+
+
+def aligned_down(size: int) -> int:
+    """The largest block that fits `size` bytes without a rest."""
+    return size - size % _ALIGNMENT
+
+
+def arena_bytes(slot_bytes: int) -> int:
+    """Size of an arena whose pool has payload slots of `slot_bytes`, and full slots of words."""
+    words = 2 * LL_SLOT_BYTES + 3 * LAMPORT_SLOT_BYTES
+    return max(2 * aligned(slot_bytes) + words, WORDS_SHARE * LAMPORT_SLOT_BYTES) + _CONTROL_BYTES
 
 
 class SymmetricHeap:
@@ -109,7 +136,7 @@ class Pool:
         timeout_s: float = 30.0,
     ) -> None:
         self._fabric = fabric
-        words = control.SIGNALS.value + self.CHANNELS * fabric.world_size
+        words = peers.SIGNALS.value + self.CHANNELS * fabric.world_size
         self.control = fabric.heap.empty(words, torch.int64)
         share = aligned_down(fabric.heap.free_bytes // WORDS_SHARE)
         ll_bytes = min(LL_SLOT_BYTES, share) if ll_bytes is None else ll_bytes
@@ -120,7 +147,7 @@ class Pool:
             slot_bytes = aligned_down(fabric.heap.free_bytes // 2)
         self.slot_bytes = slot_bytes
         self._slots = fabric.heap.empty(2 * slot_bytes, torch.uint8)
-        self._report = fabric.host_words(control.REPORT_WORDS)
+        self._report = fabric.host_words(peers.REPORT_WORDS)
         self._code = self._report.numpy()  # indexing a tensor costs a microsecond a call
         self.bound_waits(timeout_s)
 
@@ -164,10 +191,10 @@ class Pool:
         if not self._code[0]:
             return
         code, rank, program, channel, source, wanted, seen, lost = self._report.tolist()
-        where = "words" if channel == control.NO_CHANNEL.value else f"channel {channel}"
+        where = "words" if channel == peers.NO_CHANNEL.value else f"channel {channel}"
         what = f"program {program}, {where}, generation {wanted}, seen {seen}"
         message = f"rank {rank} waited {self.timeout_s:g} s for rank {source} ({what})"
-        is_secondary = code == control.PEER_ABORTED.value
+        is_secondary = code == peers.PEER_ABORTED.value
         if is_secondary:
             message = (
                 f"rank {rank} aborted: a peer timed out on rank {lost}; "
@@ -187,7 +214,7 @@ class Pool:
                 until all ranks reset it.
         """
         self.check()
-        lost = int(self.control[control.ABORT.value]) - 1
+        lost = int(self.control[peers.ABORT.value]) - 1
         if lost >= 0:
             raise PeerTimeout(
                 f"a peer timed out on rank {lost}: results of rank {self._fabric.rank} since then "
@@ -205,13 +232,13 @@ class Pool:
         """Make the pool usable again; collective, with no call in flight on any rank."""
         self._fabric.barrier()
         self.control.fill_(generation)
-        self.control[: control.SIGNALS.value] = 0
-        self.control[control.GENERATION.value] = generation * control.ONE_CALL.value
-        self.control[control.LIMIT.value] = self._limit
-        self.control[control.STATUS.value] = self._report.data_ptr()
+        self.control[: peers.SIGNALS.value] = 0
+        self.control[peers.GENERATION.value] = generation * peers.ONE_CALL.value
+        self.control[peers.LIMIT.value] = self._limit
+        self.control[peers.STATUS.value] = self._report.data_ptr()
         flag = generation % 2**32 << 32
         self.ll_packets.fill_(flag - 2**64 if flag >= 2**63 else flag)
-        self.lamport_words.fill_(packets.EMPTY.value)
+        self.lamport_words.fill_(peers.EMPTY.value)
         self._report.zero_()
         self._fabric.barrier()
 

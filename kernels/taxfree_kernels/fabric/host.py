@@ -55,17 +55,17 @@ class HostFabric(Fabric):
         self.heap_bases = torch.tensor([arena.data_ptr() for arena in self._arenas])
 
     def _map_arenas(self, heap_bytes: int) -> list[torch.Tensor]:
-        own = os.memfd_create("taxfree-heap")
-        os.ftruncate(own, heap_bytes)
+        own_file = os.memfd_create("taxfree-heap")
+        os.ftruncate(own_file, heap_bytes)
         paths: list[str] = [""] * self.world_size
-        dist.all_gather_object(paths, f"/proc/{os.getpid()}/fd/{own}", self.group)
+        dist.all_gather_object(paths, f"/proc/{os.getpid()}/fd/{own_file}", self.group)
         arenas = []
         for path in paths:
             file = os.open(path, os.O_RDWR)
             arenas.append(torch.frombuffer(mmap.mmap(file, heap_bytes), dtype=torch.uint8))
             os.close(file)
         dist.barrier(self.group)  # every peer has opened this rank's file
-        os.close(own)
+        os.close(own_file)
         return arenas
 
     def _arena_of(self, peer: int) -> torch.Tensor:

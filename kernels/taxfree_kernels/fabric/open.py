@@ -79,11 +79,13 @@ def open_fabric(
         FabricUnavailable: it cannot serve; the message says why.
         HeapExhausted: the arena does not even hold the control words.
     """
-    fabric: Fabric = _PROVIDERS[choose(name)][0](group, heap_bytes)
-    try:
-        fabric.device_barrier = DeviceBarrier(fabric, timeout_s)
-        fabric.pool = Pool(fabric, timeout_s=timeout_s)
-    except BaseException:
-        fabric.release()
-        raise
+    # What is made here outlives the caller's inference mode, and is not on its default device.
+    with torch.inference_mode(False), torch.device("cpu"):
+        fabric: Fabric = _PROVIDERS[choose(name)][0](group, heap_bytes)
+        try:
+            fabric.device_barrier = DeviceBarrier(fabric, timeout_s)
+            fabric.pool = Pool(fabric, timeout_s=timeout_s)
+        except BaseException:
+            fabric.release()
+            raise
     return fabric

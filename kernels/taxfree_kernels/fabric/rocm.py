@@ -118,8 +118,12 @@ class RocmFabric(GpuFabric):
         """Why Iris cannot serve this rank, or ""."""
         if self.world_size < dist.get_world_size():
             return "it serves the default process group only, and this group is a part of it"
-        its_gpu, own = dist.get_rank() % torch.cuda.device_count(), torch.cuda.current_device()
-        return "" if own == its_gpu else f"it would use GPU {its_gpu}, this rank is on GPU {own}"
+        its_gpu, current = dist.get_rank() % torch.cuda.device_count(), torch.cuda.current_device()
+        return (
+            ""
+            if current == its_gpu
+            else f"it would use GPU {its_gpu}, this rank is on GPU {current}"
+        )
 
     def _map_by_iris(self, iris: ModuleType, heap_bytes: int) -> tuple[torch.Tensor, list[int]]:
         try:
@@ -154,10 +158,10 @@ def num_xcds(architecture: str, compute_units: int, topology: Path = _TOPOLOGY) 
     """
     for path in sorted(topology.glob("*/properties")):
         lines = (line.split() for line in path.read_text().splitlines())
-        found = {line[0]: int(line[1]) for line in lines if len(line) == 2}
-        units = found.get("simd_count", 0) // max(1, found.get("simd_per_cu", 1))
-        if units == compute_units and found.get("num_xcc"):
-            return found["num_xcc"]
+        properties = {line[0]: int(line[1]) for line in lines if len(line) == 2}
+        units = properties.get("simd_count", 0) // max(1, properties.get("simd_per_cu", 1))
+        if units == compute_units and properties.get("num_xcc"):
+            return properties["num_xcc"]
     return max(1, round(compute_units / _CHIPLET_UNITS[architecture]))
 
 

@@ -231,11 +231,11 @@ def split_of(
     own_splits = tl.sum(tl.where(is_own, splits, 0), 0)
     own_blocks = tl.sum(tl.where(is_own, blocks, 0), 0)
     split = slot - tl.sum(tl.where(is_own, next_first - splits, 0), 0)
-    each, longer = own_blocks // max(own_splits, 1), own_blocks % max(own_splits, 1)
+    share, longer = own_blocks // max(own_splits, 1), own_blocks % max(own_splits, 1)
     begin = tl.sum(tl.where(is_own, begins, 0), 0)
-    begin += (split * each + min(split, longer)) * SPLIT.BLOCK_N
+    begin += (split * share + min(split, longer)) * SPLIT.BLOCK_N
     end = min(
-        begin + (each + tl.where(split < longer, 1, 0)) * SPLIT.BLOCK_N,
+        begin + (share + tl.where(split < longer, 1, 0)) * SPLIT.BLOCK_N,
         tl.sum(tl.where(is_own, ends, 0), 0),
     )
     return sequence, split, own_splits, begin, end, splits

@@ -45,16 +45,16 @@ class BaselinePlan(DecodePlan):
             self._merge_splits.launch(kernels[0], out, len(out))
             return
         splits, ranks = kernels
-        own, gathered = self._parts(len(out))
-        self._merge_splits.launch(splits, own, len(out))
-        all_gather(gathered, own, self._group)
+        own_part, gathered = self._parts(len(out))
+        self._merge_splits.launch(splits, own_part, len(out))
+        all_gather(gathered, own_part, self._group)
         self._merge_ranks.launch(ranks, gathered, out)
 
     def _parts(self, batch: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Scratch memory for this rank's part, and for all ranks' parts."""
         elements = resized(self._problem, batch=batch).part_elements
-        _, _, own, gathered = self.attention.scratch()
-        return own[:elements], gathered[: self._problem.world_size * elements]
+        _, _, own_part, gathered = self.attention.scratch()
+        return own_part[:elements], gathered[: self._problem.world_size * elements]
 
     def steps(self, *tensors: torch.Tensor | None) -> list[Step]:
         if self._alone:
@@ -62,20 +62,20 @@ class BaselinePlan(DecodePlan):
         *inputs, out = tensors
         assert out is not None
         attend, splits, ranks = self._sized[size_of(inputs)]
-        own, gathered = self._parts(len(out))
+        own_part, gathered = self._parts(len(out))
         one_of_each = gathered[: self._problem.world_size]
         return [
             Step("attention", "producer", lambda: self.attention.launch(attend, inputs)),
             Step(
                 "merge of splits",
                 "producer",
-                lambda: self._merge_splits.launch(splits, own, len(out)),
+                lambda: self._merge_splits.launch(splits, own_part, len(out)),
             ),
             Step(
                 "all-gather",
                 "collective",
-                lambda: all_gather(gathered, own, self._group),
-                latency_probe=lambda: all_gather(one_of_each, own[:1], self._group),
+                lambda: all_gather(gathered, own_part, self._group),
+                latency_probe=lambda: all_gather(one_of_each, own_part[:1], self._group),
             ),
             Step(
                 "merge of ranks",

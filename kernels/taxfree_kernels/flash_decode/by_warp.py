@@ -21,7 +21,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy, mma_v2
 
-from taxfree_kernels.device.pdl import gdc_launch_dependents, gdc_wait
+from taxfree_kernels.device.sync import gdc_launch_dependents, gdc_wait
 from taxfree_kernels.flash_decode.attend import split_of, tanh
 
 _LOG2_E = gl.constexpr(1.4426950408889634)

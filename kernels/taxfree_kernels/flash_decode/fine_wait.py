@@ -18,7 +18,6 @@ import triton.language as tl
 from taxfree_kernels.device import sync
 from taxfree_kernels.device.peers import Peers
 from taxfree_kernels.fabric.base import Fabric
-from taxfree_kernels.flash_decode.constants import chunk_rows
 from taxfree_kernels.flash_decode.exchange import combine, running_slot, send_chunk
 from taxfree_kernels.flash_decode.plans import (
     DecodePlan,
@@ -27,6 +26,7 @@ from taxfree_kernels.flash_decode.plans import (
     SplitsMerge,
 )
 from taxfree_kernels.flash_decode.problem import FlashDecode
+from taxfree_kernels.flash_decode.spaces import chunk_rows
 from taxfree_kernels.launch import Kernel, compile_options
 from taxfree_kernels.variant import Config, Plan
 
@@ -87,9 +87,9 @@ class FineWaitPlan(DecodePlan):
 
     def finish(self, out: torch.Tensor, *kernels: Kernel) -> None:
         merge_splits, send, combine = kernels
-        _, _, own = self.attention.scratch()
-        self._merge_splits.launch(merge_splits, own, len(out))
-        send(own)
+        _, _, own_part = self.attention.scratch()
+        self._merge_splits.launch(merge_splits, own_part, len(out))
+        send(own_part)
         combine(out)
 
 

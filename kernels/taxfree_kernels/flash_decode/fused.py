@@ -24,11 +24,10 @@ import triton
 import triton.language as tl
 
 from taxfree_kernels.device import packets, sync
-from taxfree_kernels.device.pdl import gdc_launch_dependents, gdc_wait
 from taxfree_kernels.device.peers import Peers
+from taxfree_kernels.device.sync import gdc_launch_dependents, gdc_wait
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.flash_decode import spaces
-from taxfree_kernels.flash_decode.constants import chunk_rows
 from taxfree_kernels.flash_decode.exchange import combine, merge_and_push, running_slot
 from taxfree_kernels.flash_decode.plans import (
     DecodePlan,
@@ -38,6 +37,7 @@ from taxfree_kernels.flash_decode.plans import (
     is_chained,
 )
 from taxfree_kernels.flash_decode.problem import FlashDecode
+from taxfree_kernels.flash_decode.spaces import chunk_rows
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.launch import Kernel
 from taxfree_kernels.spaces import xcd_signals_illegal_reason, xcd_signals_space

@@ -19,7 +19,6 @@ from taxfree_kernels.device import sync
 from taxfree_kernels.device.peers import Peers
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.flash_decode.attend import store_rows
-from taxfree_kernels.flash_decode.constants import chunk_rows
 from taxfree_kernels.flash_decode.exchange import running_slot, send_chunk
 from taxfree_kernels.flash_decode.plans import (
     DecodePlan,
@@ -29,6 +28,7 @@ from taxfree_kernels.flash_decode.plans import (
     SplitsMerge,
 )
 from taxfree_kernels.flash_decode.problem import FlashDecode
+from taxfree_kernels.flash_decode.spaces import chunk_rows
 from taxfree_kernels.launch import Kernel, compile_options
 from taxfree_kernels.variant import Config, Plan
 
@@ -105,9 +105,9 @@ class GatherPlan(DecodePlan):
 
     def finish(self, out: torch.Tensor, *kernels: Kernel) -> None:
         merge_splits, gather, merge_ranks = kernels
-        _, _, own, gathered = self.attention.scratch()
-        self._merge_splits.launch(merge_splits, own, len(out))
-        gather(own, gathered)
+        _, _, own_part, gathered = self.attention.scratch()
+        self._merge_splits.launch(merge_splits, own_part, len(out))
+        gather(own_part, gathered)
         self._merge_ranks.launch(merge_ranks, gathered, out)
 
 

@@ -91,16 +91,19 @@ class Attention64:
         problem = self._problem
         scale, cap = scaling.double()
         queries = q.double().view(*self._top.shape, problem.head_dim)
-        own, later = kv_lens[rank], kv_lens[rank + 1 :].sum(0)
+        own_lens, later = kv_lens[rank], kv_lens[rank + 1 :].sum(0)
         chunk = max(1, _CHUNK_ELEMENTS // (problem.batch * problem.kv_heads * problem.head_dim))
         for begin in range(0, problem.kv_len_per_rank, chunk):
-            at = torch.arange(
+            positions = torch.arange(
                 begin, min(begin + chunk, problem.kv_len_per_rank), device=kv_lens.device
             )
-            seen = at < own[:, None]
+            seen = positions < own_lens[:, None]
             if problem.window:
-                seen &= at >= own[:, None] - (problem.window - later[:, None])
-            logits = torch.einsum("bhgd,bnhd->bhgn", queries, _keys(problem, k, table, at)) * scale
+                seen &= positions >= own_lens[:, None] - (problem.window - later[:, None])
+            logits = (
+                torch.einsum("bhgd,bnhd->bhgn", queries, _keys(problem, k, table, positions))
+                * scale
+            )
             if problem.soft_cap:
                 logits = cap * torch.tanh(logits / cap)
             logits = logits.masked_fill(~seen[:, None, None, :], -torch.inf)
@@ -109,7 +112,7 @@ class Attention64:
             kept = torch.exp(self._top - finite)
             weights = torch.exp(logits - finite[..., None])
             self._sum = self._sum * kept[..., None] + torch.einsum(
-                "bhgn,bnhd->bhgd", weights, _keys(problem, v, table, at)
+                "bhgn,bnhd->bhgd", weights, _keys(problem, v, table, positions)
             )
             self._total = self._total * kept + weights.sum(-1)
             self._top = top
@@ -122,12 +125,14 @@ class Attention64:
 
 
 def _keys(
-    problem: FlashDecode, cache: torch.Tensor, table: torch.Tensor | None, at: torch.Tensor
+    problem: FlashDecode, cache: torch.Tensor, table: torch.Tensor | None, positions: torch.Tensor
 ) -> torch.Tensor:
-    """Keys or values at positions `at` of every sequence, float64 [batch, len(at), kv_heads, .]."""
+    """Keys or values at `positions` of every sequence, float64 [batch, positions, kv_heads, .]."""
     if table is None:
-        return cache[:, at].double()
-    return cache[table[:, at // problem.page_size].long(), at % problem.page_size].double()
+        return cache[:, positions].double()
+    return cache[
+        table[:, positions // problem.page_size].long(), positions % problem.page_size
+    ].double()
 
 
 # -- parts of the inputs ------------------------------------------------------------------------
@@ -145,8 +150,8 @@ def _lengths(problem: FlashDecode, seed: int, integers: bool) -> list[list[int]]
     empty = seed % (problem.batch + 1)
     if empty < problem.batch:
         lengths[:, empty] = 0
-    found: list[list[int]] = lengths.tolist()
-    return found
+    rows: list[list[int]] = lengths.tolist()
+    return rows
 
 
 def _cache_size(problem: FlashDecode) -> tuple[int, int]:
@@ -160,14 +165,16 @@ def _cache(
     problem: FlashDecode, rank: int, seed: int, device: torch.device, integers: bool
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
     """Keys, values and block table of a rank; pages lie in random order."""
-    own = 1000 * seed + 10 * (rank + 1)
+    own_seed = 1000 * seed + 10 * (rank + 1)
     lead, table = _cache_size(problem), None
     if problem.page_size:
-        order = torch.randperm(lead[0], generator=torch.Generator().manual_seed(own))
+        order = torch.randperm(lead[0], generator=torch.Generator().manual_seed(own_seed))
         by_sequence = order.view(problem.batch, problem.pages_per_sequence)
         table = by_sequence.to(device=device, dtype=torch.int32)
     k, v = (
-        random_rows((*lead, problem.kv_heads, dim), own + which, device, problem.dtype, integers)
+        random_rows(
+            (*lead, problem.kv_heads, dim), own_seed + which, device, problem.dtype, integers
+        )
         for which, dim in ((1, problem.head_dim), (2, problem.v_head_dim))
     )
     return k, v, table
@@ -190,24 +197,24 @@ def _look_for_one_key_each(
     shift = torch.randint(0, 1 << 30, (problem.batch, problem.kv_heads), generator=generator)
     q = codes.clone()
     for sequence in range(problem.batch):
-        own = [by_sequence[sequence] for by_sequence in lengths]
-        total = sum(own)
+        lens = [by_sequence[sequence] for by_sequence in lengths]
+        total = sum(lens)
         visible = min(total, problem.window or total)
         distinct = min(problem.group_size, visible)
-        first = sum(own[:rank])
+        first = sum(lens[:rank])
         for head in range(problem.q_heads if visible else 0):
             group, member = divmod(head, problem.group_size)
             member %= distinct
             code = codes[sequence, group * problem.group_size + member]
             q[sequence, head] = code
             offset = int(shift[sequence, group]) + member * (visible // distinct)
-            at = total - visible + offset % visible - first
-            if not 0 <= at < own[rank]:
+            position = total - visible + offset % visible - first
+            if not 0 <= position < lens[rank]:
                 continue
             if table is None:
-                k[sequence, at, group] = code
+                k[sequence, position, group] = code
             else:
-                page, within = divmod(at, problem.page_size)
+                page, within = divmod(position, problem.page_size)
                 k[int(table[sequence, page]), within, group] = code
     return q * _SHARPNESS
 

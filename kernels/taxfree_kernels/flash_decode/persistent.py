@@ -177,17 +177,17 @@ class Persistent(ExchangingVariant):
         memory bandwidth from the splits.
         """
         space = self.space(problem, hardware)
-        found = super().seed_configs(problem, hardware)
+        configs = super().seed_configs(problem, hardware)
         if hardware.backend == "interpreter":
-            return found
+            return configs
         combined = -(-problem.rows // hardware.compute_units)
 
         def sized(config: Config) -> dict[str, Any]:
             chunk = _kv_heads_per_chunk(problem, config) * problem.group_size
             return within(space, {**config, "ROWS": power_of_2(chunk, 1), "OUT_ROWS": combined})
 
-        signals_first = sorted(found, key=lambda each: bool(each["LL"]))
-        return spaces.runnable(problem, hardware, [sized(each) for each in signals_first])
+        signals_first = sorted(configs, key=lambda config: bool(config["LL"]))
+        return spaces.runnable(problem, hardware, [sized(config) for config in signals_first])
 
     def plan(self, problem: FlashDecode, fabric: Fabric, config: Config) -> Plan:
         return PersistentPlan(problem, fabric, config)

@@ -10,16 +10,22 @@ import torch
 import triton
 import triton.language as tl
 
-from taxfree_kernels.device.pdl import gdc_launch_dependents, gdc_wait
 from taxfree_kernels.device.peers import Group
+from taxfree_kernels.device.sync import gdc_launch_dependents, gdc_wait
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.flash_decode import spaces
 from taxfree_kernels.flash_decode.attend import Heads, Inputs, Parts, Splits, attend, store_rows
 from taxfree_kernels.flash_decode.by_warp import REGISTERS, Steps, attend_by_warp
-from taxfree_kernels.flash_decode.constants import words_of_part
-from taxfree_kernels.flash_decode.exchange import Exchange, Inbox
-from taxfree_kernels.flash_decode.merge import Merge, merge_ranks, merge_splits, store_output
+from taxfree_kernels.flash_decode.exchange import (
+    Exchange,
+    Inbox,
+    Merge,
+    merge_ranks,
+    merge_splits,
+    store_output,
+)
 from taxfree_kernels.flash_decode.problem import FlashDecode
+from taxfree_kernels.flash_decode.spaces import words_of_part
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.launch import Kernel, compile_options, pdl_options
 from taxfree_kernels.spaces import power_of_2
@@ -93,7 +99,7 @@ class LocalAttention:
         self.scratch = fabric.workspace.scratch(
             ((slots * self._split_elements,), torch.float32),
             ((2 * problem.rows,), torch.int32),
-            *(((each,), torch.float32) for each in others),
+            *(((size,), torch.float32) for size in others),
         )
         self.constants = {
             "GROUP": Group(problem.world_size, fabric.backend),
@@ -116,15 +122,16 @@ class LocalAttention:
         }
         self.options = compile_options(fabric.backend, config)
         # Filled in place: planning under graph capture must not copy from the host.
-        self._scaling = torch.full((2,), problem.head_dim**-0.5, device=fabric.device)
+        scale = problem.head_dim**-0.5
+        self._scaling = torch.full((2,), scale, dtype=torch.float32, device=fabric.device)
         options = self.options | pdl_options({"launch_pdl": is_chained(config)})
         self._kernel = self._for_any_cache = Kernel(_attend, 0, self.constants, options)
         if config.get("BY_WARP"):
             early = loads_early(fabric, config)
             steps = Steps(config["num_warps"], config["num_stages"] - 1, early)
             constants = self.constants | {"STEP": steps}
-            own = {"num_stages": 1, "maxnreg": REGISTERS}  # Triton has nothing to pipeline
-            self._kernel = Kernel(attend_by_warp, 0, constants, options | own)
+            by_warp = {"num_stages": 1, "maxnreg": REGISTERS}  # Triton has nothing to pipeline
+            self._kernel = Kernel(attend_by_warp, 0, constants, options | by_warp)
 
     @property
     def parts(self) -> Parts:
@@ -181,7 +188,7 @@ class LocalAttention:
 
 def _is_aligned(cache: torch.Tensor) -> bool:
     """Whether compilers see that rows of a head start at multiples of 16 bytes."""
-    return cache.data_ptr() % 16 == 0 and all(each % 16 == 0 for each in cache.stride()[:3])
+    return cache.data_ptr() % 16 == 0 and all(stride % 16 == 0 for stride in cache.stride()[:3])
 
 
 def _parts_at_a_time(problem: FlashDecode, parts: int, rows: int) -> int:
@@ -324,8 +331,8 @@ def size_of(inputs: Sequence[Any]) -> Size:
 
 def _resized(problem: FlashDecode, size: Size) -> FlashDecode:
     batch, capacity = size
-    found: FlashDecode = resized(problem, batch=batch, kv_len_per_rank=capacity)
-    return found
+    other: FlashDecode = resized(problem, batch=batch, kv_len_per_rank=capacity)
+    return other
 
 
 class PartsExchange:

@@ -54,6 +54,6 @@ SHAPES = Shapes(
         ],
     },
     scaling={"strong": strong},
-    model_split="sequence",
-    model_axes="batch=1,4,16 kv_len_per_rank=8192,32768,131072",
+    model_role="decode",
+    model_axes="batch=1,4,16 kv_len_per_rank=8192,32768,131072 page_size=0,16",
 )

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from taxfree_kernels.fabric.heap import Pool
-from taxfree_kernels.fabric.layout import LAMPORT_SLOT_BYTES, LL_SLOT_BYTES
-from taxfree_kernels.flash_decode.constants import words_of_part
+from taxfree_kernels.fabric.heap import LAMPORT_SLOT_BYTES, LL_SLOT_BYTES, Pool
 from taxfree_kernels.flash_decode.problem import ITEM_BYTES, FlashDecode
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.spaces import (
@@ -79,7 +77,7 @@ def push_space(problem: FlashDecode, hardware: Hardware) -> Space:
 def words_space(problem: FlashDecode) -> Space:
     """LL and PACKED: send parts as LL packets, as packed Lamport words, or with signals."""
     packed = (False, True) if problem.v_head_dim % 2 == 0 else (False,)
-    fits = any(_fits_words(problem, each) for each in packed)
+    fits = any(_fits_words(problem, is_packed) for is_packed in packed)
     return {
         "LL": (False, True) if fits else (False,),
         "PACKED": packed if fits else (False,),
@@ -180,7 +178,9 @@ def runnable(
     problem: FlashDecode, hardware: Hardware, configs: Sequence[Config]
 ) -> list[dict[str, Any]]:
     """The configs that pass :func:`illegal_reason`, without duplicates."""
-    return [each for each in distinct(configs) if illegal_reason(problem, hardware, each) is None]
+    return [
+        config for config in distinct(configs) if illegal_reason(problem, hardware, config) is None
+    ]
 
 
 def _first_on_hopper(
@@ -216,7 +216,7 @@ def _first_on_hopper(
     ways = ((1, 4), (2, 4), (4, 4), (3, 3))
     if problem.page_size:  # more programs, because each waits for page numbers
         ways = ((3, 3), (2, 4), (4, 4), (1, 4))
-    resident = sorted(ways, key=lambda each: leaves_idle(*each))
+    resident = sorted(ways, key=lambda waves: leaves_idle(*waves))
     by_signals = guess(*resident[0], **signals, LL=False, PACKED=False)
     # Each row's words go to all ranks: with many ranks use one program per row, or signals.
     is_many = problem.world_size > _FEW_RANKS
@@ -280,3 +280,18 @@ def illegal_reason(problem: FlashDecode, hardware: Hardware, config: Config) -> 
     if held > accumulators(hardware) * threads:
         return f"a query and accumulators of {held // threads} registers a thread"
     return None
+
+
+def chunk_rows(problem: FlashDecode, config: Config) -> int:
+    """Rows of a chunk: at most CHUNKS chunks of whole tiles; with LL, one tile per chunk."""
+    if config.get("LL"):
+        return int(config["ROWS"])
+    tiles = -(-problem.rows // config["ROWS"])
+    return int(config["ROWS"] * -(-tiles // config["CHUNKS"]))
+
+
+def words_of_part(problem: FlashDecode, packed: bool) -> int:
+    """Words of one part, a multiple of 64: Lamport words for packed rows, else LL packets."""
+    if not packed:
+        return problem.part_elements
+    return -(-problem.rows * (problem.v_head_dim // 2 + 4) // 64) * 64

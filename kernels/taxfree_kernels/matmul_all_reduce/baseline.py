@@ -12,8 +12,7 @@ from typing import Any
 
 import torch
 
-from taxfree_kernels.fabric.base import Fabric
-from taxfree_kernels.fabric.workspace import Scratch
+from taxfree_kernels.fabric.base import Fabric, Scratch
 from taxfree_kernels.launch import Kernel
 from taxfree_kernels.matmul_all_reduce.problem import MatmulAllReduce
 from taxfree_kernels.matmul_all_reduce.rms_norm import RMSNorm

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import torch
 
+from taxfree_kernels.inputs import random_tensor
 from taxfree_kernels.matmul_all_reduce.problem import MatmulAllReduce
 from taxfree_kernels.reduction.inputs import (
     make_factors,
     partial_matmul,
-    random_tensor,
     sum_of_products,
 )
 from taxfree_kernels.variant import Operation

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from taxfree_kernels.problem import ITEM_BYTES, PartialSum
-from taxfree_kernels.reduction.sizes import padded_elements, tiles_of
+from taxfree_kernels.reduction.spaces import padded_elements, tiles_of
 from taxfree_kernels.spaces import power_of_2
-from taxfree_kernels.variant import Cost
+from taxfree_kernels.variant import ITEM_BYTES, Cost, PartialSum
 
 #: Largest output, in elements, for which every rank sends its whole partial sum to every peer and
 #: keeps an inbox for each. Larger ones take too much time on the links, and too much memory.

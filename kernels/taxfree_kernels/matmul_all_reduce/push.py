@@ -26,21 +26,17 @@ import triton
 import triton.language as tl
 
 from taxfree_kernels.device import sync
-from taxfree_kernels.device.pdl import gdc_wait
+from taxfree_kernels.device.sync import gdc_wait
 from taxfree_kernels.device.tiles import swizzle2d, xcd_swizzle
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.hardware import Hardware
-from taxfree_kernels.matmul_all_reduce import spaces
 from taxfree_kernels.matmul_all_reduce.problem import ONE_SHOT_ELEMENTS, MatmulAllReduce
-from taxfree_kernels.reduction.epilogue import Epilogue, sum_and_normalise
-from taxfree_kernels.reduction.fused import FusedReductionPlan, FusedReductionVariant, Layout
-from taxfree_kernels.reduction.sizes import (
-    padded_columns,
-    padded_elements,
-    tiles_of,
-    tiles_per_signal,
-)
-from taxfree_kernels.reduction.tile import (
+from taxfree_kernels.reduction import spaces
+from taxfree_kernels.reduction.fused import (
+    Epilogue,
+    FusedReductionPlan,
+    FusedReductionVariant,
+    Layout,
     Strides,
     TileSchedule,
     announce_tile,
@@ -48,7 +44,14 @@ from taxfree_kernels.reduction.tile import (
     running_slot,
     send_tile,
     store_tile,
+    sum_and_normalise,
     total_of_tile,
+)
+from taxfree_kernels.reduction.spaces import (
+    padded_columns,
+    padded_elements,
+    tiles_of,
+    tiles_per_signal,
 )
 from taxfree_kernels.spaces import power_of_2
 from taxfree_kernels.variant import Config, Plan, Signals
@@ -74,11 +77,11 @@ def _push(
         if is_whole:
             rows = row_begin + tl.arange(0, TILE.BLOCK_M)
             cols = col_begin + tl.arange(0, TILE.BLOCK_N)
-            at = rows.to(tl.int64)[:, None] * strides.row + cols[None, :]
+            offsets = rows.to(tl.int64)[:, None] * strides.row + cols[None, :]
             mask = (rows < m)[:, None] & (cols < strides.row)[None, :]
             own_ptr = slot_ptr + rank.to(tl.int64) * strides.source
             part = acc.to(slot_ptr.dtype.element_ty)
-            send_tile(part, own_ptr, at, mask, peers, GROUP, TO_SELF=True)
+            send_tile(part, own_ptr, offsets, mask, peers, GROUP, TO_SELF=True)
             announce_tile(
                 tile, tiles, 0, buffers.counters_ptr + tiles, peers, GROUP,
                 SCHEDULE.TILES_PER_SIGNAL,
@@ -95,9 +98,9 @@ def _push(
         tile_m, tile_n = swizzle2d(tile, tiles_m, tiles_n, TILE.GROUP_M)
         rows = tile_m * TILE.BLOCK_M + tl.arange(0, TILE.BLOCK_M)
         cols = tile_n * TILE.BLOCK_N + tl.arange(0, TILE.BLOCK_N)
-        at = rows.to(tl.int64)[:, None] * strides.row + cols[None, :]
+        offsets = rows.to(tl.int64)[:, None] * strides.row + cols[None, :]
         total = total_of_tile(
-            rows, cols, rows < m, n, epilogue, slot_ptr, strides.source, at,
+            rows, cols, rows < m, n, epilogue, slot_ptr, strides.source, offsets,
             (rows < m)[:, None] & (cols < strides.row)[None, :], tile // SCHEDULE.TILES_PER_SIGNAL,
             peers, GROUP, EPILOGUE,
         )  # fmt: skip

@@ -26,19 +26,18 @@ import triton
 import triton.language as tl
 
 from taxfree_kernels.device import sync
-from taxfree_kernels.device.exchange import signal_everybody, wait_for_everybody
-from taxfree_kernels.device.pdl import gdc_wait
+from taxfree_kernels.device.sync import gdc_wait, signal_everybody, wait_for_everybody
 from taxfree_kernels.device.tiles import xcd_swizzle
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.fabric.heap import Pool
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.matmul_all_reduce.problem import ONE_SHOT_ELEMENTS, MatmulAllReduce
 from taxfree_kernels.reduction import spaces
-from taxfree_kernels.reduction.epilogue import Epilogue
-from taxfree_kernels.reduction.fused import FusedReductionPlan, FusedReductionVariant, Layout
-from taxfree_kernels.reduction.packets import MOST_ELEMENTS, sum_by_words, words_of
-from taxfree_kernels.reduction.sizes import padded_columns, padded_elements, tiles_of
-from taxfree_kernels.reduction.tile import (
+from taxfree_kernels.reduction.fused import (
+    Epilogue,
+    FusedReductionPlan,
+    FusedReductionVariant,
+    Layout,
     Strides,
     bias_residual_of_tile,
     numbered_tile,
@@ -47,6 +46,8 @@ from taxfree_kernels.reduction.tile import (
     store_tile,
     sum_of_sources,
 )
+from taxfree_kernels.reduction.packets import MOST_ELEMENTS, sum_by_words, words_of
+from taxfree_kernels.reduction.spaces import padded_columns, padded_elements, tiles_of
 from taxfree_kernels.spaces import within
 from taxfree_kernels.variant import Config, Plan, Space
 
@@ -73,21 +74,23 @@ def _push_in_place(
         if LL:  # words [WORLD, m, strides.row]; a row has room for all columns of its tiles
             lane = tl.arange(0, TILE.BLOCK_M * TILE.BLOCK_N // 2)
             row = row_begin + lane // (TILE.BLOCK_N // 2)
-            at = tl.minimum(row, m - 1) * strides.row + col_begin // 2 + lane % (TILE.BLOCK_N // 2)
+            offsets = (
+                tl.minimum(row, m - 1) * strides.row + col_begin // 2 + lane % (TILE.BLOCK_N // 2)
+            )
             total, arrived = sum_by_words(
-                words_of(acc, out_ptr.dtype.element_ty), at, row < m, slot_ptr, strides.source,
+                words_of(acc, out_ptr.dtype.element_ty), offsets, row < m, slot_ptr, strides.source,
                 peers, out_ptr.dtype.element_ty, GROUP,
             )  # fmt: skip
             total = tl.reshape(total, [TILE.BLOCK_M, TILE.BLOCK_N])
         else:
-            at = rows.to(tl.int64)[:, None] * strides.row + cols[None, :]
+            offsets = rows.to(tl.int64)[:, None] * strides.row + cols[None, :]
             mask = row_mask[:, None] & (cols < strides.row)[None, :]
             part = acc.to(slot_ptr.dtype.element_ty)
             own_ptr = slot_ptr + rank.to(tl.int64) * strides.source
-            send_tile(part, own_ptr, at, mask, peers, GROUP, TO_SELF=False)
+            send_tile(part, own_ptr, offsets, mask, peers, GROUP, TO_SELF=False)
             signal_everybody(peers, tile, GROUP)
             arrived = wait_for_everybody(peers, tile, GROUP)
-            total = sum_of_sources(slot_ptr, strides.source, at, mask, GROUP, part, rank)
+            total = sum_of_sources(slot_ptr, strides.source, offsets, mask, GROUP, part, rank)
         total = tl.where(arrived, total + added, float("nan"))
         store_tile(out_ptr, rows, cols, row_mask, n, total)
     sync.leave(buffers.control_ptr)

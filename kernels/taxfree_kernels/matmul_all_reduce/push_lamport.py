@@ -20,23 +20,21 @@ import triton
 import triton.language as tl
 
 from taxfree_kernels.device import packets, sync
-from taxfree_kernels.device.pdl import gdc_wait
 from taxfree_kernels.device.peers import Peers, translate
+from taxfree_kernels.device.sync import gdc_wait
 from taxfree_kernels.device.tiles import xcd_swizzle
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.matmul_all_reduce.problem import ONE_SHOT_ELEMENTS, MatmulAllReduce
 from taxfree_kernels.reduction import spaces
-from taxfree_kernels.reduction.epilogue import Epilogue
-from taxfree_kernels.reduction.fused import Layout
+from taxfree_kernels.reduction.fused import Epilogue, Layout, numbered_tile
 from taxfree_kernels.reduction.packets import (
     LamportPlan,
     LamportVariant,
     total_of_lamport_words,
     words_of,
 )
-from taxfree_kernels.reduction.sizes import lanes_of, tiles_of
-from taxfree_kernels.reduction.tile import numbered_tile
+from taxfree_kernels.reduction.spaces import lanes_of, tiles_of
 from taxfree_kernels.spaces import power_of_2
 from taxfree_kernels.variant import Config, Plan
 
@@ -70,26 +68,27 @@ def _push_lamport(
     if is_whole:
         stride_source = (tiles * WORDS).to(tl.int64)
         own_ptr = slot_ptr + rank * stride_source + tile * WORDS
-        words, at = words_of(acc, ELEMENT), tl.arange(0, TILE.BLOCK_M * WIDTH)
-        is_sent = row_begin + at // WIDTH < m
+        words, offsets = words_of(acc, ELEMENT), tl.arange(0, TILE.BLOCK_M * WIDTH)
+        is_sent = row_begin + offsets // WIDTH < m
         for step in tl.static_range(1, GROUP.WORLD + 1):
             peer = (rank + step) % GROUP.WORLD
             if GROUP.BACKEND == "hip":
                 # Full addresses: on CDNA, accesses at a base plus small offsets are lane by lane
                 # if the base was loaded from memory. On NVIDIA this would narrow the stores.
-                target_ptr = translate(own_ptr + at, peers, peer)
+                target_ptr = translate(own_ptr + offsets, peers, peer)
             else:
-                target_ptr = translate(own_ptr, peers, peer) + at
+                target_ptr = translate(own_ptr, peers, peer) + offsets
             packets.send(peers, target_ptr, words, peer, mask=is_sent)
         packets.empty_last_turn(
             buffers.control_ptr, buffers.inbox_ptr, buffers.stride_slot, turn, used, tile, tiles
         )
 
         repeated = tl.arange(0, LANES)
-        at = repeated % WORDS
+        offsets = repeated % WORDS
         total, rows, cols = total_of_lamport_words(
-            tile * WORDS + at, row_begin + at // WIDTH, m, col_begin + at % WIDTH * 2, n, epilogue,
-            slot_ptr, stride_source, peers, ELEMENT, GROUP, EPILOGUE,
+            tile * WORDS + offsets, row_begin + offsets // WIDTH, m,
+            col_begin + offsets % WIDTH * 2, n, epilogue, slot_ptr, stride_source, peers, ELEMENT,
+            GROUP, EPILOGUE,
         )  # fmt: skip
         is_first = tl.arange(0, 2 * LANES) < 2 * WORDS
         tl.store(

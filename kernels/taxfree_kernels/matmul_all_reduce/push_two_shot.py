@@ -37,21 +37,21 @@ import triton
 import triton.language as tl
 
 from taxfree_kernels.device import sync
-from taxfree_kernels.device.pdl import gdc_wait
 from taxfree_kernels.device.peers import translate
+from taxfree_kernels.device.sync import gdc_wait
 from taxfree_kernels.device.tiles import in_turns, swizzle2d
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.fabric.heap import Pool
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.matmul_all_reduce.problem import MatmulAllReduce
 from taxfree_kernels.matmul_all_reduce.rms_norm import NormAfter
-from taxfree_kernels.matmul_all_reduce.spaces import fits_addends
-from taxfree_kernels.problem import ITEM_BYTES
 from taxfree_kernels.reduction import spaces
-from taxfree_kernels.reduction.epilogue import Addends, Epilogue
-from taxfree_kernels.reduction.fused import FusedReductionPlan, FusedReductionVariant, Layout
-from taxfree_kernels.reduction.sizes import staggered_tiles, tiles_of, tiles_per_signal
-from taxfree_kernels.reduction.tile import (
+from taxfree_kernels.reduction.fused import (
+    Addends,
+    Epilogue,
+    FusedReductionPlan,
+    FusedReductionVariant,
+    Layout,
     TileSchedule,
     announce_tile,
     numbered_tile,
@@ -59,7 +59,13 @@ from taxfree_kernels.reduction.tile import (
     store_tile,
     total_of_tile,
 )
-from taxfree_kernels.variant import Config, Plan, Space
+from taxfree_kernels.reduction.spaces import (
+    fits_addends,
+    staggered_tiles,
+    tiles_of,
+    tiles_per_signal,
+)
+from taxfree_kernels.variant import ITEM_BYTES, Config, Plan, Space
 
 
 class TwoShotInbox(NamedTuple):
@@ -152,12 +158,12 @@ def send_to_owner(
     )
     if is_whole:
         row = tl.arange(0, TILE.BLOCK_M)
-        at = offsets_in_tile(row, inbox.stride_row, TILE.BLOCK_N)
+        offsets = offsets_in_tile(row, inbox.stride_row, TILE.BLOCK_N)
         own_ptr = inbox.parts_ptr + peers.rank.to(tl.int64) * inbox.stride_source
         target_ptr = translate(own_ptr, peers, tile % GROUP.WORLD)
         target_ptr += (tile // GROUP.WORLD).to(tl.int64) * (TILE.BLOCK_M * TILE.BLOCK_N)
         mask = (row_begin + row < m)[:, None]
-        tl.store(target_ptr + at, acc.to(inbox.parts_ptr.dtype.element_ty), mask=mask)
+        tl.store(target_ptr + offsets, acc.to(inbox.parts_ptr.dtype.element_ty), mask=mask)
         announce_tile(
             tile, counts.tiles, 0, buffers.counters_ptr + counts.tiles, peers, GROUP,
             SCHEDULE.TILES_PER_SIGNAL,
@@ -173,24 +179,25 @@ def add_piece(
     ROWS: tl.constexpr = TILE.BLOCK_M // SCHEDULE.PIECES
     ELEMENTS: tl.constexpr = TILE.BLOCK_M * TILE.BLOCK_N
     OWNED_PER_SIGNAL: tl.constexpr = SCHEDULE.TILES_PER_SIGNAL // GROUP.WORLD
-    own, piece = number // SCHEDULE.PIECES, number % SCHEDULE.PIECES
-    tile = own * GROUP.WORLD + peers.rank
+    owned_tile, piece = number // SCHEDULE.PIECES, number % SCHEDULE.PIECES
+    tile = owned_tile * GROUP.WORLD + peers.rank
     tile_m, tile_n = swizzle2d(
         min(tile, counts.tiles - 1), counts.tiles_m, counts.tiles_n, TILE.GROUP_M
     )
     row = piece * ROWS + tl.arange(0, ROWS)
     rows, cols = tile_m * TILE.BLOCK_M + row, tile_n * TILE.BLOCK_N + tl.arange(0, TILE.BLOCK_N)
     row_mask = rows < tl.where(tile < counts.tiles, m, 0)
-    at = offsets_in_tile(row, inbox.stride_row, TILE.BLOCK_N)
+    offsets = offsets_in_tile(row, inbox.stride_row, TILE.BLOCK_N)
     total = total_of_tile(
-        rows, cols, row_mask, n, addends, inbox.parts_ptr + own.to(tl.int64) * ELEMENTS,
-        inbox.stride_source, at, row_mask[:, None], own // OWNED_PER_SIGNAL, peers, GROUP, EPILOGUE,
+        rows, cols, row_mask, n, addends, inbox.parts_ptr + owned_tile.to(tl.int64) * ELEMENTS,
+        inbox.stride_source, offsets, row_mask[:, None], owned_tile // OWNED_PER_SIGNAL, peers,
+        GROUP, EPILOGUE,
     )  # fmt: skip
     result = total.to(out_ptr.dtype.element_ty)
     sum_ptr = inbox.sums_ptr + tile.to(tl.int64) * ELEMENTS
     for step in tl.static_range(1, GROUP.WORLD):
         target_ptr = translate(sum_ptr, peers, (peers.rank + step) % GROUP.WORLD)
-        tl.store(target_ptr + at, result, mask=row_mask[:, None])
+        tl.store(target_ptr + offsets, result, mask=row_mask[:, None])
     announce_tile(
         number, adders, counts.groups, buffers.counters_ptr + counts.tiles + counts.groups, peers,
         GROUP, OWNED_PER_SIGNAL * SCHEDULE.PIECES,
@@ -205,22 +212,22 @@ def copy_sum(
 ):  # fmt: skip
     """Copy the sum of a peer's tile to the output, once it has arrived, in PIECES pieces."""
     ROWS: tl.constexpr = TILE.BLOCK_M // PIECES
-    own = copier // (GROUP.WORLD - 1)
+    owned_tile = copier // (GROUP.WORLD - 1)
     source = (peers.rank + 1 + copier % (GROUP.WORLD - 1)) % GROUP.WORLD
-    tile = own * GROUP.WORLD + source
+    tile = owned_tile * GROUP.WORLD + source
     if tile < counts.tiles:
         tile_m, tile_n = swizzle2d(tile, counts.tiles_m, counts.tiles_n, TILE.GROUP_M)
         row = tl.arange(0, ROWS)
         rows = tile_m * TILE.BLOCK_M + row
         cols = tile_n * TILE.BLOCK_N + tl.arange(0, TILE.BLOCK_N)
-        group = own // (SCHEDULE.TILES_PER_SIGNAL // GROUP.WORLD)
+        group = owned_tile // (SCHEDULE.TILES_PER_SIGNAL // GROUP.WORLD)
         arrived = sync.wait(peers, counts.groups + group, source, GROUP)
         sum_ptr = inbox.sums_ptr + tile.to(tl.int64) * (TILE.BLOCK_M * TILE.BLOCK_N)
         for piece in tl.static_range(PIECES):
             below = piece * ROWS
-            at = offsets_in_tile(row + below, inbox.stride_row, TILE.BLOCK_N)
+            offsets = offsets_in_tile(row + below, inbox.stride_row, TILE.BLOCK_N)
             mask = rows + below < m
-            result = tl.load(sum_ptr + at, mask=mask[:, None])
+            result = tl.load(sum_ptr + offsets, mask=mask[:, None])
             result = tl.where(arrived, result, float("nan"))
             store_tile(out_ptr, rows + below, cols, mask, n, result)
 
@@ -240,9 +247,9 @@ class PushTwoShotPlan(FusedReductionPlan):
     """The plan's arguments for a sum without RMSNorm."""
 
     def _epilogue(
-        self, given: Sequence[torch.Tensor | None], out: torch.Tensor
+        self, addends: Sequence[torch.Tensor | None], out: torch.Tensor
     ) -> tuple[tuple[torch.Tensor, ...], ...]:
-        ((bias, residual, _, _),) = super()._epilogue(given, out)
+        ((bias, residual, _, _),) = super()._epilogue(addends, out)
         return (Addends(bias, residual),)
 
 
@@ -288,7 +295,9 @@ class PushTwoShot(FusedReductionVariant):
         if tiles_in(problem, first) * first["SPLIT_K"] > units:  # more than one wave
             configs.append({**first, "STAGGERED": not first["STAGGERED"]})
             configs.append({**first, "AHEAD": space["AHEAD"][-1]})
-        return [each for each in configs if self.illegal_reason(problem, hardware, each) is None]
+        return [
+            config for config in configs if self.illegal_reason(problem, hardware, config) is None
+        ]
 
     def illegal_reason(
         self, problem: MatmulAllReduce, hardware: Hardware, config: Config
@@ -341,8 +350,8 @@ def slot_elements(problem: MatmulAllReduce, config: Config) -> int:
     """Elements of a slot, in the WIRE type: own tiles from every source, and all sums."""
     tiles, elements = tiles_in(problem, config), config["BLOCK_M"] * config["BLOCK_N"]
     inboxes = -(-tiles // problem.world_size) * problem.world_size
-    wire, own = ITEM_BYTES[config["WIRE"]], ITEM_BYTES[problem.dtype]
-    return int(inboxes * elements + tiles * elements * own // wire)
+    wire, item = ITEM_BYTES[config["WIRE"]], ITEM_BYTES[problem.dtype]
+    return int(inboxes * elements + tiles * elements * item // wire)
 
 
 class PushTwoShotNormAfter(NormAfter, PushTwoShot):

@@ -35,20 +35,20 @@ import triton
 import triton.language as tl
 
 from taxfree_kernels.device import packets, sync
-from taxfree_kernels.device.pdl import gdc_wait
 from taxfree_kernels.device.peers import Peers, translate
+from taxfree_kernels.device.sync import gdc_wait
 from taxfree_kernels.device.tiles import xcd_swizzle
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.matmul_all_reduce.problem import MatmulAllReduce
-from taxfree_kernels.matmul_all_reduce.spaces import (
-    rows_unsupported_reason,
-    warps_illegal_reason,
-    with_room_for_rows,
-)
 from taxfree_kernels.reduction import spaces
-from taxfree_kernels.reduction.epilogue import Epilogue, store_normalised
-from taxfree_kernels.reduction.fused import Layout
+from taxfree_kernels.reduction.fused import (
+    Epilogue,
+    Layout,
+    numbered_tile,
+    store_normalised,
+    store_tile,
+)
 from taxfree_kernels.reduction.packets import (
     LamportPlan,
     LamportVariant,
@@ -56,8 +56,13 @@ from taxfree_kernels.reduction.packets import (
     total_of_lamport_words,
     words_of,
 )
-from taxfree_kernels.reduction.sizes import lanes_of, tiles_of
-from taxfree_kernels.reduction.tile import numbered_tile, store_tile
+from taxfree_kernels.reduction.spaces import (
+    lanes_of,
+    rows_unsupported_reason,
+    tiles_of,
+    warps_illegal_reason,
+    with_room_for_rows,
+)
 from taxfree_kernels.spaces import power_of_2
 from taxfree_kernels.variant import Config, Plan, Space
 
@@ -97,8 +102,8 @@ def _push_two_shot_lamport(
         if is_whole:
             slices, lane = tl.arange(0, SLICES), tl.arange(0, SLICE)[None, :]
             owner = (slices + tile) % GROUP.WORLD
-            place = (slices * SLICE)[:, None] + lane
-            has_row = row_begin + place // WIDTH < m
+            word_offsets = (slices * SLICE)[:, None] + lane
+            has_row = row_begin + word_offsets // WIDTH < m
 
             # -- the first shot, [source, tile, ROUNDS, SLICE]: each rank's slices -----------------
             stride_source = (tiles * ROUNDS * SLICE).to(tl.int64)
@@ -116,24 +121,28 @@ def _push_two_shot_lamport(
             repeated = tl.arange(0, LANES)
             in_slice = repeated % SLICE
             for nth in tl.static_range(ROUNDS):
-                own = (rank + GROUP.WORLD - tile % GROUP.WORLD) % GROUP.WORLD + nth * GROUP.WORLD
-                at = own * SLICE + in_slice
+                own_slice = (
+                    rank + GROUP.WORLD - tile % GROUP.WORLD
+                ) % GROUP.WORLD + nth * GROUP.WORLD
+                offsets = own_slice * SLICE + in_slice
                 # compilers do not see that lanes of a row stay contiguous after the remainder
-                row = row_begin + tl.max_constancy(at // WIDTH, min(SLICE, WIDTH))
-                row_end = tl.where(own < SLICES, m, 0)
+                row = row_begin + tl.max_constancy(offsets // WIDTH, min(SLICE, WIDTH))
+                row_end = tl.where(own_slice < SLICES, m, 0)
                 total, _, _ = total_of_lamport_words(
                     (tile * ROUNDS + nth) * SLICE + in_slice, row, row_end,
-                    col_begin + at % WIDTH * 2, n, epilogue, slot_ptr, stride_source, peers,
+                    col_begin + offsets % WIDTH * 2, n, epilogue, slot_ptr, stride_source, peers,
                     ELEMENT, GROUP, EPILOGUE,
                 )  # fmt: skip
                 sent, is_sent = words_of(total, ELEMENT), (row < row_end) & (repeated < SLICE)
                 for step in tl.static_range(1, GROUP.WORLD + 1):
                     peer = (rank + step) % GROUP.WORLD
                     target_ptr = translate(sums_ptr, peers, peer)
-                    packets.send(peers, target_ptr + at, sent, peer, mask=is_sent)
+                    packets.send(peers, target_ptr + offsets, sent, peer, mask=is_sent)
             if EPILOGUE.BLOCK_ROW == 0:
-                found, came = packets.receive(peers, sums_ptr + place, owner, GROUP, mask=has_row)
-                low, high = halves_of(found, ELEMENT)
+                sums, came = packets.receive(
+                    peers, sums_ptr + word_offsets, owner, GROUP, mask=has_row
+                )
+                low, high = halves_of(sums, ELEMENT)
                 result = tl.reshape(tl.join(low, high), (TILE.BLOCK_M, TILE.BLOCK_N))
                 rows = row_begin + tl.arange(0, TILE.BLOCK_M)
                 cols = col_begin + tl.arange(0, TILE.BLOCK_N)
@@ -174,8 +183,10 @@ def _normalise_row(
     low, high = halves_of(words, ELEMENT)
     total = tl.reshape(tl.join(low, high), (EPILOGUE.BLOCK_ROW,))
     total = tl.where(arrived, tl.where(mask, total, 0.0), float("nan"))
-    at = row.to(tl.int64) * n + column
-    store_normalised(total, at, mask, norm_weight, epilogue.eps_ptr, out_ptr, m.to(tl.int64) * n, n)
+    offsets = row.to(tl.int64) * n + column
+    store_normalised(
+        total, offsets, mask, norm_weight, epilogue.eps_ptr, out_ptr, m.to(tl.int64) * n, n
+    )
 
 
 class PushTwoShotLamport(LamportVariant):

@@ -13,16 +13,16 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from taxfree_kernels.device import packets
-from taxfree_kernels.device.pdl import gdc_wait
 from taxfree_kernels.device.peers import Peers, translate
 from taxfree_kernels.device.specialized import make_boxes
+from taxfree_kernels.device.sync import gdc_wait
 from taxfree_kernels.device.tiles import swizzle2d
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.matmul_all_reduce.problem import MatmulAllReduce
 from taxfree_kernels.matmul_all_reduce.push_two_shot_lamport import PushTwoShotLamport
 from taxfree_kernels.matmul_all_reduce.rms_norm import NormAfter
-from taxfree_kernels.reduction.epilogue import add_bias_residual
+from taxfree_kernels.reduction.fused import add_bias_residual
 from taxfree_kernels.reduction.packets import halves_of
 from taxfree_kernels.reduction.specialized_words import (
     Specialized,
@@ -93,9 +93,11 @@ def _reduce(
         # compilers do not see that lanes of a row stay contiguous after the remainder
         row_in_slice = gl.max_constancy(in_slice // WIDTH, 4)
         for nth in gl.static_range(ROUNDS):
-            own = (rank + GROUP.WORLD - place.tile % GROUP.WORLD) % GROUP.WORLD + nth * GROUP.WORLD
-            first_row = place.row + own * SLICE_ROWS
-            row_end = gl.where(own < SLICES, m - first_row, 0)
+            own_slice = (
+                rank + GROUP.WORLD - place.tile % GROUP.WORLD
+            ) % GROUP.WORLD + nth * GROUP.WORLD
+            first_row = place.row + own_slice * SLICE_ROWS
+            row_end = gl.where(own_slice < SLICES, m - first_row, 0)
             total, arrived = sum_of_words(
                 (place.tile * ROUNDS + nth) * SLICE + in_slice, row_in_slice < row_end,
                 buffers.inbox_ptr + slot, stride_source, peers, ELEMENT, GROUP,
@@ -103,9 +105,9 @@ def _reduce(
             total = gl.convert_layout(total, ADDED, assert_trivial=True)
             down = element % (2 * SLICE) // TILE.BLOCK_N
             cols = place.col + element % TILE.BLOCK_N
-            at = (first_row + down).to(gl.int64) * n + cols
+            offsets = (first_row + down).to(gl.int64) * n + cols
             total = add_bias_residual(
-                total, cols, cols < n, at, (down < row_end) & (cols < n), epilogue, EPILOGUE
+                total, cols, cols < n, offsets, (down < row_end) & (cols < n), epilogue, EPILOGUE
             )
             total = gl.where(arrived, total, float("nan"))
             pairs = total.to(ELEMENT).to(gl.uint16, bitcast=True).to(gl.int32)
@@ -113,14 +115,14 @@ def _reduce(
             sent = gl.convert_layout(low | (high << 16), lane.type.layout, assert_trivial=True)
             is_sent = (row_in_slice < row_end) & (lane < SLICE)
             packets.send(
-                peers, sums_at_peers + slot + (own * SLICE + in_slice)[None, :], sent[None, :],
-                peer[:, None], mask=is_sent[None, :] & (step < GROUP.WORLD)[:, None],
+                peers, sums_at_peers + slot + (own_slice * SLICE + in_slice)[None, :],
+                sent[None, :], peer[:, None], mask=is_sent[None, :] & (step < GROUP.WORLD)[:, None],
             )  # fmt: skip
-        found, came = packets.receive(
+        sums, came = packets.receive(
             peers, sums_ptr + slot + row[:, None] * WIDTH + column, owner[:, None], GROUP,
             mask=has_row,
         )  # fmt: skip
-        low, high = halves_of(found, ELEMENT)
+        low, high = halves_of(sums, ELEMENT)
         result = gl.join(low, high).reshape([TILE.BLOCK_M, TILE.BLOCK_N])
         OUT: gl.constexpr = result.type.layout
         rows = place.row + gl.arange(0, TILE.BLOCK_M, gl.SliceLayout(1, OUT))[:, None]

@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 
 from taxfree_kernels.device import sync
-from taxfree_kernels.device.pdl import gdc_launch_dependents, gdc_wait
+from taxfree_kernels.device.sync import gdc_launch_dependents, gdc_wait
 from taxfree_kernels.device.tiles import in_turns, xcd_swizzle
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.matmul_all_reduce.problem import MatmulAllReduce
@@ -34,9 +34,7 @@ from taxfree_kernels.matmul_all_reduce.push_two_shot import (
     slot_elements,
     tiles_in,
 )
-from taxfree_kernels.reduction.epilogue import Epilogue
-from taxfree_kernels.reduction.fused import Layout
-from taxfree_kernels.reduction.tile import running_slot
+from taxfree_kernels.reduction.fused import Epilogue, Layout, running_slot
 from taxfree_kernels.reduction.two_kernel import TwoKernelPlan, TwoKernelVariant
 from taxfree_kernels.variant import Config, Plan
 

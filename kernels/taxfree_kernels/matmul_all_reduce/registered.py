@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import torch
 
-from taxfree_kernels.fabric.base import Fabric
-from taxfree_kernels.fabric.workspace import Scratch
+from taxfree_kernels.fabric.base import Fabric, Scratch
 from taxfree_kernels.matmul_all_reduce.baseline import BaselinePlan
 from taxfree_kernels.matmul_all_reduce.problem import MatmulAllReduce
 from taxfree_kernels.registered import RegisteredVariant, registered_memory

@@ -17,7 +17,7 @@ from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.launch import Kernel, compile_options
 from taxfree_kernels.matmul_all_reduce.problem import MatmulAllReduce
-from taxfree_kernels.reduction.epilogue import store_normalised
+from taxfree_kernels.reduction.fused import store_normalised
 from taxfree_kernels.spaces import power_of_2
 from taxfree_kernels.variant import Config, Plan, Space, Variant
 
@@ -33,12 +33,12 @@ def _add_and_normalise(
     row = tl.program_id(0)
     column = tl.arange(0, BLOCK_ROW)
     mask = column < n
-    at = row.to(tl.int64) * n + column
-    total = tl.load(total_ptr + at, mask=mask, other=0.0).to(tl.float32)
+    offsets = row.to(tl.int64) * n + column
+    total = tl.load(total_ptr + offsets, mask=mask, other=0.0).to(tl.float32)
     if HAS_RESIDUAL:
-        total += tl.load(residual_ptr + at, mask=mask, other=0.0).to(tl.float32)
+        total += tl.load(residual_ptr + offsets, mask=mask, other=0.0).to(tl.float32)
     norm_weight = tl.load(norm_weight_ptr + column, mask=mask, other=0.0)
-    store_normalised(total, at, mask, norm_weight, eps_ptr, out_ptr, count, n)
+    store_normalised(total, offsets, mask, norm_weight, eps_ptr, out_ptr, count, n)
 
 
 class RMSNorm:
@@ -68,8 +68,8 @@ class RMSNorm:
         eps: torch.Tensor | None,
         out: torch.Tensor,
     ) -> torch.Tensor:
-        given = total if residual is None else residual
-        self._sized[len(total)](total, given, norm_weight, eps, out)
+        addend = total if residual is None else residual
+        self._sized[len(total)](total, addend, norm_weight, eps, out)
         return out
 
 

@@ -48,5 +48,6 @@ SHAPES = Shapes(
         # small enough for the interpreter; the last is ragged
         "demo": ["m=16 n=64 k=32", "m=32 n=64 k=64", "m=13 n=40 k=24 bias=1 residual=1"],
     },
-    model_split="row",
+    model_role="sum",
+    model_axes="m=1,4,16,64,256,1024,4096,16384",
 )

@@ -94,4 +94,8 @@ MATMUL_ALL_REDUCE_RMS_NORM = dataclasses.replace(
     gradient=None,
 )
 
-SIGNATURES = (MATMUL_ALL_REDUCE, MATMUL_ALL_REDUCE_RMS_NORM)
+#: A parallelised layer's: what its model adds to the sum, or multiplies it with, is the same on all
+#: ranks, so that compiled code may let the operation do it.
+LAYER_MATMUL_ALL_REDUCE = dataclasses.replace(MATMUL_ALL_REDUCE, name="layer_matmul_all_reduce")
+
+SIGNATURES = (MATMUL_ALL_REDUCE, MATMUL_ALL_REDUCE_RMS_NORM, LAYER_MATMUL_ALL_REDUCE)

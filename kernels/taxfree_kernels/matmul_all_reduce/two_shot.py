@@ -24,8 +24,8 @@ import triton
 import triton.language as tl
 
 from taxfree_kernels.device import sync
-from taxfree_kernels.device.exchange import signal_everybody, wait_for_everybody
 from taxfree_kernels.device.peers import Group, Peers, translate
+from taxfree_kernels.device.sync import signal_everybody, wait_for_everybody
 from taxfree_kernels.device.tiles import copy
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.hardware import Hardware
@@ -33,12 +33,8 @@ from taxfree_kernels.launch import Kernel, compile_options
 from taxfree_kernels.matmul_all_reduce.problem import MatmulAllReduce
 from taxfree_kernels.matmul_all_reduce.rms_norm import NormAfter
 from taxfree_kernels.reduction import spaces
-from taxfree_kernels.reduction.epilogue import Addends, Epilogue, add_bias_residual
-from taxfree_kernels.reduction.sums import (
-    SumPlan,
-    bounds_of_chunk,
-    with_sources,
-)
+from taxfree_kernels.reduction.fused import Addends, Epilogue, add_bias_residual, with_sources
+from taxfree_kernels.reduction.sums import SumPlan, bounds_of_chunk
 from taxfree_kernels.variant import Config, Plan, Space, Variant
 
 
@@ -72,17 +68,19 @@ def _two_shot(
         is_peer = (distance > 0) & (distance < GROUP.WORLD)
         arrived = wait_for_everybody(peers, chunk, GROUP, BUT_SELF=True)
         for start in range(begin, end, SEND_BLOCK):
-            at = start + tl.arange(0, SEND_BLOCK)
-            mask = at < end
+            offsets = start + tl.arange(0, SEND_BLOCK)
+            mask = offsets < end
             total = tl.zeros((SEND_BLOCK,), tl.float32)
             total = with_sources(
-                total, at, mask, partial_ptr, slot_ptr - rank * block, block, rank, GROUP
+                total, offsets, mask, partial_ptr, slot_ptr - rank * block, block, rank, GROUP
             )
-            stored = mask & (at < count)
-            total = add_bias_residual(total, at % columns, stored, at, stored, addends, EPILOGUE)
+            stored = mask & (offsets < count)
+            total = add_bias_residual(
+                total, offsets % columns, stored, offsets, stored, addends, EPILOGUE
+            )
             total = tl.where(arrived, total, float("nan")).to(out_ptr.dtype.element_ty)
-            tl.store(out_ptr + at, total, mask=stored)
-            everywhere = results_ptr[:, None] + at[None, :]
+            tl.store(out_ptr + offsets, total, mask=stored)
+            everywhere = results_ptr[:, None] + offsets[None, :]
             tl.store(everywhere, total[None, :], mask=is_peer[:, None] & mask[None, :])
         signal_everybody(peers, CHUNKS + chunk, GROUP)
     else:
@@ -92,10 +90,10 @@ def _two_shot(
         begin, end = chunk_of_owner(source, chunk, block_vec16, num_vec16, CHUNKS)
         arrived = sync.wait(peers, CHUNKS + chunk, source, GROUP)
         for start in range(begin, end, SEND_BLOCK):
-            at = start + tl.arange(0, SEND_BLOCK)
-            mask = (at < end) & (at < count)
-            result = tl.where(arrived, tl.load(result_ptr + at, mask=mask), float("nan"))
-            tl.store(out_ptr + at, result, mask=mask)
+            offsets = start + tl.arange(0, SEND_BLOCK)
+            mask = (offsets < end) & (offsets < count)
+            result = tl.where(arrived, tl.load(result_ptr + offsets, mask=mask), float("nan"))
+            tl.store(out_ptr + offsets, result, mask=mask)
     sync.leave(control_ptr)
 
 
@@ -136,7 +134,7 @@ class TwoShotPlan(SumPlan):
 
     def add_up(self, partial: torch.Tensor, kernel: Kernel, *rest: torch.Tensor | None) -> None:
         bias, residual, _, _, out = rest
-        addends = Addends(*(out if each is None else each for each in (bias, residual)))
+        addends = Addends(*(out if addend is None else addend for addend in (bias, residual)))
         kernel(partial, addends, out)
 
 
@@ -169,7 +167,7 @@ class TwoShot(Variant):
         configs = spaces.first_sends(self.space(problem, hardware), sent, problem.n)
         # with an addend 32 elements a thread spill under Triton 3.7
         most = 4096 if problem.bias or problem.residual else 8192
-        return [{**each, "SEND_BLOCK": min(each["SEND_BLOCK"], most)} for each in configs]
+        return [{**config, "SEND_BLOCK": min(config["SEND_BLOCK"], most)} for config in configs]
 
     def plan(self, problem: MatmulAllReduce, fabric: Fabric, config: Config) -> Plan:
         return TwoShotPlan(problem, fabric, config)

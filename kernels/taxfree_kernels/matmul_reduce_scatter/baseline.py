@@ -10,8 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from taxfree_kernels.fabric.base import Fabric
-from taxfree_kernels.fabric.workspace import Workspace
+from taxfree_kernels.fabric.base import Fabric, Workspace
 from taxfree_kernels.matmul_reduce_scatter.problem import MatmulReduceScatter
 from taxfree_kernels.variant import Config, Plan, Step, Variant, resized
 from taxfree_kernels.vendor import matmul_into, reduce_scatter

@@ -19,25 +19,25 @@ import triton
 import triton.language as tl
 
 from taxfree_kernels.device import sync
-from taxfree_kernels.device.exchange import wait_for_everybody
 from taxfree_kernels.device.peers import Group, Peers, translate
+from taxfree_kernels.device.sync import wait_for_everybody
 from taxfree_kernels.device.tiles import select
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.launch import Kernel, compile_options
 from taxfree_kernels.matmul_reduce_scatter.problem import MatmulReduceScatter
 from taxfree_kernels.reduction import spaces
-from taxfree_kernels.reduction.sizes import padded_elements
+from taxfree_kernels.reduction.spaces import padded_elements
 from taxfree_kernels.reduction.sums import SumPlan, bounds_of_chunk
 from taxfree_kernels.variant import Config, Plan, Space, Variant
 
 
 @triton.jit
-def in_partial_sum(at, owner, n, shard_rows, shard_columns, SCATTER_DIM: tl.constexpr):
-    """Offsets in a partial sum [m, n] of elements `at` of a shard, counted row by row."""
+def in_partial_sum(offsets, owner, n, shard_rows, shard_columns, SCATTER_DIM: tl.constexpr):
+    """Offsets in a partial sum [m, n] of elements at `offsets` of a shard, counted row by row."""
     if SCATTER_DIM == 0:
-        return owner.to(tl.int64) * shard_rows * n + at
-    row, column = at // shard_columns, at % shard_columns
+        return owner.to(tl.int64) * shard_rows * n + offsets
+    row, column = offsets // shard_columns, offsets % shard_columns
     return row.to(tl.int64) * n + owner * shard_columns + column
 
 
@@ -61,10 +61,10 @@ def _one_shot(
         own_ptr = slot_ptr + rank.to(tl.int64) * stride_source
         target_ptr = translate(own_ptr, peers, peer)
         for start in range(begin * 16, end * 16, SEND_BLOCK):
-            at = start + tl.arange(0, SEND_BLOCK)
-            mask = (at < end * 16) & (at < count)
-            source = in_partial_sum(at, peer, n, shard_rows, shard_columns, SCATTER_DIM)
-            tl.store(target_ptr + at, tl.load(partial_ptr + source, mask=mask), mask=mask)
+            offsets = start + tl.arange(0, SEND_BLOCK)
+            mask = (offsets < end * 16) & (offsets < count)
+            source = in_partial_sum(offsets, peer, n, shard_rows, shard_columns, SCATTER_DIM)
+            tl.store(target_ptr + offsets, tl.load(partial_ptr + source, mask=mask), mask=mask)
         sync.signal(peers, chunk, peer, GROUP)
     else:
         chunk = program - senders
@@ -72,18 +72,18 @@ def _one_shot(
         count = elements_of_shard(rank, m, shard_rows, shard_columns, SCATTER_DIM)
         arrived = wait_for_everybody(peers, chunk, GROUP, BUT_SELF=True)
         for start in range(begin * 16, end * 16, SEND_BLOCK):
-            at = start + tl.arange(0, SEND_BLOCK)
-            mask = (at < end * 16) & (at < count)
-            own = in_partial_sum(at, rank, n, shard_rows, shard_columns, SCATTER_DIM)
+            offsets = start + tl.arange(0, SEND_BLOCK)
+            mask = (offsets < end * 16) & (offsets < count)
+            sum_offsets = in_partial_sum(offsets, rank, n, shard_rows, shard_columns, SCATTER_DIM)
             total = tl.zeros((SEND_BLOCK,), tl.float32)
             for source in tl.static_range(GROUP.WORLD):
                 inbox_block_ptr = slot_ptr + source * stride_source
                 source_ptr = select(rank == source, partial_ptr, inbox_block_ptr, 16)
-                part = source_ptr + tl.where(rank == source, own, at)
+                part = source_ptr + tl.where(rank == source, sum_offsets, offsets)
                 total += tl.load(part, mask=mask, other=0.0).to(tl.float32)
             total = tl.where(arrived, total, float("nan"))
-            stored = (at < end * 16) & (at < shard_rows * shard_columns)
-            tl.store(out_ptr + at, total.to(out_ptr.dtype.element_ty), mask=stored)
+            stored = (offsets < end * 16) & (offsets < shard_rows * shard_columns)
+            tl.store(out_ptr + offsets, total.to(out_ptr.dtype.element_ty), mask=stored)
     sync.leave(control_ptr)
 
 

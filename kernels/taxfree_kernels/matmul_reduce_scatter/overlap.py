@@ -22,14 +22,14 @@ import triton.language as tl
 
 from taxfree_kernels.copies import PeerCopies, parts_of, rows_of_chunk
 from taxfree_kernels.device import sync
-from taxfree_kernels.device.exchange import wait_for_channels
 from taxfree_kernels.device.peers import Group, Peers
+from taxfree_kernels.device.sync import wait_for_channels
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.launch import Kernel, compile_options
 from taxfree_kernels.matmul_reduce_scatter.problem import MatmulReduceScatter
-from taxfree_kernels.reduction.sizes import padded_elements
-from taxfree_kernels.reduction.sums import with_sources
+from taxfree_kernels.reduction.fused import with_sources
+from taxfree_kernels.reduction.spaces import padded_elements
 from taxfree_kernels.spaces import copy_space, first_copies
 from taxfree_kernels.variant import Config, Plan, Space, Variant, resized
 from taxfree_kernels.vendor import matmul_into
@@ -56,12 +56,12 @@ def _add(
     peers = Peers(control_ptr, heap_bases, rank, generation)
     wait_for_channels(peers, channel, channel + CHUNKS, GROUP, CHUNKS, BUT_SELF=True)
     for start in range(tl.program_id(0) * BLOCK, size * 16, tl.num_programs(0) * BLOCK):
-        at = start + tl.arange(0, BLOCK)
-        mask, place = at < count * 16, first * 16 + at
+        offsets = start + tl.arange(0, BLOCK)
+        mask, elements = offsets < count * 16, first * 16 + offsets
         total = tl.zeros((BLOCK,), tl.float32)
-        total = with_sources(total, at, mask, partial_ptr, inbox[0], inbox[1], rank, GROUP)
+        total = with_sources(total, offsets, mask, partial_ptr, inbox[0], inbox[1], rank, GROUP)
         total = total.to(out_ptr.dtype.element_ty)
-        tl.store(out_ptr + place, total, mask=at < size * 16)
+        tl.store(out_ptr + elements, total, mask=offsets < size * 16)
 
 
 @dataclass(frozen=True)
@@ -144,15 +144,15 @@ class OverlapPlan(Plan):
         shards = shards[: world * rows * columns].view(world * rows, columns)
         messages = list(_messages(problem, fabric, chunks, shards, inbox.view(world, stride)))
         owners = [(rank + distance) % world for distance in range(1, world + 1)]
-        own = rows_of_chunk(problem, rank, 0, 1)
+        own_rows = rows_of_chunk(problem, rank, 0, 1)
         last_args = (
             (inbox, stride), fabric.pool.control, 0, fabric.heap_bases, rank,
-            0, (own.stop - own.start) * num_vec16, rows * num_vec16,
+            0, (own_rows.stop - own_rows.start) * num_vec16, rows * num_vec16,
         )  # fmt: skip
         most = _PROGRAMS * fabric.hardware.compute_units
         grid = min(-(-rows * columns // self._add.constants["BLOCK"]), most)
         return _Sized(
-            empty=[each for each in messages if each.rows.start == each.rows.stop],
+            empty=[message for message in messages if message.rows.start == message.rows.stop],
             parts=[
                 _part(problem, part.rows, shards, messages)
                 for part in parts_of(problem, owners, chunks, self._config["CHUNKS_PER_WAIT"])
@@ -178,8 +178,8 @@ class OverlapPlan(Plan):
         return out
 
     def _send(self, messages: list[_Message]) -> None:
-        for each in messages:
-            self._copies.send(each.target, each.source, each.chunk, each.peer)
+        for message in messages:
+            self._copies.send(message.target, message.source, message.chunk, message.peer)
 
 
 def _messages(
@@ -196,8 +196,8 @@ def _messages(
         rows = rows_of_chunk(problem, peer, chunk, chunks)
         source = shards[rows]
         begin = (rows.start - peer * problem.shard_rows) * problem.shard_columns
-        place = fabric.peer_view(inbox, peer)[rank][begin : begin + source.numel()]
-        yield _Message(peer, chunk, rows, source, place.view(source.shape))
+        target = fabric.peer_view(inbox, peer)[rank][begin : begin + source.numel()]
+        yield _Message(peer, chunk, rows, source, target.view(source.shape))
 
 
 def _part(
@@ -210,7 +210,9 @@ def _part(
         rows = slice(part.start - owner * problem.m, part.stop - owner * problem.m)
         columns = slice(owner * width, (owner + 1) * width)
     within = [
-        each for each in messages if part.start <= each.rows.start < each.rows.stop <= part.stop
+        message
+        for message in messages
+        if part.start <= message.rows.start < message.rows.stop <= part.stop
     ]
     return _Part(rows, columns, shards[part], within)
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from taxfree_kernels.errors import PlanError
-from taxfree_kernels.problem import ITEM_BYTES, PartialSum, Sharded
-from taxfree_kernels.reduction.sizes import padded_elements
-from taxfree_kernels.variant import Cost
+from taxfree_kernels.reduction.spaces import padded_elements
+from taxfree_kernels.variant import ITEM_BYTES, Cost, PartialSum, Sharded
 
 #: Largest whole sum, in elements, whose partial sums may travel as float32.
 WIDE_WIRE_ELEMENTS = 1 << 24

@@ -23,30 +23,37 @@ import triton
 import triton.language as tl
 
 from taxfree_kernels.device import sync
-from taxfree_kernels.device.exchange import wait_for_everybody
-from taxfree_kernels.device.pdl import gdc_wait
 from taxfree_kernels.device.peers import translate
-from taxfree_kernels.device.tiles import swizzle2d, xcd_swizzle
+from taxfree_kernels.device.sync import gdc_wait, wait_for_everybody
+from taxfree_kernels.device.tiles import (
+    index_of_tile,
+    owner_of_tile,
+    swizzle2d,
+    tile_and_share,
+    tiles_of_shards,
+    xcd_swizzle,
+)
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.matmul_reduce_scatter.problem import MatmulReduceScatter
-from taxfree_kernels.matmul_reduce_scatter.shards import OutputShard, owner_of_tile, tiles_of_shards
 from taxfree_kernels.reduction import spaces
-from taxfree_kernels.reduction.fused import FusedReductionPlan, FusedReductionVariant, Layout
-from taxfree_kernels.reduction.sizes import (
-    padded_columns,
-    padded_elements,
-    staggered_tiles,
-    tiles_of,
-    tiles_per_signal,
-)
-from taxfree_kernels.reduction.tile import (
+from taxfree_kernels.reduction.fused import (
+    FusedReductionPlan,
+    FusedReductionVariant,
+    Layout,
+    OutputShard,
     TileSchedule,
     announce_tile,
     partial_tile,
     running_slot,
     sum_of_sources,
-    tile_and_share,
+)
+from taxfree_kernels.reduction.spaces import (
+    padded_columns,
+    padded_elements,
+    staggered_tiles,
+    tiles_of,
+    tiles_per_signal,
 )
 from taxfree_kernels.spaces import distinct
 from taxfree_kernels.variant import Config, Plan, Space
@@ -130,21 +137,13 @@ def add_piece(
     is_own = own_row < shard_rows
     if SCATTER_DIM == 0:
         is_own = is_own & (own_row >= 0)
-    at = own_row.to(tl.int64)[:, None] * shard.stride_row + cols[None, :]
+    offsets = own_row.to(tl.int64)[:, None] * shard.stride_row + cols[None, :]
     was_sent = (is_own & (sum_rows < m))[:, None] & (cols < shard.stride_row)[None, :]
-    total = sum_of_sources(slot_ptr, shard.stride_source, at, was_sent, GROUP)
+    total = sum_of_sources(slot_ptr, shard.stride_source, offsets, was_sent, GROUP)
     total = tl.where(arrived, total, float("nan"))
     out = out_ptr + own_row.to(tl.int64)[:, None] * shard.columns + cols[None, :]
     is_stored = is_own[:, None] & (cols < shard.columns)[None, :]
     tl.store(out, total.to(out_ptr.dtype.element_ty), mask=is_stored)
-
-
-@triton.jit
-def index_of_tile(tile_m, tile_n, tiles_m, tiles_n, GROUP_M: tl.constexpr):
-    """The inverse of ``swizzle2d``: the number of the tile at this position."""
-    first_m = tile_m // GROUP_M * GROUP_M
-    group_size = min(tiles_m - first_m, GROUP_M)
-    return first_m * tiles_n + tile_n * group_size + tile_m - first_m
 
 
 class Push(FusedReductionVariant):
@@ -218,8 +217,10 @@ def _pieces(
     """Adding programs per own tile, so that all compute units work; 1 for few rows."""
     if min(problem.shard_rows, config["BLOCK_M"]) < 32:
         return counts[0]
-    own = tiles_of(problem.shard_rows, problem.shard_columns, config["BLOCK_M"], config["BLOCK_N"])
-    enough = (count for count in counts if count * own >= hardware.compute_units)
+    tiles = tiles_of(
+        problem.shard_rows, problem.shard_columns, config["BLOCK_M"], config["BLOCK_N"]
+    )
+    enough = (count for count in counts if count * tiles >= hardware.compute_units)
     return next(enough, counts[-1])
 
 

@@ -23,23 +23,27 @@ import triton
 import triton.language as tl
 
 from taxfree_kernels.device import packets, sync
-from taxfree_kernels.device.pdl import gdc_wait
 from taxfree_kernels.device.peers import Peers, translate
-from taxfree_kernels.device.tiles import swizzle2d, xcd_swizzle
+from taxfree_kernels.device.sync import gdc_wait
+from taxfree_kernels.device.tiles import (
+    owner_of_tile,
+    swizzle2d,
+    tile_and_share,
+    tiles_of_shards,
+    xcd_swizzle,
+)
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.matmul_reduce_scatter.problem import MatmulReduceScatter
-from taxfree_kernels.matmul_reduce_scatter.shards import OutputShard, owner_of_tile, tiles_of_shards
 from taxfree_kernels.reduction import spaces
-from taxfree_kernels.reduction.fused import Layout
+from taxfree_kernels.reduction.fused import Layout, OutputShard, partial_tile, store_tile
 from taxfree_kernels.reduction.packets import (
     LamportPlan,
     LamportVariant,
     sum_of_lamport_words,
     words_of,
 )
-from taxfree_kernels.reduction.sizes import lanes_of, tiles_of
-from taxfree_kernels.reduction.tile import partial_tile, store_tile, tile_and_share
+from taxfree_kernels.reduction.spaces import lanes_of, tiles_of
 from taxfree_kernels.spaces import power_of_2
 from taxfree_kernels.variant import Config, Plan
 
@@ -102,10 +106,20 @@ def _push_lamport(
         end = tl.where(tile_m == tiles_m - 1, last, tl.minimum(last, row_begin + TILE.BLOCK_M))
         lane = tl.arange(0, ROWS * WIDTH)
         for row in range(begin, end, ROWS):
-            at = row + lane // WIDTH
-            place = (tl.minimum(at, last - 1) - first) * stride_row + shard_col // 2 + lane % WIDTH
+            word_rows = row + lane // WIDTH
+            offsets = (
+                (tl.minimum(word_rows, last - 1) - first) * stride_row
+                + shard_col // 2
+                + lane % WIDTH
+            )
             total, arrived = sum_of_lamport_words(
-                place, at < tl.minimum(end, m), slot_ptr, shard.stride_source, peers, ELEMENT, GROUP
+                offsets,
+                word_rows < tl.minimum(end, m),
+                slot_ptr,
+                shard.stride_source,
+                peers,
+                ELEMENT,
+                GROUP,
             )
             total = tl.where(arrived, tl.reshape(total, (ROWS, TILE.BLOCK_N)), float("nan"))
             own_rows = row + tl.arange(0, ROWS)

@@ -13,14 +13,13 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from taxfree_kernels.device import packets
-from taxfree_kernels.device.pdl import gdc_wait
 from taxfree_kernels.device.peers import Peers, translate
 from taxfree_kernels.device.specialized import make_boxes
-from taxfree_kernels.device.tiles import swizzle2d
+from taxfree_kernels.device.sync import gdc_wait
+from taxfree_kernels.device.tiles import owner_of_tile, swizzle2d, tiles_of_shards
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.matmul_reduce_scatter.problem import MatmulReduceScatter
 from taxfree_kernels.matmul_reduce_scatter.push_lamport import MOST_POLLED, PushLamport
-from taxfree_kernels.matmul_reduce_scatter.shards import owner_of_tile, tiles_of_shards
 from taxfree_kernels.reduction.specialized_words import (
     Specialized,
     SpecializedPlan,
@@ -84,10 +83,10 @@ def _reduce(
         lane = gl.arange(0, LANES, gl.SliceLayout(0, POLLED))
         element = gl.arange(0, 2 * LANES, ADDED)
         for row in range(gl.maximum(first, place.row), end, LANES // WIDTH):
-            at = row + lane // WIDTH
-            in_shard = (gl.minimum(at, last - 1) - first) * stride_row + shard_col // 2
+            word_rows = row + lane // WIDTH
+            in_shard = (gl.minimum(word_rows, last - 1) - first) * stride_row + shard_col // 2
             total, arrived = sum_of_words(
-                in_shard + lane % WIDTH, at < gl.minimum(end, m), buffers.inbox_ptr + slot,
+                in_shard + lane % WIDTH, word_rows < gl.minimum(end, m), buffers.inbox_ptr + slot,
                 shard.stride_source, peers, ELEMENT, GROUP,
             )  # fmt: skip
             total = gl.convert_layout(total, ADDED, assert_trivial=True)

@@ -16,8 +16,8 @@ import triton
 import triton.language as tl
 
 from taxfree_kernels.device import sync
-from taxfree_kernels.device.pdl import gdc_launch_dependents, gdc_wait
-from taxfree_kernels.device.tiles import xcd_swizzle
+from taxfree_kernels.device.sync import gdc_launch_dependents, gdc_wait
+from taxfree_kernels.device.tiles import tiles_of_shards, xcd_swizzle
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.matmul_reduce_scatter.problem import MatmulReduceScatter
 from taxfree_kernels.matmul_reduce_scatter.push import (
@@ -27,9 +27,7 @@ from taxfree_kernels.matmul_reduce_scatter.push import (
     layout_of,
     send_to_owners,
 )
-from taxfree_kernels.matmul_reduce_scatter.shards import tiles_of_shards
-from taxfree_kernels.reduction.fused import Layout
-from taxfree_kernels.reduction.tile import running_slot
+from taxfree_kernels.reduction.fused import Layout, running_slot
 from taxfree_kernels.reduction.two_kernel import TwoKernelPlan, TwoKernelVariant
 from taxfree_kernels.variant import Config, Plan
 

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from taxfree_kernels.fabric.base import Fabric
-from taxfree_kernels.fabric.workspace import Workspace
+from taxfree_kernels.fabric.base import Fabric, Workspace
 from taxfree_kernels.matmul_reduce_scatter.baseline import BaselinePlan
 from taxfree_kernels.matmul_reduce_scatter.problem import MatmulReduceScatter
 from taxfree_kernels.registered import RegisteredVariant, registered_memory

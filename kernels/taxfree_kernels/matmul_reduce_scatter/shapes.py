@@ -37,5 +37,6 @@ SHAPES = Shapes(
         # small enough for the interpreter
         "demo": ["m=16 n=64 k=32", "m=32 n=64 k=64 scatter_dim=1", "m=13 n=40 k=24"],
     },
-    model_split="row",
+    model_role="scatter_rows",
+    model_axes="m=16,64,256,1024,4096,16384",
 )

@@ -18,8 +18,8 @@ from taxfree_kernels.arguments import (
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.gradients import Gradients, gather, gradients
 from taxfree_kernels.matmul_reduce_scatter.problem import MatmulReduceScatter
-from taxfree_kernels.problem import own_rows
 from taxfree_kernels.signature import Signature
+from taxfree_kernels.variant import own_rows
 
 
 def _problem(
@@ -42,8 +42,8 @@ def _gradient(context: Any, grad: torch.Tensor) -> Gradients:
     gathered: Any = gather(shard, dim, m, world_size, group_name) if needs[1] else None
 
     def of_input() -> Any:
-        own = shard.contiguous()
-        return torch.ops.taxfree.all_gather_matmul(own, weight.t(), None, dim, m, group_name)
+        contiguous = shard.contiguous()
+        return torch.ops.taxfree.all_gather_matmul(contiguous, weight.t(), None, dim, m, group_name)
 
     return gradients(needs, grad, of_input, lambda: x.t() @ gathered())
 

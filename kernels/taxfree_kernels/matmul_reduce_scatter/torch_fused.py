@@ -10,8 +10,7 @@ import torch
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.matmul_reduce_scatter.problem import MatmulReduceScatter
-from taxfree_kernels.problem import ITEM_BYTES
-from taxfree_kernels.variant import Config, Plan, Variant
+from taxfree_kernels.variant import ITEM_BYTES, Config, Plan, Variant
 from taxfree_kernels.vendor import symm_mem_op
 
 

@@ -6,8 +6,7 @@ from collections.abc import Callable
 
 from taxfree_kernels.cost.machines import Machine
 from taxfree_kernels.cost.pieces import ITEM_BYTES, Formula, Piece, collective, matmul
-from taxfree_kernels.problem import PartialSum
-from taxfree_kernels.variant import Config
+from taxfree_kernels.variant import Config, PartialSum
 
 
 def kept_bytes(problem: PartialSum) -> float:

@@ -1,25 +1,415 @@
-"""Shared by the fused variants of the reductions: meta-parameters, and the layout of a launch."""
+"""Shared by the fused variants: a tile of this rank's partial sum, and sums of tiles; their plan.
+
+A sum ends with bias and residual, and RMSNorm: a normalised row stays in its program's registers,
+in float32, from the addition of the partial sums to the result. So nothing is read twice, and no
+program waits for another's part of the mean.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+import triton
+import triton.language as tl
 
-from taxfree_kernels.descriptors import OperandDescriptors, RowDescriptors, weight_descriptors
-from taxfree_kernels.device.peers import Group
-from taxfree_kernels.device.tiles import Tile
+from taxfree_kernels.device import sync
+from taxfree_kernels.device.peers import Group, Peers, translate
+from taxfree_kernels.device.sync import signal_everybody, wait_for_channels, wait_for_everybody
+from taxfree_kernels.device.tiles import (
+    Tile,
+    accumulate,
+    accumulate_tma,
+    select,
+    stream_k,
+    swizzle2d,
+    tile_and_share,
+    zero_tile,
+)
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.fabric.heap import Pool
 from taxfree_kernels.hardware import Hardware
-from taxfree_kernels.launch import Kernel, compile_options, pdl_options
-from taxfree_kernels.problem import PartialSum
+from taxfree_kernels.launch import (
+    Kernel,
+    OperandDescriptors,
+    RowDescriptors,
+    compile_options,
+    pdl_options,
+    weight_descriptors,
+)
 from taxfree_kernels.reduction import spaces
-from taxfree_kernels.reduction.epilogue import EpilogueTensors
-from taxfree_kernels.reduction.tile import ReductionMemory
-from taxfree_kernels.variant import Config, Plan, Space, Variant, resized
+from taxfree_kernels.variant import Config, PartialSum, Plan, Space, Variant, resized
+
+
+class ReductionMemory(NamedTuple):
+    """The memory that a fused plan gives its kernel, as run-time arguments.
+
+    Args:
+        inbox_ptr: the first slot of peers' tiles; `stride_slot` elements to the next.
+        control_ptr: int64, the control block of the pool.
+        partials_ptr: float32, for split-K shares of tiles.
+        counters_ptr: int32, one for each tile, then one for each signal; 0 between launches.
+        heap_bases: int64 [WORLD], the address of each rank's arena as seen by this rank.
+    """
+
+    inbox_ptr: Any
+    stride_slot: Any
+    control_ptr: Any
+    partials_ptr: Any
+    counters_ptr: Any
+    heap_bases: Any
+
+
+class Strides(NamedTuple):
+    """Strides of an inbox, in elements or words: between sources, and between rows."""
+
+    source: Any
+    row: Any
+
+
+class OutputShard(NamedTuple):
+    """Sizes of a rank's shard and of its place in an inbox, in elements or words.
+
+    Args:
+        columns: of the shard, in elements.
+        stride_source: from one source's shard to the next.
+        stride_row: from row to row, if it is not the width of all tiles of the columns.
+    """
+
+    columns: Any
+    stride_source: Any
+    stride_row: Any = None
+
+
+class TileSchedule(NamedTuple):
+    """The constants of a kernel in which some programs send tiles, and others add them.
+
+    Args:
+        TILES_PER_SIGNAL: tiles that share a signal.
+        PIECES: number of programs that add one tile.
+        STAGGERED: see :func:`tile_and_share`.
+    """
+
+    TILES_PER_SIGNAL: int
+    PIECES: int = 1
+    STAGGERED: int = 0
+
+
+@triton.jit
+def running_slot(buffers, rank):
+    """The peers of the running call, and its slot."""
+    generation = sync.running_generation(buffers.control_ptr)
+    peers = Peers(buffers.control_ptr, buffers.heap_bases, rank, generation)
+    slot_ptr = tl.multiple_of(buffers.inbox_ptr + (generation % 2) * buffers.stride_slot, 16)
+    return peers, slot_ptr
+
+
+@triton.jit
+def partial_tile(
+    tile, split, tiles, row_begin, row_end, col_begin, col_end, x, w, stride_w, buffers, k,
+    GROUP: tl.constexpr, TILE: tl.constexpr, STAGGERED: tl.constexpr = 0,
+):  # fmt: skip
+    """One tile of this rank's x @ weight at (row_begin, col_begin); undefined beyond the ends.
+
+    Args:
+        tile, tiles: number of this tile, and of all tiles.
+        split: number of the SPLIT_K share of its K.
+        x, w: pointers to x [.., k], contiguous, and to the weight [k, ..]; when TMA, descriptors
+            of x [1, 1, .., k], and of the weight, [1, .., k] when W_NK, else [1, k, ..].
+        stride_w: strides of the weight along k and along columns, in elements.
+        buffers: used only if programs share K: partials [SPLIT_K, tiles, BLOCK_M, BLOCK_N] or, when
+            STAGGERED, [2, STAGGERED, ..]; counters [tiles]. Each share must have at least one step
+            of BLOCK_K.
+        STAGGERED: see :func:`tile_and_share`.
+
+    Returns:
+        The tile, float32 [BLOCK_M, BLOCK_N], and whether this program holds the full sum: the last
+        of the programs that share K adds all shares, always in the same order.
+    """
+    rows = row_begin + tl.arange(0, TILE.BLOCK_M)
+    cols = col_begin + tl.arange(0, TILE.BLOCK_N)
+    row_mask, col_mask = rows < row_end, cols < col_end
+    steps = tl.cdiv(k, TILE.BLOCK_K)
+    step_begin, step_end = stream_k(split, TILE.SPLIT_K, steps)
+    if STAGGERED > 0:
+        cut = min(max(steps * (2 * tile + 1) // (2 * STAGGERED), 1), steps - 1)
+        step_begin = tl.where((tile < STAGGERED) & (split == 1), cut, 0)
+        step_end = tl.where((tile < STAGGERED) & (split == 0), cut, steps)
+    if TILE.BLOCK_M * TILE.BLOCK_N > 128 * 128:
+        # If there could be no step, the initial zeros and the sum would merge after the loop, and
+        # ptxas would serialise the loop's matrix instructions. For smaller tiles it does not, but
+        # it does serialise some of those if they are assumed to have steps.
+        tl.assume(step_end > step_begin)
+    acc = zero_tile(TILE)
+    if TILE.TMA:
+        acc = accumulate_tma(
+            acc, x, 0, row_begin, w, col_begin, 0, 1, step_begin, step_end, 1, 1, TILE
+        )
+    else:
+        x_rows = x + rows.to(tl.int64) * k
+        w_cols = w + cols.to(tl.int64) * stride_w[1]
+        acc = accumulate(
+            acc, x_rows, 0, row_mask, w_cols, stride_w[0], col_mask, 0, 1, k, step_begin, step_end,
+            1, TILE,
+        )  # fmt: skip
+    if TILE.SWAP_AB:
+        acc = tl.trans(acc)
+    is_whole = split >= 0
+    SHARES: tl.constexpr = 2 if STAGGERED > 0 else TILE.SPLIT_K
+    if SHARES > 1:
+        is_shared = True
+        if STAGGERED > 0:
+            is_shared = tile < STAGGERED
+            tiles = STAGGERED
+        if is_shared:
+            acc, is_whole = _together(acc, tile, split, tiles, row_mask, buffers, GROUP, SHARES)
+    return acc, is_whole
+
+
+@triton.jit
+def _together(
+    acc, tile, split, tiles, row_mask, buffers, GROUP: tl.constexpr, SHARES: tl.constexpr
+):
+    """Store a share of a tile; the last of SHARES programs returns the sum of all shares."""
+    BLOCK_M: tl.constexpr = acc.shape[0]
+    BLOCK_N: tl.constexpr = acc.shape[1]
+    within = tl.arange(0, BLOCK_M)[:, None] * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
+    stored = row_mask[:, None]
+    share_ptr = buffers.partials_ptr + tile.to(tl.int64) * (BLOCK_M * BLOCK_N)
+    shares = tl.cast(tiles, tl.int64) * (BLOCK_M * BLOCK_N)
+    tl.store(share_ptr + split * shares + within, acc, mask=stored)
+    is_whole = sync.arrive(buffers.counters_ptr + tile, SHARES, GROUP)
+    if is_whole:
+        acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+        for other in range(SHARES):
+            acc += tl.load(share_ptr + other * shares + within, mask=stored, other=0.0)
+    return acc, is_whole
+
+
+@triton.jit
+def numbered_tile(
+    number, m, n, k, x, w, stride_w, buffers, GROUP: tl.constexpr,
+    TILE: tl.constexpr, STAGGERED: tl.constexpr = 0,
+):  # fmt: skip
+    """:func:`partial_tile` of all of x [m, k] @ weight [k, n], by number, shares of K fastest.
+
+    Returns:
+        The tile's number, its first row and column; the tile, and whether this program has it.
+    """
+    tiles_m, tiles_n = tl.cdiv(m, TILE.BLOCK_M), tl.cdiv(n, TILE.BLOCK_N)
+    tile, split = tile_and_share(number, TILE.SPLIT_K, STAGGERED)
+    tile_m, tile_n = swizzle2d(tile, tiles_m, tiles_n, TILE.GROUP_M)
+    row_begin, col_begin = tile_m * TILE.BLOCK_M, tile_n * TILE.BLOCK_N
+    acc, is_whole = partial_tile(
+        tile, split, tiles_m * tiles_n, row_begin, m, col_begin, n, x, w, stride_w, buffers, k,
+        GROUP, TILE, STAGGERED,
+    )  # fmt: skip
+    return tile, row_begin, col_begin, acc, is_whole
+
+
+@triton.jit
+def announce_tile(
+    tile, tiles, channel, counters_ptr, peers, GROUP: tl.constexpr, TILES_PER_SIGNAL: tl.constexpr
+):
+    """Signal all ranks if this tile is the last of its group to be stored.
+
+    Args:
+        channel: the first group's channel; each group has one.
+        counters_ptr: int32 [groups].
+    """
+    group = tile // TILES_PER_SIGNAL
+    is_complete = tile >= 0
+    if TILES_PER_SIGNAL > 1:
+        members = min(TILES_PER_SIGNAL, tiles - group * TILES_PER_SIGNAL)
+        is_complete = sync.arrive(counters_ptr + group, members, GROUP)
+    if is_complete:
+        signal_everybody(peers, channel + group, GROUP)
+
+
+@triton.jit
+def send_tile(part, own_ptr, offsets, mask, peers, GROUP: tl.constexpr, TO_SELF: tl.constexpr):
+    """Store a tile at `offsets` of this rank's part of all inboxes; of its own if TO_SELF."""
+    for step in tl.static_range(0 if TO_SELF else 1, GROUP.WORLD):
+        target_ptr = translate(own_ptr, peers, (peers.rank + step) % GROUP.WORLD)
+        tl.store(target_ptr + offsets, part, mask=mask)
+
+
+@triton.jit
+def total_of_tile(
+    rows, cols, row_mask, n, epilogue, source_ptr, stride_source, offsets, at_mask,
+    channel, peers, GROUP: tl.constexpr, EPILOGUE: tl.constexpr,
+):  # fmt: skip
+    """Wait for all ranks' partial sums of a tile, and add them, the bias and the residual.
+
+    Args:
+        rows, cols, row_mask: the tile's, in a sum of n columns.
+        offsets, at_mask: see :func:`sum_of_sources`.
+        channel: the channel that announces them.
+
+    Returns:
+        The total, float32; NaN if they have not arrived.
+    """
+    added = bias_residual_of_tile(rows, cols, row_mask, n, epilogue, EPILOGUE)
+    arrived = wait_for_everybody(peers, channel, GROUP)
+    total = sum_of_sources(source_ptr, stride_source, offsets, at_mask, GROUP) + added
+    return tl.where(arrived, total, float("nan"))
+
+
+@triton.jit
+def bias_residual_of_tile(rows, cols, row_mask, n, epilogue, EPILOGUE: tl.constexpr):
+    """float32 [rows, cols]: bias and residual for a tile of a sum of n columns."""
+    none = tl.zeros((rows.shape[0], cols.shape[0]), tl.float32)
+    col_mask = (cols < n)[None, :]
+    offsets = rows.to(tl.int64)[:, None] * n + cols[None, :]
+    return add_bias_residual(
+        none, cols[None, :], col_mask, offsets, row_mask[:, None] & col_mask, epilogue, EPILOGUE
+    )
+
+
+@triton.jit
+def store_tile(out_ptr, rows, cols, row_mask, n, tile):
+    """Store a tile of a sum of n columns, in the type of `out_ptr`."""
+    offsets = rows.to(tl.int64)[:, None] * n + cols[None, :]
+    mask = row_mask[:, None] & (cols < n)[None, :]
+    tl.store(out_ptr + offsets, tile.to(out_ptr.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def sum_of_sources(
+    source_ptr, stride_source, offsets, mask, GROUP: tl.constexpr, own_part=None, rank=0
+):
+    """float32: the sum of all ranks' elements at `offsets`, a block, in rank order.
+
+    Args:
+        own_part: this rank's elements if they are not in the inbox; else None.
+    """
+    total = tl.zeros(offsets.shape, tl.float32)
+    if offsets.numel <= 4096:  # unrolled, so that the loads of all sources are in flight
+        for source in tl.static_range(GROUP.WORLD):
+            total += _part_of(
+                source, source_ptr + source * stride_source + offsets, mask, own_part, rank
+            )
+    else:  # one source's loads fill the registers
+        for source in range(GROUP.WORLD):
+            total += _part_of(
+                source, source_ptr + source * stride_source + offsets, mask, own_part, rank
+            )
+    return total
+
+
+@triton.jit
+def _part_of(source, ptrs, mask, own_part, rank):
+    """One rank's elements, float32."""
+    if own_part is None:
+        part = tl.load(ptrs, mask=mask, other=0.0)
+    else:
+        others = tl.where(rank == source, False, mask)
+        part = tl.where(rank == source, own_part, tl.load(ptrs, mask=others, other=0.0))
+    return part.to(tl.float32)
+
+
+@triton.jit
+def with_sources(
+    total, offsets, mask, own_ptr, inbox_ptr, stride_source, rank, GROUP: tl.constexpr
+):
+    """`total`, float32, plus elements at `offsets` of all ranks' partial sums, in rank order.
+
+    Args:
+        own_ptr: this rank's sum; inbox_ptr: rank 0's; sums are `stride_source` elements apart.
+    """
+    for source in tl.static_range(GROUP.WORLD):
+        source_ptr = select(rank == source, own_ptr, inbox_ptr + source * stride_source, 16)
+        total += tl.load(source_ptr + offsets, mask=mask, other=0.0).to(tl.float32)
+    return total
+
+
+class Epilogue(NamedTuple):
+    """The constants of a kernel's epilogue: ``EPILOGUE: tl.constexpr``.
+
+    Args:
+        BLOCK_ROW: lanes for a normalised row, at least n; 0 without RMSNorm.
+    """
+
+    HAS_BIAS: bool
+    HAS_RESIDUAL: bool
+    BLOCK_ROW: int = 0
+
+
+class Addends(NamedTuple):
+    """The tensors that are added to a sum [m, n]: a bias [n] and a residual [m, n]."""
+
+    bias_ptr: Any
+    residual_ptr: Any
+
+
+class EpilogueTensors(NamedTuple):
+    """:class:`Addends`, the weight [n] of RMSNorm, and its epsilon, float32 [1]."""
+
+    bias_ptr: Any
+    residual_ptr: Any
+    norm_weight_ptr: Any
+    eps_ptr: Any
+
+
+@triton.jit
+def add_bias_residual(total, columns, column_mask, offsets, mask, epilogue, EPILOGUE: tl.constexpr):
+    """`total`, float32, plus the bias and the residual, if given.
+
+    Args:
+        columns, column_mask: of the elements of `total`; they may broadcast.
+        offsets, mask: theirs in the residual.
+    """
+    if EPILOGUE.HAS_BIAS:
+        total += tl.load(epilogue.bias_ptr + columns, mask=column_mask, other=0.0).to(tl.float32)
+    if EPILOGUE.HAS_RESIDUAL:
+        total += tl.load(epilogue.residual_ptr + offsets, mask=mask, other=0.0).to(tl.float32)
+    return total
+
+
+@triton.jit
+def sum_and_normalise(
+    row, channel, channel_end, own_ptr, inbox_ptr, stride_source, stride_row, epilogue, out_ptr,
+    count, n, peers, GROUP: tl.constexpr, EPILOGUE: tl.constexpr, CHANNELS: tl.constexpr,
+):  # fmt: skip
+    """Add one row of all ranks' partial sums, in rank order; store it and its RMSNorm.
+
+    Args:
+        channel, channel_end: channels that announce parts of the row; at most CHANNELS.
+        own_ptr, inbox_ptr, stride_source: see :func:`with_sources`; rows are `stride_row` apart.
+        out_ptr: see :func:`store_normalised`.
+        n: elements of a row, at most BLOCK_ROW.
+    """
+    column = tl.arange(0, EPILOGUE.BLOCK_ROW)
+    mask = column < n
+    offsets = row.to(tl.int64) * n + column
+    total = add_bias_residual(
+        tl.zeros((EPILOGUE.BLOCK_ROW,), tl.float32), column, mask, offsets, mask, epilogue, EPILOGUE
+    )
+    norm_weight = tl.load(epilogue.norm_weight_ptr + column, mask=mask, other=0.0)
+    arrived = wait_for_channels(peers, channel, channel_end, GROUP, CHANNELS)
+    total = with_sources(
+        total, row * stride_row + column, mask, own_ptr, inbox_ptr, stride_source, peers.rank, GROUP
+    )
+    total = tl.where(arrived, total, float("nan"))
+    store_normalised(total, offsets, mask, norm_weight, epilogue.eps_ptr, out_ptr, count, n)
+
+
+@triton.jit
+def store_normalised(total, offsets, mask, norm_weight, eps_ptr, out_ptr, count, n):
+    """Store a row and its RMSNorm.
+
+    Args:
+        total: float32, the row; 0 where it is masked. offsets, mask: its place in a sum [m, n].
+        norm_weight: of the row's columns. eps_ptr: float32 [1].
+        out_ptr: [2, m, n]: the normalised sum, then the sum, `count` elements.
+    """
+    total_square = tl.sum(total * total, 0)
+    scale = tl.rsqrt(total_square / n + tl.load(eps_ptr))
+    normalised = total * scale * norm_weight.to(tl.float32)
+    tl.store(out_ptr + offsets, normalised.to(out_ptr.dtype.element_ty), mask=mask)
+    tl.store(out_ptr + count + offsets, total.to(out_ptr.dtype.element_ty), mask=mask)
 
 
 @dataclass(frozen=True)
@@ -131,10 +521,10 @@ class FusedReductionPlan(Plan):
         return x, weight
 
     def _epilogue(
-        self, given: Sequence[torch.Tensor | None], out: torch.Tensor
+        self, addends: Sequence[torch.Tensor | None], out: torch.Tensor
     ) -> tuple[tuple[torch.Tensor, ...], ...]:
         """The kernel's argument for the addends of the sum, if the operation has any."""
-        tensors = [out if each is None else each for each in given]
+        tensors = [out if tensor is None else tensor for tensor in addends]
         return (EpilogueTensors(*tensors),) if tensors else ()
 
 

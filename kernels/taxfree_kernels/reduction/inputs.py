@@ -6,28 +6,11 @@ from collections.abc import Callable
 
 import torch
 
-from taxfree_kernels.problem import PartialSum
+from taxfree_kernels.inputs import random_tensor
+from taxfree_kernels.variant import PartialSum
 from taxfree_kernels.vendor import matmul_into
 
 _TERMS = 64  # about, per sum of small integers: keeps sums well below 256, where bfloat16 rounds
-
-
-def random_tensor(
-    size: tuple[int, ...],
-    seed: int,
-    device: torch.device,
-    dtype: torch.dtype,
-    integers: bool,
-    density: float = 1.0,
-) -> torch.Tensor:
-    """Normal numbers; or -1, 0 and 1, of which only a share `density` is kept nonzero."""
-    generator = torch.Generator(device=device).manual_seed(seed)
-    if not integers:
-        return torch.randn(size, generator=generator, device=device).to(dtype)
-    values = torch.randint(-1, 2, size, generator=generator, device=device).to(dtype)
-    if density < 1:
-        values *= torch.rand(size, generator=generator, device=device) < density
-    return values
 
 
 def make_factors(
@@ -35,11 +18,11 @@ def make_factors(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """x [m, k] and weight [k, n] of one rank; small integers stay exact in narrow partial sums."""
     dtype = getattr(torch, problem.dtype)
-    own = 1000 * seed + rank
+    own_seed = 1000 * seed + rank
     density = min(1.0, _TERMS / (problem.k * problem.world_size))
-    x = random_tensor((problem.m, problem.k), own, device, dtype, integers, density)
+    x = random_tensor((problem.m, problem.k), own_seed, device, dtype, integers, density)
     size = (problem.n, problem.k) if problem.weight_layout == "nk" else (problem.k, problem.n)
-    weight = random_tensor(size, own + 1_000_000, device, dtype, integers)
+    weight = random_tensor(size, own_seed + 1_000_000, device, dtype, integers)
     return x, weight.t() if problem.weight_layout == "nk" else weight
 
 

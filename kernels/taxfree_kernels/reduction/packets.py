@@ -12,13 +12,15 @@ import triton.language as tl
 from taxfree_kernels.device import packets
 from taxfree_kernels.device.peers import translate
 from taxfree_kernels.fabric.base import Fabric
-from taxfree_kernels.fabric.layout import LAMPORT_SLOT_BYTES, LL_SLOT_BYTES
+from taxfree_kernels.fabric.heap import LAMPORT_SLOT_BYTES, LL_SLOT_BYTES
 from taxfree_kernels.hardware import Hardware
-from taxfree_kernels.problem import PartialSum
 from taxfree_kernels.reduction import spaces
-from taxfree_kernels.reduction.epilogue import add_bias_residual
-from taxfree_kernels.reduction.fused import FusedReductionPlan, FusedReductionVariant
-from taxfree_kernels.variant import Config, Space
+from taxfree_kernels.reduction.fused import (
+    FusedReductionPlan,
+    FusedReductionVariant,
+    add_bias_residual,
+)
+from taxfree_kernels.variant import Config, PartialSum, Space
 
 #: Most elements of an output, two in a packet, whose packets from 8 ranks fit a slot.
 MOST_ELEMENTS = 2 * (LL_SLOT_BYTES // 8) // 8
@@ -42,13 +44,20 @@ def halves_of(words, ELEMENT: tl.constexpr):
 
 @triton.jit
 def sum_by_words(
-    own, at, mask, slot_ptr, stride_source, peers, ELEMENT: tl.constexpr, GROUP: tl.constexpr
+    own_words,
+    offsets,
+    mask,
+    slot_ptr,
+    stride_source,
+    peers,
+    ELEMENT: tl.constexpr,
+    GROUP: tl.constexpr,
 ):
     """Send words to every peer, wait for the same words from every peer, and add them.
 
     Args:
-        own: int32 [WORDS], this rank's words.
-        at: their offsets in a source's block of the slot; all must lie in the slot.
+        own_words: int32 [WORDS], this rank's words.
+        offsets: theirs in a source's block of the slot; all must lie in the slot.
         mask: words that are exchanged.
         slot_ptr: rank 0's block; blocks are `stride_source` words apart.
 
@@ -59,47 +68,51 @@ def sum_by_words(
     for step in tl.static_range(1, GROUP.WORLD):
         peer = (peers.rank + step) % GROUP.WORLD
         target_ptr = translate(own_ptr, peers, peer)
-        packets.send(peers, target_ptr + at, own, peer, mask=mask)
+        packets.send(peers, target_ptr + offsets, own_words, peer, mask=mask)
     # One poll for all ranks; lanes beyond the last rank repeat its words.
     lane = tl.arange(0, triton.next_power_of_2(GROUP.WORLD))[:, None]
     source = tl.minimum(lane, GROUP.WORLD - 1)
     needed = (source != peers.rank) & mask[None, :]
     words, arrived = packets.receive(
-        peers, slot_ptr + source * stride_source + at[None, :], source, GROUP, mask=needed
+        peers, slot_ptr + source * stride_source + offsets[None, :], source, GROUP, mask=needed
     )
-    words = tl.where(source == peers.rank, own[None, :], words)
+    words = tl.where(source == peers.rank, own_words[None, :], words)
     return _added(words, lane, ELEMENT, GROUP), arrived
 
 
 @triton.jit
 def sum_of_lamport_words(
-    at, mask, slot_ptr, stride_source, peers, ELEMENT: tl.constexpr, GROUP: tl.constexpr
+    offsets, mask, slot_ptr, stride_source, peers, ELEMENT: tl.constexpr, GROUP: tl.constexpr
 ):
     """Like :func:`sum_by_words`, for Lamport words that all ranks, including this one, send."""
     lane = tl.arange(0, triton.next_power_of_2(GROUP.WORLD))[:, None]
     source = tl.minimum(lane, GROUP.WORLD - 1)
     words, arrived = packets.receive(
-        peers, slot_ptr + source * stride_source + at[None, :], source, GROUP, mask=mask[None, :]
+        peers,
+        slot_ptr + source * stride_source + offsets[None, :],
+        source,
+        GROUP,
+        mask=mask[None, :],
     )
     return _added(words, lane, ELEMENT, GROUP), arrived
 
 
 @triton.jit
 def total_of_lamport_words(
-    place, row, row_end, col, n, epilogue, slot_ptr, stride_source, peers,
+    offsets, row, row_end, col, n, epilogue, slot_ptr, stride_source, peers,
     ELEMENT: tl.constexpr, GROUP: tl.constexpr, EPILOGUE: tl.constexpr,
 ):  # fmt: skip
     """Wait for all ranks' words of a sum of n columns, and add them, the bias and the residual.
 
     Args:
-        place: int32 [LANES], offsets of the words in a source's block.
+        offsets: int32 [LANES], of the words in a source's block.
         row, col: of each word's first element; rows from `row_end` on are not sent.
 
     Returns:
         float32 [2 * LANES], NaN if the words have not arrived; rows; columns.
     """
     total, arrived = sum_of_lamport_words(
-        place, row < row_end, slot_ptr, stride_source, peers, ELEMENT, GROUP
+        offsets, row < row_end, slot_ptr, stride_source, peers, ELEMENT, GROUP
     )
     rows, cols = _twice(row, 0), _twice(col, 1)
     total = add_bias_residual(
@@ -157,7 +170,7 @@ class LamportVariant(FusedReductionVariant):
             self.with_room(problem, hardware, config)
             for config in super().seed_configs(problem, hardware)
         ]
-        return [each for each in configs if not self.illegal_reason(problem, hardware, each)]
+        return [config for config in configs if not self.illegal_reason(problem, hardware, config)]
 
     def with_room(self, problem: PartialSum, hardware: Hardware, config: Config) -> dict[str, Any]:
         """A seed config of tiles, changed so that the variant can run it."""

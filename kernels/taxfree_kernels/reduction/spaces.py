@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from taxfree_kernels.hardware import Hardware
-from taxfree_kernels.problem import ITEM_BYTES, PartialSum
 from taxfree_kernels.spaces import (
     allowed,
     matmul_space,
@@ -15,11 +14,13 @@ from taxfree_kernels.spaces import (
     up_to,
     within,
 )
-from taxfree_kernels.variant import Config, Space
+from taxfree_kernels.variant import ITEM_BYTES, Config, PartialSum, Space
 
 _CHUNK_BYTES = 1 << 13  # one sender moves this in a few microseconds
 #: Most channels that tiles or chunks use if programs wait for several of them.
 MOST_SIGNALS = 64
+_MOST_OF_A_ROW = 1 << 14  # elements
+_MOST_A_THREAD = 64  # float32 elements: a quarter of its registers
 
 
 def tile_space(problem: PartialSum, hardware: Hardware) -> Space:
@@ -28,8 +29,8 @@ def tile_space(problem: PartialSum, hardware: Hardware) -> Space:
     Args:
         problem: with m, n and k of a rank's own matmul.
     """
-    own = {"TMA": ways_to_load(problem, hardware)}
-    return matmul_space(hardware, problem.m, problem.k, (1, 4, 8), (1, 2, 4), own)
+    of_sum = {"TMA": ways_to_load(problem, hardware)}
+    return matmul_space(hardware, problem.m, problem.k, (1, 4, 8), (1, 2, 4), of_sum)
 
 
 def ways_to_load(problem: PartialSum, hardware: Hardware) -> tuple[bool, ...]:
@@ -66,7 +67,7 @@ def staggered_if_worth_it(
 
     Addresses of scattered columns, a bias or a residual leave too few registers for it.
     """
-    is_crowded = any(getattr(problem, each, 0) for each in ("bias", "residual", "scatter_dim"))
+    is_crowded = problem.bias or problem.residual or problem.scatter_dim
     is_worth_it = problem.k >= _LONG_K and problem.world_size > FEW_RANKS and not is_crowded
     staggered = {**config, "STAGGERED": is_worth_it}
     if staggered_illegal_reason(hardware, staggered, tiles, problem.k) is not None:
@@ -151,8 +152,8 @@ def two_kernel_space(space: Space) -> Space:
     """`space` of a fused kernel for tiles and sums in kernels of their own."""
     pieces = space["PIECES"]
     smaller = (*pieces, 2 * pieces[-1], 4 * pieces[-1])
-    own = {"SPLIT_K": (1,), "STAGGERED": (False,), "PIECES": smaller}
-    return {name: own.get(name, values) for name, values in space.items() if name != "AHEAD"}
+    changed = {"SPLIT_K": (1,), "STAGGERED": (False,), "PIECES": smaller}
+    return {name: changed.get(name, values) for name, values in space.items() if name != "AHEAD"}
 
 
 def most_added(problem: PartialSum) -> int:
@@ -160,7 +161,7 @@ def most_added(problem: PartialSum) -> int:
 
     2048 take 78 to 80 registers under Triton 3.6 to 3.9, and spill with a residual.
     """
-    has_addends = any(getattr(problem, each, False) for each in ("bias", "residual"))
+    has_addends = any(getattr(problem, name, False) for name in ("bias", "residual"))
     return 1024 if has_addends else 2048
 
 
@@ -230,8 +231,8 @@ def first_sends(space: Space, sent_bytes: int, row_elements: int) -> list[dict[s
     counts = space["CHUNKS"]
     wanted = max(1, sent_bytes // _CHUNK_BYTES)
     nearest = nearest_first(counts, wanted)[0]
-    at = counts.index(nearest)
-    order = (nearest, *counts[at + 1 : at + 2], *counts[max(0, at - 1) : at])
+    index = counts.index(nearest)
+    order = (nearest, *counts[index + 1 : index + 2], *counts[max(0, index - 1) : index])
     if row_elements % 16:  # elements are copied one by one, each with an address
         guess = {"SEND_BLOCK": 2048, "num_warps": 8}
     elif wanted <= 2 * nearest:
@@ -262,3 +263,79 @@ def words_illegal_reason(
 def partial_bytes(problem: PartialSum) -> int:
     """Bytes of a rank's partial sum in the problem's dtype."""
     return problem.elements * ITEM_BYTES[problem.dtype]
+
+
+def padded_columns(n: int) -> int:
+    """Columns of a row in an inbox: a multiple of 16, so that rows are 16-byte aligned."""
+    return -(-n // 16) * 16
+
+
+def padded_elements(m: int, n: int) -> int:
+    """Elements of an inbox for [m, n]: a multiple of 256 bytes in any type."""
+    return -(-m * padded_columns(n) // 128) * 128
+
+
+def tiles_of(m: int, n: int, block_m: int, block_n: int) -> int:
+    """Number of tiles of [m, n], including partial ones."""
+    return -(-m // block_m) * -(-n // block_n)
+
+
+def tiles_per_signal(tiles: int, config: Config) -> int:
+    """Number of tiles that share a signal."""
+    return int(-(-tiles // config["SIGNALS"]))
+
+
+def staggered_tiles(hardware: Hardware, config: Config) -> int:
+    """Number of tiles that two programs share if tiles are staggered, else 0."""
+    return max(1, hardware.compute_units // 2) if config["STAGGERED"] else 0
+
+
+def lanes_of(hardware: Hardware, config: Config, words: int) -> int:
+    """Lanes, a power of two, of a block [ranks, lanes] that holds `words` words of each rank.
+
+    Each thread loads 16 bytes. With enough lanes, each thread holds the same lanes of all ranks,
+    and adds them without other threads.
+    """
+    if hardware.backend == "interpreter":
+        return 2 * words  # more lanes than words, as on a GPU with few rows
+    return max(words, 4 * config["num_warps"] * hardware.warp_size)
+
+
+# -- limits of programs that hold bias and residual, or a row for RMSNorm, in registers -----------
+
+
+def fits_addends(problem: PartialSum, hardware: Hardware, config: Config, pieces: int = 1) -> bool:
+    """Whether a program that adds one of `pieces` of a tile can also hold bias and residual.
+
+    With RMSNorm, programs add rows instead.
+    """
+    has_addends = (problem.bias or problem.residual) and not problem.rms_norm
+    if hardware.backend != "cuda" or not has_addends:
+        return True
+    threads = pieces * config["num_warps"] * hardware.warp_size
+    return int(config["BLOCK_M"] * config["BLOCK_N"]) <= _MOST_A_THREAD * threads
+
+
+def rows_unsupported_reason(problem: PartialSum) -> str | None:
+    """The reason why no program can hold a row for RMSNorm, or None."""
+    if problem.rms_norm and problem.n > _MOST_OF_A_ROW:
+        return f"one program normalises a row, of {_MOST_OF_A_ROW} elements at most"
+    return None
+
+
+def warps_illegal_reason(problem: PartialSum, hardware: Hardware, config: Config) -> str | None:
+    """The reason why a config's programs cannot hold a row for RMSNorm, or None."""
+    if not problem.rms_norm or hardware.backend == "interpreter":
+        return None
+    lanes, threads = power_of_2(problem.n, 1), config["num_warps"] * hardware.warp_size
+    if lanes > _MOST_A_THREAD * threads:
+        return f"{lanes // threads} elements of a row a thread"
+    return None
+
+
+def with_room_for_rows(problem: PartialSum, hardware: Hardware, config: Config) -> dict[str, Any]:
+    """`config` with enough warps to hold a row for RMSNorm."""
+    if warps_illegal_reason(problem, hardware, config) is None:
+        return dict(config)
+    lanes = power_of_2(problem.n, 1)
+    return {**config, "num_warps": lanes // (_MOST_A_THREAD * hardware.warp_size)}

@@ -24,26 +24,24 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from taxfree_kernels.descriptors import (
+from taxfree_kernels.device import packets, sync
+from taxfree_kernels.device.peers import EMPTY, USED
+from taxfree_kernels.device.specialized import lines, load_box, multiply
+from taxfree_kernels.device.sync import gdc_launch_dependents, gdc_wait
+from taxfree_kernels.device.tiles import stream_k
+from taxfree_kernels.fabric.base import Fabric
+from taxfree_kernels.hardware import Hardware
+from taxfree_kernels.launch import (
     OperandDescriptors,
     RowDescriptors,
     is_aligned,
     weight_descriptors,
 )
-from taxfree_kernels.device import packets, sync
-from taxfree_kernels.device.control import USED
-from taxfree_kernels.device.packets import EMPTY
-from taxfree_kernels.device.pdl import gdc_launch_dependents, gdc_wait
-from taxfree_kernels.device.schedules import stream_k
-from taxfree_kernels.device.specialized import lines, load_box, multiply
-from taxfree_kernels.fabric.base import Fabric
-from taxfree_kernels.hardware import Hardware
-from taxfree_kernels.problem import PartialSum
 from taxfree_kernels.reduction import spaces
 from taxfree_kernels.reduction.fused import Layout
 from taxfree_kernels.reduction.packets import LamportPlan, LamportVariant, halves_of
 from taxfree_kernels.spaces import power_of_2, within
-from taxfree_kernels.variant import Config, Space
+from taxfree_kernels.variant import Config, PartialSum, Space
 
 
 class ReductionWork(NamedTuple):
@@ -90,7 +88,7 @@ def words_layout(columns, swap, warps):
         return gl.BlockedLayout([1, 4], [32 // across, across], [warps, 1], [1, 0])
     whole = lines(columns, warps)
     bases = (whole.reg_bases[1:], whole.lane_bases, whole.warp_bases)
-    halved = [[[row, column // 2] for row, column in each] for each in bases]
+    halved = [[[row, column // 2] for row, column in base] for base in bases]
     return gl.DistributedLinearLayout(*halved, [], [16 * warps, columns // 2])
 
 
@@ -137,8 +135,8 @@ def keep_books(books, buffers, used, number, programs, GROUP: gl.constexpr):
     lanes = gl.arange(0, LANES, LAYOUT)
     empty = gl.full([LANES], EMPTY, gl.int32, LAYOUT)
     for first in range(number * LANES, last, programs * LANES):
-        at = first + lanes
-        gl.store(slot_ptr + at, empty, mask=at < last, cache_modifier=".wt")
+        words_at = first + lanes
+        gl.store(slot_ptr + words_at, empty, mask=words_at < last, cache_modifier=".wt")
     packets.leave_turn(buffers.control_ptr)
     sync.leave(buffers.control_ptr)
 
@@ -155,10 +153,10 @@ def open_books(books):
 def _load_weight(w_desc, boxes, place, step, TILE: gl.constexpr, WORK: gl.constexpr):
     """Load the weight's box of a step; its stage then expects the box of x as well."""
     NBYTES: gl.constexpr = (TILE.BLOCK_M + TILE.BLOCK_N) * TILE.BLOCK_K * 2
-    stage, at = step % WORK.STAGES, (place.step_begin + step) * TILE.BLOCK_K
+    stage, k_begin = step % WORK.STAGES, (place.step_begin + step) * TILE.BLOCK_K
     full, box = boxes.full.index(stage), boxes.long if TILE.SWAP_AB else boxes.other
     mbarrier.expect(full, NBYTES)
-    load_box(w_desc, [0, place.col, at], full, box.index(stage))
+    load_box(w_desc, [0, place.col, k_begin], full, box.index(stage))
 
 
 @gluon.jit
@@ -174,12 +172,12 @@ def load_tile(
             _load_weight(w_desc, boxes, place, step, TILE, WORK)
     gdc_wait(GROUP)
     for step in range(steps):
-        stage, at = step % WORK.STAGES, (place.step_begin + step) * TILE.BLOCK_K
+        stage, k_begin = step % WORK.STAGES, (place.step_begin + step) * TILE.BLOCK_K
         mbarrier.wait(boxes.empty.index(stage), step // WORK.STAGES & 1 ^ 1)
         if step >= early:
             _load_weight(w_desc, boxes, place, step, TILE, WORK)
         box = boxes.other if TILE.SWAP_AB else boxes.long
-        load_box(x_desc, [0, 0, place.row, at], boxes.full.index(stage), box.index(stage))
+        load_box(x_desc, [0, 0, place.row, k_begin], boxes.full.index(stage), box.index(stage))
     if WORK.LAUNCH_NEXT:
         gdc_launch_dependents(GROUP)
 
@@ -197,15 +195,15 @@ def multiplied(place, boxes, buffers, GROUP: gl.constexpr, TILE: gl.constexpr, W
         LAYOUT: gl.constexpr = acc.type.layout
         down = gl.arange(0, acc.shape[0], gl.SliceLayout(1, LAYOUT))
         across = gl.arange(0, acc.shape[1], gl.SliceLayout(0, LAYOUT))
-        at = down[:, None] * acc.shape[1] + across[None, :]
+        offsets = down[:, None] * acc.shape[1] + across[None, :]
         share_ptr = buffers.partials_ptr + place.tile.to(gl.int64) * acc.numel
         shares = place.tiles.to(gl.int64) * acc.numel
-        gl.store(share_ptr + place.split * shares + at, acc)
+        gl.store(share_ptr + place.split * shares + offsets, acc)
         is_whole = sync.arrive(buffers.counters_ptr + place.tile, TILE.SPLIT_K, GROUP)
         if is_whole:
             acc = gl.zeros([acc.shape[0], acc.shape[1]], gl.float32, LAYOUT)
             for other in gl.static_range(TILE.SPLIT_K):
-                acc += gl.load(share_ptr + other * shares + at)
+                acc += gl.load(share_ptr + other * shares + offsets)
     return acc, is_whole
 
 
@@ -234,25 +232,29 @@ def polled_layout(sources, warps):
 
 @gluon.jit
 def sum_of_words(
-    at, mask, slot_ptr, stride_source, peers, ELEMENT: gl.constexpr, GROUP: gl.constexpr
+    offsets, mask, slot_ptr, stride_source, peers, ELEMENT: gl.constexpr, GROUP: gl.constexpr
 ):
     """See ``packets.sum_of_lamport_words``.
 
     Args:
-        at, mask: int32 and int1 [lanes], in the layout of the lanes of :func:`polled_layout`.
+        offsets, mask: int32 and int1 [lanes], in the layout of the lanes of :func:`polled_layout`.
     """
     SOURCES: gl.constexpr = triton.next_power_of_2(GROUP.WORLD)
     POLLED: gl.constexpr = polled_layout(SOURCES, gl.num_warps())
     lane = gl.arange(0, SOURCES, gl.SliceLayout(1, POLLED))[:, None]
     source = gl.minimum(lane, GROUP.WORLD - 1)
     words, arrived = packets.receive(
-        peers, slot_ptr + source * stride_source + at[None, :], source, GROUP, mask=mask[None, :]
+        peers,
+        slot_ptr + source * stride_source + offsets[None, :],
+        source,
+        GROUP,
+        mask=mask[None, :],
     )
     low, high = halves_of(words, ELEMENT)
     counted = lane < GROUP.WORLD
     low = gl.sum(gl.where(counted, low, 0.0), 0)
     high = gl.sum(gl.where(counted, high, 0.0), 0)
-    return gl.join(low, high).reshape([2 * at.shape[0]]), arrived
+    return gl.join(low, high).reshape([2 * offsets.shape[0]]), arrived
 
 
 class SpecializedPlan(LamportPlan):
@@ -340,7 +342,7 @@ class Specialized(LamportVariant):
                            "num_warps": 8, "num_stages": 6}  # fmt: skip
         space, guesses = self.space(problem, hardware), [deep, two_at_once]
         configs = [within(space, guess) for guess in (guesses if rows <= 64 else [square])]
-        return [each for each in configs if not self.illegal_reason(problem, hardware, each)]
+        return [config for config in configs if not self.illegal_reason(problem, hardware, config)]
 
     def illegal_reason(self, problem: PartialSum, hardware: Hardware, config: Config) -> str | None:
         if hardware.backend != "interpreter":

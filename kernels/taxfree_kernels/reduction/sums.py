@@ -13,11 +13,9 @@ import torch
 import triton
 import triton.language as tl
 
-from taxfree_kernels.device.tiles import select
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.launch import Kernel
-from taxfree_kernels.problem import PartialSum
-from taxfree_kernels.variant import Plan, Step, resized
+from taxfree_kernels.variant import PartialSum, Plan, Step, resized
 from taxfree_kernels.vendor import matmul_into
 
 
@@ -27,19 +25,6 @@ def bounds_of_chunk(chunk, begin, end, CHUNKS: tl.constexpr):
     per_chunk = tl.cdiv(end - begin, CHUNKS)
     chunk_begin = min(begin + chunk * per_chunk, end)
     return chunk_begin, min(chunk_begin + per_chunk, end)
-
-
-@triton.jit
-def with_sources(total, at, mask, own_ptr, inbox_ptr, stride_source, rank, GROUP: tl.constexpr):
-    """`total`, float32, plus elements `at` of all ranks' partial sums, in rank order.
-
-    Args:
-        own_ptr: this rank's sum; inbox_ptr: rank 0's; sums are `stride_source` elements apart.
-    """
-    for source in tl.static_range(GROUP.WORLD):
-        source_ptr = select(rank == source, own_ptr, inbox_ptr + source * stride_source, 16)
-        total += tl.load(source_ptr + at, mask=mask, other=0.0).to(tl.float32)
-    return total
 
 
 class SumPlan(Plan):

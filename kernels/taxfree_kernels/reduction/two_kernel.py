@@ -16,10 +16,9 @@ import torch
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.launch import Kernel
-from taxfree_kernels.problem import PartialSum
 from taxfree_kernels.reduction import spaces
 from taxfree_kernels.reduction.fused import FusedReductionPlan, FusedReductionVariant, Layout
-from taxfree_kernels.variant import Config, Space, resized
+from taxfree_kernels.variant import Config, PartialSum, Space, resized
 
 _TILE_WARPS, _SUM_WARPS = 8, 4  # of a compute unit
 #: registers of a thread that leave room for a sum's program beside those warps of tiles
@@ -94,7 +93,9 @@ class TwoKernelVariant(FusedReductionVariant):
 
     def seed_configs(self, problem: PartialSum, hardware: Hardware) -> list[dict[str, Any]]:
         configs = spaces.two_kernel_seeds(problem, hardware, self.space(problem, hardware))
-        return [each for each in configs if self.illegal_reason(problem, hardware, each) is None]
+        return [
+            config for config in configs if self.illegal_reason(problem, hardware, config) is None
+        ]
 
     def illegal_reason(self, problem: PartialSum, hardware: Hardware, config: Config) -> str | None:
         reason = spaces.piece_illegal_reason(problem, hardware, config)

@@ -9,9 +9,9 @@ import triton
 import triton.language as tl
 
 from taxfree_check.checker import Outcome, Reason, SimulatedFabric, Simulation, Violation
-from taxfree_kernels.device import control, packets, sync
-from taxfree_kernels.device.pdl import gdc_launch_dependents, gdc_wait
-from taxfree_kernels.device.peers import Group, Peers, translate
+from taxfree_kernels.device import packets, sync
+from taxfree_kernels.device.peers import SIGNALS, Group, Peers, translate
+from taxfree_kernels.device.sync import gdc_launch_dependents, gdc_wait
 from taxfree_kernels.launch import Kernel
 
 CALLS = 4
@@ -168,7 +168,7 @@ def _told_by_words(
     peers = Peers(control_ptr, heap_bases, rank, generation)
     lanes = tl.arange(0, LANES)
     words = words_ptr + generation % 2 * slot_words + lanes
-    box = control_ptr + control.SIGNALS + LANES + generation % 2
+    box = control_ptr + SIGNALS + LANES + generation % 2
     tl.store(translate(box, peers, 1 - rank), generation)
     target = translate(words, peers, 1 - rank)
     packets.send(peers, target, lanes, 1 - rank)

@@ -9,19 +9,19 @@ from taxfree_check.checker import MIXED, Violation, check_variant
 from taxfree_check.checker.mutate import Mutant, mutants
 from taxfree_kernels import copies
 from taxfree_kernels.all_gather_matmul import (
+    fused as gathered,
+)
+from taxfree_kernels.all_gather_matmul import (
     one_shot,
     overlap,
     pull,
     push,
     push_tma,
     push_two_kernel,
-    tile,
 )
-from taxfree_kernels.device import exchange, packets, sync
-from taxfree_kernels.device.abort import is_aborted
+from taxfree_kernels.device import packets, sync
 from taxfree_kernels.flash_decode import exchange as decode_exchange
 from taxfree_kernels.flash_decode import fine_wait, fused, gather, persistent
-from taxfree_kernels.flash_decode import packets as decode_words
 from taxfree_kernels.flash_decode import plans as decode_plans
 from taxfree_kernels.matmul_all_reduce import push as sum_push
 from taxfree_kernels.matmul_all_reduce import push_in_place as sum_in_place
@@ -35,9 +35,8 @@ from taxfree_kernels.matmul_reduce_scatter import overlap as scatter_overlap
 from taxfree_kernels.matmul_reduce_scatter import push as scatter_push
 from taxfree_kernels.matmul_reduce_scatter import push_lamport as scatter_push_lamport
 from taxfree_kernels.matmul_reduce_scatter import push_two_kernel as scatter_two_kernel
-from taxfree_kernels.reduction import epilogue as sum_rows
+from taxfree_kernels.reduction import fused as sum_fused
 from taxfree_kernels.reduction import packets as sum_words
-from taxfree_kernels.reduction import tile as sum_tile
 
 
 @dataclass(frozen=True)
@@ -81,7 +80,7 @@ GROUPS = {
             sync._poll,
             sync.signal,
             sync.wait,
-            is_aborted,
+            sync.is_aborted,
             sync.running_generation,
             sync.leave,
             sync.arrive,
@@ -100,21 +99,25 @@ GROUPS = {
     "exchange": Group(
         _SUM,
         ("push", "two_shot"),
-        (exchange.signal_everybody, exchange.wait_for_everybody, exchange.wait_for_channels),
+        (sync.signal_everybody, sync.wait_for_everybody, sync.wait_for_channels),
     ),
-    "gather: send": Group(_GATHER, ("push",), (tile.push_chunk, exchange.signal_by_chiplet)),
+    "gather: send": Group(_GATHER, ("push",), (gathered.push_chunk, sync.signal_by_chiplet)),
     "gather: receive": Group(
-        _GATHER, ("push", "pull", "push_tma"), (tile.wait_for_rows, tile.gathered_tile)
+        _GATHER,
+        ("push", "pull", "push_tma"),
+        (gathered.wait_for_rows, gathered.gathered_tile),
     ),
-    "gather: push": Group(_GATHER, ("push",), (push._push, tile.running_slot)),
+    "gather: push": Group(_GATHER, ("push",), (push._push, gathered.running_slot)),
     "gather: push_tma": Group(
-        _GATHER, ("push_tma",), (push_tma._push_tma, tile.finish_tile, tile.running_slot)
+        _GATHER,
+        ("push_tma",),
+        (push_tma._push_tma, gathered.finish_tile, gathered.running_slot),
     ),
-    "gather: pull": Group(_GATHER, ("pull",), (pull._pull, tile.running_slot)),
+    "gather: pull": Group(_GATHER, ("pull",), (pull._pull, gathered.running_slot)),
     "gather: push_two_kernel": Group(
-        _GATHER, ("push_two_kernel",), (push_two_kernel._send, tile.running_slot)
+        _GATHER, ("push_two_kernel",), (push_two_kernel._send, gathered.running_slot)
     ),
-    "gather: one_shot": Group(_GATHER, ("one_shot",), (one_shot._gather, tile.running_slot)),
+    "gather: one_shot": Group(_GATHER, ("one_shot",), (one_shot._gather, gathered.running_slot)),
     "gather: overlap": Group(
         _GATHER, ("overlap",), (copies._meet, copies._announce, overlap._await)
     ),
@@ -123,11 +126,11 @@ GROUPS = {
         ("push",),
         (
             sum_push._push,
-            sum_tile.send_tile,
-            sum_tile.announce_tile,
-            sum_tile._together,
-            sum_tile.total_of_tile,
-            sum_rows.sum_and_normalise,
+            sum_fused.send_tile,
+            sum_fused.announce_tile,
+            sum_fused._together,
+            sum_fused.total_of_tile,
+            sum_fused.sum_and_normalise,
         ),
     ),
     "sum: push_in_place": Group(
@@ -159,7 +162,7 @@ GROUPS = {
             sum_push_two_shot.send_to_owner,
             sum_push_two_shot.add_piece,
             sum_push_two_shot.copy_sum,
-            sum_tile.running_slot,
+            sum_fused.running_slot,
         ),
         seeds=range(90),
     ),
@@ -176,7 +179,7 @@ GROUPS = {
             scatter_push._push,
             scatter_push.send_to_owners,
             scatter_push.add_piece,
-            sum_tile.running_slot,
+            sum_fused.running_slot,
         ),
     ),
     "scatter: push_two_kernel": Group(
@@ -210,9 +213,9 @@ GROUPS = {
             decode_exchange.merge_into_inboxes,
             decode_exchange.merge_and_push,
             decode_exchange.combine,
-            decode_words.merge_into_words,
-            decode_words._send_to_peers,
-            decode_words.received_rows,
+            decode_exchange.merge_into_words,
+            decode_exchange._send_to_peers,
+            decode_exchange.received_rows,
         ),
     ),
     "decode: gather": Group(

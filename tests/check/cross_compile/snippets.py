@@ -12,7 +12,7 @@ import torch
 import triton
 import triton.language as tl
 
-from taxfree_kernels.device import exchange, fences, packets, pdl
+from taxfree_kernels.device import packets, sync
 from taxfree_kernels.device.peers import Group, Peers
 
 #: kernels that only Hopper can run.
@@ -87,7 +87,7 @@ def good_signal_of_a_chiplet(data, word, want, out, BLOCK: tl.constexpr, GROUP: 
     _fill(data, BLOCK)
     peers = Peers(word, word, 0, want)
     counters = tl.cast(out, tl.pointer_type(tl.int32))
-    exchange.signal_by_chiplet(tl.program_id(0), 16, counters, peers, GROUP, 8)
+    sync.signal_by_chiplet(tl.program_id(0), 16, counters, peers, GROUP, 8)
 
 
 @triton.jit
@@ -186,35 +186,35 @@ def bulk_copy_after_wait(data, word, want, out, BLOCK: tl.constexpr, GROUP: tl.c
 def good_bulk_copy(data, word, want, out, BLOCK: tl.constexpr, GROUP: tl.constexpr):
     seen = _wait(word, want)
     if seen >= want:
-        fences.before_tma_loads(GROUP)
+        sync.before_tma_loads(GROUP)
         _read_box(data, out, BLOCK)
 
 
 @triton.jit
 def load_before_early_wait(data, word, want, out, BLOCK: tl.constexpr, GROUP: tl.constexpr):
     first = tl.load(data)
-    pdl.gdc_wait(GROUP)
+    sync.gdc_wait(GROUP)
     tl.store(out, first.to(tl.float32))
 
 
 @triton.jit
 def generation_before_early_wait(data, word, want, out, BLOCK: tl.constexpr, GROUP: tl.constexpr):
     generation = tl.atomic_add(word, 0, sem="relaxed", scope="gpu")
-    pdl.gdc_wait(GROUP)
+    sync.gdc_wait(GROUP)
     _read(data + generation, out, BLOCK)
 
 
 @triton.jit
 def ticket_before_early_wait(data, word, want, out, BLOCK: tl.constexpr, GROUP: tl.constexpr):
     ticket = tl.atomic_add(word, 1, sem="relaxed", scope="gpu")
-    pdl.gdc_wait(GROUP)
+    sync.gdc_wait(GROUP)
     _read(data + ticket, out, BLOCK)
 
 
 @triton.jit
 def early_wait_on_one_path(data, word, want, out, BLOCK: tl.constexpr, GROUP: tl.constexpr):
     if want > 0:
-        pdl.gdc_wait(GROUP)
+        sync.gdc_wait(GROUP)
     _read(data, out, BLOCK)
 
 
@@ -225,28 +225,28 @@ def early_without_a_wait(data, word, want, out, BLOCK: tl.constexpr, GROUP: tl.c
 
 @triton.jit
 def good_early_wait(data, word, want, out, BLOCK: tl.constexpr, GROUP: tl.constexpr):
-    pdl.gdc_wait(GROUP)
+    sync.gdc_wait(GROUP)
     _read(data, out, BLOCK)
 
 
 @triton.jit
 def good_early_wait_behind(data, word, want, out, BLOCK: tl.constexpr, GROUP: tl.constexpr):
     generation = tl.atomic_add(word, 0, sem="relaxed", scope="gpu")
-    pdl.gdc_wait(GROUP)
+    sync.gdc_wait(GROUP)
     _read(data + generation, out, BLOCK)
 
 
 @triton.jit
 def good_early_wait_in_a_chain(data, word, want, out, BLOCK: tl.constexpr, GROUP: tl.constexpr):
-    pdl.gdc_wait(GROUP)
-    pdl.gdc_launch_dependents(GROUP)
+    sync.gdc_wait(GROUP)
+    sync.gdc_launch_dependents(GROUP)
     _read(data, out, BLOCK)
 
 
 @triton.jit
 def early_wait_after_next_launch(data, word, want, out, BLOCK: tl.constexpr, GROUP: tl.constexpr):
-    pdl.gdc_launch_dependents(GROUP)
-    pdl.gdc_wait(GROUP)
+    sync.gdc_launch_dependents(GROUP)
+    sync.gdc_wait(GROUP)
     _read(data, out, BLOCK)
 
 

@@ -20,7 +20,7 @@ from taxfree_check.cross_compile.worker import checked
 from taxfree_kernels.hardware import KNOWN
 from taxfree_kernels.launch import launching_through
 from taxfree_kernels.matmul_all_reduce.problem import MatmulAllReduce
-from taxfree_kernels.matmul_all_reduce.rms_norm import RMSNorm
+from taxfree_kernels.matmul_all_reduce.baseline import RMSNorm
 
 found = []
 for device in ("h200", "mi300x", "mi350x"):

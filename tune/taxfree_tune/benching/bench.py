@@ -246,7 +246,7 @@ def collect(fabric: str, results: Sequence[ProblemResult]) -> Results:
     return Results(
         machine,
         tuple(row for result in results for row in result.rows),
-        tuple(each for result in results for each in result.skipped),
+        tuple(skipped for result in results for skipped in result.skipped),
     )
 
 

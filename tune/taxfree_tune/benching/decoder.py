@@ -47,8 +47,10 @@ class _Attention(nn.Module):
         self.head_dim = model.head_dim
         self.heads = (model.heads // ranks, kv_heads, kv_heads)
         columns = ranks * sum(self.heads) * model.head_dim
-        self.qkv = nn.Linear(model.hidden, columns, bias=model.qkv_bias)
-        self.o = nn.Linear(model.heads * model.head_dim, model.hidden, bias=model.out_bias)
+        block = model.blocks[0]
+        has_bias = any(each.bias for each in block.columns)
+        self.qkv = nn.Linear(model.hidden, columns, bias=has_bias)
+        self.o = nn.Linear(block.inputs, model.hidden, bias=block.bias)
         has_norms = model.family == "qwen3"
         norm = partial(nn.RMSNorm, model.head_dim, _EPS) if has_norms else nn.Identity
         self.q_norm, self.k_norm = norm(), norm()
@@ -97,9 +99,10 @@ def _rotated(x: torch.Tensor, rotary: torch.Tensor) -> torch.Tensor:
 class _MLP(nn.Module):
     def __init__(self, model: Model) -> None:
         super().__init__()
-        (width,) = model.mlps
-        self.gate_up = nn.Linear(model.hidden, 2 * width, bias=False)
-        self.down = nn.Linear(width, model.hidden, bias=False)
+        block = model.blocks[1]
+        has_bias = any(each.bias for each in block.columns)
+        self.gate_up = nn.Linear(model.hidden, 2 * block.inputs, bias=has_bias)
+        self.down = nn.Linear(block.inputs, model.hidden, bias=block.bias)
 
     def forward(self, x: torch.Tensor) -> Any:
         gate, up = self.gate_up(x).chunk(2, dim=-1)
@@ -122,7 +125,7 @@ class Decoder(nn.Module):
     """The model: tokens -> logits of each sequence's next one, [batch, vocabulary].
 
     Args:
-        model: its dimensions; `vocabulary` is divisible by `ranks`.
+        model: of two blocks, attention and MLP; `vocabulary` is divisible by `ranks`.
         ranks: over which it is split.
     """
 
@@ -131,7 +134,7 @@ class Decoder(nn.Module):
         self.embedding = nn.Embedding(model.vocabulary, model.hidden)
         self.blocks = nn.ModuleList(_Block(model, ranks) for _ in range(model.layers))
         self.norm = nn.RMSNorm(model.hidden, _EPS)
-        self.head = nn.Linear(model.hidden, model.vocabulary, bias=False)
+        self.head = nn.Linear(model.hidden, model.vocabulary, bias=model.head_bias)
 
     def forward(self, tokens: torch.Tensor, rotary: torch.Tensor, start: int, cache: Cache) -> Any:
         """Run a prompt, or one token of each sequence.

@@ -15,7 +15,7 @@ from typing import Any
 
 from taxfree.errors import TaxfreeError, UsageError
 from taxfree.shapes.fields import DTYPE_ALIASES
-from taxfree.shapes.models import Model, dtype_of, model_of, read_config, split_layers
+from taxfree.shapes.models import Model, load_model, split_layers
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.matmul_all_reduce.problem import MatmulAllReduce
 from taxfree_tune.benching import decoder, model_tasks
@@ -56,15 +56,12 @@ class ModelBench:
 
     def problems(self) -> list[MatmulAllReduce]:
         """The operations between ranks: eager, and as compiled code may fuse them."""
-        (width,) = self.model.mlps
+        sums: list[dict[str, Any]] = split_layers("sum", self.model, self.ranks, is_cast=True)
         return [
-            MatmulAllReduce(m=phase.tokens, n=self.model.hidden, k=k // self.ranks,
-                            dtype=self.dtype, world_size=self.ranks,
-                            residual=is_fused, rms_norm=is_fused)
+            MatmulAllReduce(m=phase.tokens, dtype=self.dtype, world_size=self.ranks, **fields)
             for phase in self.phases
-            for k in (self.model.heads * self.model.head_dim, width)
-            for is_fused in (False, True)
-        ]  # fmt: skip
+            for fields in sums
+        ]
 
     def to_json(self) -> dict[str, Any]:
         """The model as result files have it."""
@@ -83,26 +80,30 @@ def model_to_bench(
         dtype: in place of the config's.
 
     Raises:
-        UsageError: there is no such model, it is not of Llama's family, or does not split.
+        UsageError: there is no such model, it is not of Llama's family, computes in no type of the
+            operations, or does not split.
     """
-    config = read_config(name)
-    model = model_of(name, config)
-    is_served = model.windows == (0,) and len(model.mlps) == 1 and model.head_dim % 2 == 0
-    if model.family not in decoder.FAMILIES or model.experts or not is_served:
+    model = load_model(name)
+    sees_all = [each.window for each in model.attentions] == [0]
+    if model.family not in decoder.FAMILIES or not sees_all or model.head_dim % 2:
         raise UsageError(
             f"{name} is no dense model of {', '.join(decoder.FAMILIES)} without windows",
             "--shapes model measures the operations of its layers",
         )
-    split_layers("column", model, ranks)
-    layers = layers or model.layers
-    for field, count in (("num_hidden_layers", layers), ("vocab_size", model.vocabulary)):
-        if not count:
-            raise UsageError(f"model config {name}: {field} is missing", "add it to the config")
-    if model.layers and layers > model.layers:
+    unserved = next((each.quantised for each in model.blocks if each.quantised), None)
+    if not (unserved or model.is_served):
+        unserved = model.dtype
+    if unserved and dtype is None:
+        raise UsageError(
+            f"{name} computes in {unserved}, which the operations do not",
+            "--dtype bf16 measures it in a 16-bit type",
+        )
+    split_layers("sum", model, ranks, is_cast=True)
+    if layers is not None and layers > model.layers:
         raise UsageError(f"{name} has {model.layers} layers, not {layers}", "give fewer --layers")
     vocabulary = -(-model.vocabulary // ranks) * ranks
-    model = replace(model, layers=layers, vocabulary=vocabulary)
-    return model, DTYPE_ALIASES.get(dtype or "", dtype) or dtype_of(config) or "bfloat16"
+    model = replace(model, layers=layers or model.layers, vocabulary=vocabulary)
+    return model, DTYPE_ALIASES.get(dtype or "", dtype) or model.dtype or "bfloat16"
 
 
 @dataclass(frozen=True)

@@ -107,12 +107,12 @@ def _dispatch_outcome(bench: Bench, dispatched: Compute, choice: Choice) -> Outc
     picked, checked = bench.plan(Candidate(choice.variant, choice.config)), [dispatched]
     if choice.eager is not None:  # dispatch is checked eagerly, where it runs another
         checked.append(picked)
-    found = [bench.check(plan) for plan in checked]
+    reasons = [bench.check(plan) for plan in checked]
     _raise_if_a_peer_was_lost(bench.fabric)
-    for why_wrong, error in found:
+    for why_wrong, error in reasons:
         if why_wrong is not None:
             return Outcome("wrong", why_wrong, relative_error=error)
-    worst = max(error for _, error in found)
+    worst = max(error for _, error in reasons)
     return Outcome("measured", relative_error=worst, launches=picked.launches)
 
 

@@ -26,7 +26,7 @@ def examine(
     """
     guard = Guard()
     tell("looking at the machine")
-    found = machine.look(guard)  # before this process itself may be on a GPU
+    machine_seen = machine.look(guard)  # before this process itself may be on a GPU
     tell("loading torch and triton")
     versions = software.look(guard)
     reasons = fabrics.reasons(guard)
@@ -34,7 +34,7 @@ def examine(
     for name in fabrics.ORDER if fabric == "auto" else (fabric,):
         if measured is None and reasons[name] is None:
             measured, reasons[name] = _measure(guard, name, gpus, tell)
-    report = MachineReport(fabric, versions, found, reasons, measured, guard.problems)
+    report = MachineReport(fabric, versions, machine_seen, reasons, measured, guard.problems)
     return replace(report, advice=advice.advice(report))
 
 

@@ -64,7 +64,9 @@ def _next(report: MachineReport) -> Iterator[str]:
 
 
 def _triton_distributions(report: MachineReport) -> tuple[str, ...]:
-    return next((each.installed for each in report.software.packages if each.name == "triton"), ())
+    return next(
+        (package.installed for package in report.software.packages if package.name == "triton"), ()
+    )
 
 
 def _numpy_is_too_new(report: MachineReport) -> bool:

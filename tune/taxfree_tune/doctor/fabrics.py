@@ -21,12 +21,12 @@ def reasons(guard: Guard) -> dict[str, str | None]:
 def _probe() -> dict[str, str | None]:
     from taxfree_kernels.fabric.open import probe  # before any change of mode: defines kernels
 
-    found: dict[str, str | None] = {}
+    reasons: dict[str, str | None] = {}
     for interpret in (True, False):
         with _interpreting(interpret):
             answers = probe()
-        found |= {name: why for name, why in answers.items() if (name == "host") == interpret}
-    return found
+        reasons |= {name: why for name, why in answers.items() if (name == "host") == interpret}
+    return reasons
 
 
 @contextlib.contextmanager

@@ -55,7 +55,8 @@ def _with_gpus(guard: Guard, machine: ExaminedMachine, vendor: str) -> ExaminedM
         machine,
         system={**machine.system, f"{vendor} driver": driver},
         gpus=machine.gpus + guard(f"{vendor} GPUs", module.gpus, ()),
-        processes=machine.processes + tuple(each for each in processes if each.pid != os.getpid()),
+        processes=machine.processes
+        + tuple(process for process in processes if process.pid != os.getpid()),
         links=machine.links or guard(f"{vendor} links", module.links, ()),
     )
 

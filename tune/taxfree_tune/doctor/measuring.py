@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from taxfree.settings import Settings
-from taxfree_kernels.fabric.layout import arena_bytes
+from taxfree_kernels.fabric.heap import arena_bytes
 from taxfree_tune.doctor.guard import Guard
 from taxfree_tune.doctor.report import ProbeResults
 from taxfree_tune.workers.group import WorkerGroup, Workers

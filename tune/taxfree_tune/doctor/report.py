@@ -52,7 +52,7 @@ class Software:
 
     def loaded(self, name: str) -> str | None:
         """Version of a package that an import gives."""
-        return next((each.loaded for each in self.packages if each.name == name), None)
+        return next((package.loaded for package in self.packages if package.name == name), None)
 
 
 @dataclass(frozen=True)

@@ -25,13 +25,16 @@ def look(guard: Guard) -> Software:
     )
     packages = tuple(_package(guard, name, distributions.get(name, [])) for name in _PACKAGES)
     libraries: dict[str, str] = guard("torch's libraries", _of_torch, {})
-    own = {"taxfree": __version__, "python": platform.python_version()}
-    return Software(own | libraries, packages, _iris())
+    versions = {"taxfree": __version__, "python": platform.python_version()}
+    return Software(versions | libraries, packages, _iris())
 
 
 def _package(guard: Guard, name: str, distributions: list[str]) -> Package:
     module = guard(f"import {name}", lambda: importlib.import_module(name), None)
-    installed = tuple(f"{each} {importlib.metadata.version(each)}" for each in set(distributions))
+    installed = tuple(
+        f"{distribution} {importlib.metadata.version(distribution)}"
+        for distribution in set(distributions)
+    )
     loaded = None if module is None else str(getattr(module, "__version__", "unknown"))
     return Package(name, loaded, tuple(sorted(installed)))
 
@@ -56,9 +59,9 @@ def _of_torch() -> dict[str, str]:
 def _nccl(torch: Any) -> str:
     loaded = ".".join(map(str, torch.cuda.nccl.version()))
     installed = [
-        f"{each.metadata['Name']} {each.version}"
-        for each in importlib.metadata.distributions()
-        if each.metadata["Name"] in _NCCL
+        f"{distribution.metadata['Name']} {distribution.version}"
+        for distribution in importlib.metadata.distributions()
+        if distribution.metadata["Name"] in _NCCL
     ]
     return f"{loaded} ({', '.join(installed)})" if installed else loaded
 

@@ -73,9 +73,9 @@ def _sizes(fabric: Fabric) -> _Sizes:
 
 def rates(fabric: Fabric) -> Rates:
     """Measure what bounds are computed with."""
-    found = peaks(fabric, "bfloat16")
-    links = found.link_bytes_per_s * 1e-9 if fabric.world_size > 1 else None
-    return Rates(found.flops_per_s * 1e-12, found.memory_bytes_per_s * 1e-9, links)
+    dense = peaks(fabric, "bfloat16")
+    links = dense.link_bytes_per_s * 1e-9 if fabric.world_size > 1 else None
+    return Rates(dense.flops_per_s * 1e-12, dense.memory_bytes_per_s * 1e-9, links)
 
 
 def memory(fabric: Fabric) -> MemoryBandwidth:
@@ -113,7 +113,7 @@ def order(fabric: Fabric) -> StartOrder:
         fabric.synchronize()
         largest = max(largest, largest_inversion(tickets.tolist(), chiplets))
         elsewhere = max(elsewhere, off_their_chiplet(places.tolist(), chiplets))
-    worst = [max(each) for each in zip(*vote(fabric.group, (largest, elsewhere)), strict=True)]
+    worst = [max(values) for values in zip(*vote(fabric.group, (largest, elsewhere)), strict=True)]
     return StartOrder(programs, resident, chiplets, *worst)
 
 
@@ -125,8 +125,8 @@ def off_their_chiplet(places: Sequence[int], chiplets: int) -> int:
     """
     free, kept = set(places), 0
     for chiplet in range(chiplets):
-        own = Counter(place for place in places[chiplet::chiplets] if place in free)
-        for place, count in own.most_common(1):
+        counts = Counter(place for place in places[chiplet::chiplets] if place in free)
+        for place, count in counts.most_common(1):
             free.remove(place)
             kept += count
     return len(places) - kept
@@ -141,9 +141,11 @@ def largest_inversion(tickets: Sequence[int], chiplets: int = 1) -> int:
     """
     largest = 0
     for chiplet in range(chiplets):
-        own = tickets[chiplet::chiplets]
-        place = {ticket: index for index, ticket in enumerate(sorted(own))}
-        largest = max([largest, *(index - place[ticket] for index, ticket in enumerate(own))])
+        own_tickets = tickets[chiplet::chiplets]
+        rank_of = {ticket: index for index, ticket in enumerate(sorted(own_tickets))}
+        largest = max(
+            [largest, *(index - rank_of[ticket] for index, ticket in enumerate(own_tickets))]
+        )
     return largest
 
 

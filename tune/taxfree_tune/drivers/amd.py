@@ -50,7 +50,7 @@ def _gpu(name: str, cells: Mapping[str, Any]) -> Gpu:
     def first(*words: str) -> Any:
         """The value of the first label with these words; labels vary between versions."""
         return next(
-            (cells[each] for each in cells if all(word in each.lower() for word in words)), ""
+            (cells[cell] for cell in cells if all(word in cell.lower() for word in words)), ""
         )
 
     return Gpu(

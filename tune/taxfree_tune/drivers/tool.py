@@ -28,8 +28,8 @@ def output(*command: str) -> str:
 
 def number(text: object) -> float | None:
     """The first number in a cell such as `(132Mhz)`; None in `[N/A]`."""
-    found = _NUMBER.search(str(text))
-    return float(found[0]) if found else None
+    match = _NUMBER.search(str(text))
+    return float(match[0]) if match else None
 
 
 def whole(text: object, unit: int = 1) -> int | None:

@@ -166,7 +166,7 @@ def _reading(fabric: Fabric, tensor: torch.Tensor, block: int) -> timer.Call:
 def _pushes(fabric: Fabric, sizes: _Sizes) -> timer.Call:
     """Write to a payload slot of every peer; between calls, nobody reads the slots."""
     inbox, _ = fabric.pool.slots(sizes.pushed_elements, torch.float32)
-    source = torch.randn(sizes.pushed_elements, device=fabric.device)
+    source = torch.randn_like(inbox)
     kernel = Kernel(
         probes.spread,
         grid=sizes.programs,

@@ -35,8 +35,13 @@ class Watch:
         worked()
         if self._uuid:
             self._found += [shared_reason(self._uuid, self._own), slow_reason(self._uuid)]
-        found = [each for own in vote(self._group, self._found) for each in own if each]
-        return "; ".join(dict.fromkeys(found))
+        reasons = [
+            reason
+            for reasons_of_rank in vote(self._group, self._found)
+            for reason in reasons_of_rank
+            if reason
+        ]
+        return "; ".join(dict.fromkeys(reasons))
 
 
 _last_work = -_QUIET_S
@@ -72,22 +77,22 @@ def busy_reason(uuid: str) -> str:
     return f"GPU {index} is in use by {percent:.0f} %"
 
 
-def shared_reason(uuid: str, own: Collection[int]) -> str:
+def shared_reason(uuid: str, own_pids: Collection[int]) -> str:
     """Reason that processes of others are on a GPU, or empty.
 
     They are counted, because in a container the driver may give other process ids than ours.
 
     Args:
-        own: ids of the ranks on this GPU.
+        own_pids: ids of the ranks on this GPU.
     """
     try:
         index = nvidia.gpus(uuid)[0].index
-        there = [each for each in nvidia.processes() if each.gpu == index]
+        there = [process for process in nvidia.processes() if process.gpu == index]
     except Exception:
         return ""
-    if len(there) <= len(own):
+    if len(there) <= len(own_pids):
         return ""
-    others = [f"{each.name} ({each.pid})" for each in there if each.pid not in own]
+    others = [f"{process.name} ({process.pid})" for process in there if process.pid not in own_pids]
     return f"GPU {index} is shared with {', '.join(others[:3])}"
 
 

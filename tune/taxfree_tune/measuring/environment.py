@@ -62,7 +62,7 @@ def gpus(uuid: str | None = None) -> list[dict[str, Any]]:
         uuid: of one GPU; else all of the machine, also those that CUDA_VISIBLE_DEVICES hides.
     """
     try:
-        found = nvidia.gpus(uuid)
+        gpus = nvidia.gpus(uuid)
     except Exception:
         return []
     return [
@@ -76,7 +76,7 @@ def gpus(uuid: str | None = None) -> list[dict[str, Any]]:
             "temperature_c": gpu.temperature_c,
             "throttled": [reason for reason in gpu.slowed_by if reason not in nvidia.CHOSEN],
         }
-        for gpu in found
+        for gpu in gpus
     ]
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from taxfree.settings import Settings
-from taxfree_kernels.fabric.layout import arena_bytes
+from taxfree_kernels.fabric.heap import arena_bytes
 from taxfree_kernels.hardware import Hardware
 from taxfree_tune import devices
 from taxfree_tune.measuring.bounds import slot_bytes

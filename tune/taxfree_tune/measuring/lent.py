@@ -51,8 +51,8 @@ def try_beside_library(
         for mode in modes
     ]
     chain = max(1, min(timer.chain_of(fabric), int(_REPETITION_US / expected_us)))
-    found = timer.time_together(fabric, [call for *_, call in timed], _REPETITIONS, chain=chain)
-    for (outcome, mode, _), timing in zip(timed, found, strict=True):
+    times = timer.time_together(fabric, [call for *_, call in timed], _REPETITIONS, chain=chain)
+    for (outcome, mode, _), timing in zip(timed, times, strict=True):
         outcome.timings[mode] = timing
     hang = made.hang()
     return outcomes if hang is None else hang

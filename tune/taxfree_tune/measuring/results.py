@@ -138,7 +138,7 @@ class Results:
             "schema": SCHEMA,
             "environment": self.environment,
             "rows": [dataclasses.asdict(row) for row in self.rows],
-            "skipped": [dataclasses.asdict(each) for each in self.skipped],
+            "skipped": [dataclasses.asdict(skipped) for skipped in self.skipped],
         }
 
 
@@ -185,7 +185,7 @@ _IS: Mapping[str, Callable[[Any], bool]] = {
     "dict[str, Any]": lambda value: isinstance(value, dict),
     "tuple[float, ...]": lambda value: isinstance(value, list) and all(map(_is_number, value)),
     "tuple[str, ...]": lambda value: (
-        isinstance(value, list) and all(isinstance(each, str) for each in value)
+        isinstance(value, list) and all(isinstance(text, str) for text in value)
     ),
 }
 _DIVISORS = ("median_us", "t_bound_us")
@@ -193,21 +193,25 @@ _DIVISORS = ("median_us", "t_bound_us")
 
 def _list(kind: type[_T], entries: Any, name: str) -> tuple[_T, ...]:
     _require(isinstance(entries, list), name, "is not a list")
-    return tuple(_entry(kind, f"{name}[{at}]", each) for at, each in enumerate(entries))
+    return tuple(_entry(kind, f"{name}[{index}]", entry) for index, entry in enumerate(entries))
 
 
 def _entry(kind: Any, where: str, document: Any) -> Any:
     _require(isinstance(document, dict), where, "is not an object")
     document = with_new_names(document.get("op"), document)
     values = {}
-    for each in dataclasses.fields(kind):
-        if each.name not in document:
-            _require(each.default is not dataclasses.MISSING, f"{where}.{each.name}", "is missing")
+    for declared in dataclasses.fields(kind):
+        if declared.name not in document:
+            _require(
+                declared.default is not dataclasses.MISSING,
+                f"{where}.{declared.name}",
+                "is missing",
+            )
             continue
-        value = document[each.name]
-        fits = _IS[str(each.type)](value) and not (each.name in _DIVISORS and value == 0)
-        _require(fits, f"{where}.{each.name}", "makes no sense")
-        values[each.name] = tuple(value) if isinstance(value, list) else value
+        value = document[declared.name]
+        fits = _IS[str(declared.type)](value) and not (declared.name in _DIVISORS and value == 0)
+        _require(fits, f"{where}.{declared.name}", "makes no sense")
+        values[declared.name] = tuple(value) if isinstance(value, list) else value
     return kind(**values)
 
 

@@ -95,8 +95,8 @@ def time_together(
     chain = chain or chain_of(fabric)
     runs = [_runner(fabric, call, mode, chain) for call, mode in calls]
     clock = _device_clock if fabric.has_graphs else _host_clock
-    own = clock(fabric, runs, repetitions, after)
-    everyone = vote(fabric.group, [[s / chain for s in samples] for samples in own])
+    times = clock(fabric, runs, repetitions, after)
+    everyone = vote(fabric.group, [[s / chain for s in samples] for samples in times])
     return [_timing([ranks[index] for ranks in everyone]) for index in range(len(calls))]
 
 

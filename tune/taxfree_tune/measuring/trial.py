@@ -151,18 +151,19 @@ def hang(fabric: Fabric) -> str | None:
     Collective.
     """
     fabric.synchronize()
-    pools, found = (fabric.pool, fabric.device_barrier.pool), None
+    pools, own_timeout = (fabric.pool, fabric.device_barrier.pool), None
     for pool in pools:
         try:
             pool.check_at_rest()
         except PeerTimeout as error:
-            found = found or (error.is_secondary, error.message)
-    timeouts = [each for each in vote(fabric.group, found) if each is not None]
+            own_timeout = own_timeout or (error.is_secondary, error.message)
+    timeouts = [timeout for timeout in vote(fabric.group, own_timeout) if timeout is not None]
     if not timeouts:
         return None
     for pool in pools:
         pool.reset()
-    _, message = min(timeouts, key=lambda each: each[0])  # who waited, before whoever followed
+    # who waited comes before whoever followed
+    _, message = min(timeouts, key=lambda timeout: timeout[0])
     return str(message)
 
 

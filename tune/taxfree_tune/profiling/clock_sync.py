@@ -53,7 +53,7 @@ def exchange_clocks(fabric: Fabric, rounds: int) -> ClockComparison:
     play = clock_kernel(
         fabric, step_clock.exchange_clocks, GROUP=Group(fabric.world_size, fabric.backend)
     )
-    found = []
+    comparisons = []
     for peer in range(1, fabric.world_size):
         fabric.barrier()
         if fabric.rank in (0, peer):
@@ -62,10 +62,10 @@ def exchange_clocks(fabric: Fabric, rounds: int) -> ClockComparison:
         fabric.barrier()
         fabric.pool.check()
         both = vote(fabric.group, log.tolist())
-        found.append(compare(both[0], both[peer]))
+        comparisons.append(compare(both[0], both[peer]))
     fabric.pool.reset()
     clock_kernel(fabric, step_clock.read_clock)(log, 0)
-    return [ClockComparison(int(log[0, 0]), 0, 0.0), *found][fabric.rank]
+    return [ClockComparison(int(log[0, 0]), 0, 0.0), *comparisons][fabric.rank]
 
 
 def compare(lower: Sequence[Sequence[int]], higher: Sequence[Sequence[int]]) -> ClockComparison:
@@ -89,9 +89,11 @@ def aligned(
     """How clocks relate, from a comparison before and one after, by rank."""
     comparisons = list(zip(*by_rank, strict=True))
     return Alignment(
-        at_ns=np.array([[each.at_ns for each in row] for row in comparisons]),
-        offset_ns=np.array([[each.offset_ns for each in row] for row in comparisons]),
-        error_ns=np.array([[each.error_ns for each in row] for row in comparisons]).max(axis=0),
+        at_ns=np.array([[comparison.at_ns for comparison in row] for row in comparisons]),
+        offset_ns=np.array([[comparison.offset_ns for comparison in row] for row in comparisons]),
+        error_ns=np.array([[comparison.error_ns for comparison in row] for row in comparisons]).max(
+            axis=0
+        ),
         step_ns=clock_step_ns,
     )
 

@@ -114,7 +114,7 @@ class Explanation:
             "open": [] if self.is_modelled else account.problems(),
         }
         if pipeline.timed is not None:
-            row["ranks"] = [_of_rank(each) for each in pipeline.accounts]
+            row["ranks"] = [_of_rank(account) for account in pipeline.accounts]
             row |= _instrument(pipeline.timed)
         return row
 
@@ -139,7 +139,7 @@ def _instrument(timed: TimedPipeline) -> dict[str, Any]:
     measured = timed.measurement
     traced = {} if measured.trace is None else {"program_trace_us": measured.program_trace_us()}
     in_place = measured.step_us()
-    alone = {each.name: each for each in timed.alone}
+    alone = {step.name: step for step in timed.alone}
     return traced | {
         "clock_reading_us": float(measured.clock_reading_us().max()),
         "gap_us": measured.gap_us,
@@ -188,7 +188,7 @@ def run(
             if one_build:
                 tracing[world_size] = group
             elif world_size not in tracing:
-                alike = [each for each in problems if each.world_size == world_size]
+                alike = [problem for problem in problems if problem.world_size == world_size]
                 tracing[world_size] = opened.enter_context(
                     group_for(alike, fabric, variables(fabric))
                 )
@@ -199,7 +199,7 @@ def run(
 def _explain(group: WorkerGroup, tracing: WorkerGroup, result: ProblemResult) -> Explanation:
     taken, fields = _timed_candidates(result), dataclasses.asdict(result.problem)
     on_host = result.hardware.backend == "interpreter"
-    (found, *_) = group.call(
+    (outcome, *_) = group.call(
         measure_pipelines, deadline_s(result.hardware), op=result.op, problem=fields,
         candidates=taken, repetitions=_HOST_REPETITIONS if on_host else _GPU_REPETITIONS,
     )  # fmt: skip
@@ -209,7 +209,7 @@ def _explain(group: WorkerGroup, tracing: WorkerGroup, result: ProblemResult) ->
         for row in result.rows
     }
     pipelines = []
-    for candidate, timed in zip(taken, found, strict=True):
+    for candidate, timed in zip(taken, outcome, strict=True):
         name = candidate.variant
         measured = dataclasses.replace(timed.measurement, trace=traces.get(name))
         pipelines.append(
@@ -254,7 +254,7 @@ def _traces(
     group: WorkerGroup, result: ProblemResult, candidates: Sequence[Candidate]
 ) -> dict[str, ProgramTrace]:
     """What the programs of fused kernels did, by variant."""
-    fused = [each for each in candidates if variants(result.op)[each.variant].fused]
+    fused = [candidate for candidate in candidates if variants(result.op)[candidate.variant].fused]
     if not fused:
         return {}
     (traces, *_) = group.call(
@@ -262,17 +262,17 @@ def _traces(
         problem=dataclasses.asdict(result.problem), candidates=fused,
         repetitions=_TRACED_REPETITIONS,
     )  # fmt: skip
-    return {each.variant: trace for each, trace in zip(fused, traces, strict=True)}
+    return {candidate.variant: trace for candidate, trace in zip(fused, traces, strict=True)}
 
 
 def _signals(
     variant: Variant, problem: Problem, config: Config, hardware: Hardware
 ) -> dict[str, int] | None:
     """The signals of a :class:`Pipeline`."""
-    found = variant.signals(problem, config)
-    if found is None or hardware.num_xcds == 1:
-        return None if found is None else found._asdict()
-    return found._asdict() | {"by_chiplet": min(found.programs, hardware.num_xcds)}
+    signals = variant.signals(problem, config)
+    if signals is None or hardware.num_xcds == 1:
+        return None if signals is None else signals._asdict()
+    return signals._asdict() | {"by_chiplet": min(signals.programs, hardware.num_xcds)}
 
 
 def model(op: str, problem: Problem, machine: Machine, only: Sequence[str] = ()) -> Explanation:

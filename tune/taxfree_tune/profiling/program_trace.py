@@ -16,7 +16,7 @@ import numpy.typing as npt
 import torch
 
 from taxfree._runtime.collectives import vote
-from taxfree_kernels.device import control, trace
+from taxfree_kernels.device import peers, trace
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.launch import Kernel, compiling, launching_through
 from taxfree_tune.measuring import timer
@@ -69,12 +69,12 @@ def trace_programs(
         The last call of each chain, by candidate; empty except on rank 0.
     """
     bench = open_bench(fabric, op, problem)
-    found = [
+    traces = [
         trace_call(fabric, bench.call(plan), repetitions) for plan in map(bench.plan, candidates)
     ]
     fabric.synchronize()
     fabric.pool.check()
-    return found if fabric.rank == 0 else []
+    return traces if fabric.rank == 0 else []
 
 
 def trace_call(fabric: Fabric, call: timer.Call, repetitions: int) -> ProgramTrace:
@@ -91,15 +91,15 @@ def trace_call(fabric: Fabric, call: timer.Call, repetitions: int) -> ProgramTra
         logs.append(log[:, :, : fabric.world_size].cpu().numpy().copy())
 
     first = compare_clocks(fabric)
-    fabric.pool.control[control.LOG.value] = log.data_ptr()
+    fabric.pool.control[peers.LOG.value] = log.data_ptr()
     fabric.barrier()
     mode = "graph" if fabric.has_graphs else "eager"
     (timing,) = timer.time_together(fabric, [(call, mode)], repetitions, after)
-    fabric.pool.control[control.LOG.value] = 0
+    fabric.pool.control[peers.LOG.value] = 0
     own = (first, compare_clocks(fabric), np.array(logs))
     everyone = vote(fabric.group, own)
-    alignment = aligned([each[:2] for each in everyone], 0.0)
-    events = [each[2] for each in everyone]
+    alignment = aligned([answer[:2] for answer in everyone], 0.0)
+    events = [answer[2] for answer in everyone]
     return trace_of(events, alignment, np.array(timing.by_rank_us), len(grids))
 
 
@@ -127,8 +127,8 @@ def trace_of(
     """
     times = np.array(
         [
-            np.where(own > 0, alignment.common_us(rank, own), np.nan)
-            for rank, own in enumerate(events)
+            np.where(events_of_rank > 0, alignment.common_us(rank, events_of_rank), np.nan)
+            for rank, events_of_rank in enumerate(events)
         ]
     )
 

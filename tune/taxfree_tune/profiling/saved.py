@@ -63,16 +63,16 @@ def load(path: Path) -> Saved:
     except (ValueError, RecursionError) as error:
         raise _not_saved(path) from error
     try:
-        found = Saved(
+        saved = Saved(
             str(document["environment"].get("created", "")),
             () if "pictures" in document else _explanations(document),
             tuple(map(_timelines, document.get("pictures", ()))),
         )
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise _not_saved(path) from error
-    if not (found.explanations or found.timelines):
+    if not (saved.explanations or saved.timelines):
         raise _not_saved(path)
-    return found
+    return saved
 
 
 def _not_saved(path: Path) -> UsageError:
@@ -100,7 +100,11 @@ def _explanations(document: Mapping[str, Any]) -> tuple[Explanation, ...]:
             rows[0]["hardware"],
             Bounds(*(rows[0][name] for name in _BOUNDS)),
             tuple(map(_pipeline, rows)),
-            tuple(each for each in skipped if (each.op, each.problem) == _named(rows[0])),
+            tuple(
+                pipeline
+                for pipeline in skipped
+                if (pipeline.op, pipeline.problem) == _named(rows[0])
+            ),
             _choice(choices.get(key)),
             (),
         )
@@ -134,8 +138,10 @@ def _pipeline(row: Mapping[str, Any]) -> Pipeline:
     others = [rank for rank in row.get("ranks", ()) if rank["rank"] != row["rank"]]
     accounts = [_account(row, parts, row.get("unsplit", ""))]
     for rank in others:
-        own = [Part(part.name, part.tax, rank["parts"][part.name], None, "") for part in parts]
-        accounts.append(_account(rank, own))
+        own_parts = [
+            Part(part.name, part.tax, rank["parts"][part.name], None, "") for part in parts
+        ]
+        accounts.append(_account(rank, own_parts))
     return Pipeline(
         row["variant"],
         row["config"],

@@ -96,7 +96,7 @@ def measure_pipelines(
 ) -> list[TimedPipeline]:
     """Time the parts of candidates that are known to be right; a task of the workers."""
     bench = open_bench(fabric, op, problem)
-    found = []
+    pipelines_timed = []
     for candidate in candidates:
         plan = bench.plan(candidate)
 
@@ -104,10 +104,10 @@ def measure_pipelines(
             copy = step % len(bench.inputs)
             return list(plan.steps(*bench.inputs[copy], bench.outputs[copy]))
 
-        found.append(time_steps(fabric, bench.call(plan), steps, repetitions))
+        pipelines_timed.append(time_steps(fabric, bench.call(plan), steps, repetitions))
     fabric.synchronize()
     fabric.pool.check()
-    return found
+    return pipelines_timed
 
 
 def time_steps(
@@ -144,14 +144,14 @@ def time_steps(
             readings[name].append(sequence.read())
 
     first = compare_clocks(fabric)
-    found = timer.time_together(fabric, [slot[1:] for slot in slots], repetitions, after)
-    timings = {name: timing for (name, _, _), timing in zip(slots, found, strict=True)}
+    times = timer.time_together(fabric, [slot[1:] for slot in slots], repetitions, after)
+    timings = {name: timing for (name, _, _), timing in zip(slots, times, strict=True)}
     second = compare_clocks(fabric)
-    own = _Own(first, second, clock_step(fabric), readings, rates)
+    result = _Own(first, second, clock_step(fabric), readings, rates)
     infos = tuple(
         StepInfo(step.name, step.kind, _kernels(fabric, step), step.memory_bytes) for step in steps
     )
-    return _timed(fabric, steps, infos, timings, vote(fabric.group, own))
+    return _timed(fabric, steps, infos, timings, vote(fabric.group, result))
 
 
 # -- sequences --
@@ -212,16 +212,16 @@ def _read_host_clock(log: torch.Tensor, index: int) -> None:
 def _sequences(fabric: Fabric, steps_of: StepsOf, steps: Sequence[Step]) -> dict[str, _Sequence]:
     """The sequence in place, and those that differ from it in one thing."""
     make = functools.partial(_Sequence, fabric, steps_of, len(steps), timer.chain_of(fabric))
-    found = {"in place": make()}
+    sequences = {"in place": make()}
     if any(step.latency_probe is not None for step in steps):
-        found["latency probe"] = make(latency_probe=True)
+        sequences["latency probe"] = make(latency_probe=True)
     consumer = next((i for i, step in enumerate(steps) if step.reads is not None), None)
     if consumer is not None:
-        found["hot"] = make(before={consumer: _touch})
+        sequences["hot"] = make(before={consumer: _touch})
         # On the host there is no telling what its cache holds.
         if fabric.has_graphs:
-            found["cold"] = make(before={consumer: _evict(fabric)})
-    return found
+            sequences["cold"] = make(before={consumer: _evict(fabric)})
+    return sequences
 
 
 def _touch(step: Step) -> None:
@@ -287,14 +287,14 @@ def _timed(
     everyone: Sequence[_Own],
 ) -> TimedPipeline:
     alignment = aligned(
-        [(own.first, own.second) for own in everyone],
-        max(own.clock_step_ns for own in everyone),
+        [(result.first, result.second) for result in everyone],
+        max(result.clock_step_ns for result in everyone),
     )
 
     def read(name: str) -> ClockReadings | None:
         if name not in everyone[0].readings or not everyone[0].readings[name]:
             return None
-        return ClockReadings(np.array([own.readings[name] for own in everyone]), len(steps))
+        return ClockReadings(np.array([result.readings[name] for result in everyone]), len(steps))
 
     def times(name: str) -> Times:
         return np.array(timings[name].by_rank_us)
@@ -343,19 +343,19 @@ def _gaps_us(timings: Mapping[str, timer.Timing]) -> Times:
 
 
 def _slowest_rate(everyone: Sequence[_Own], name: str) -> float | None:
-    rate = min(float(np.median(own.rates[name])) for own in everyone)
+    rate = min(float(np.median(result.rates[name])) for result in everyone)
     return None if np.isnan(rate) else rate
 
 
 def _spans(measured: PipelineMeasurement) -> tuple[Span, ...]:
     """The last repetition, on the common clock."""
     names = [step.name for step in measured.steps]
-    found = []
+    spans = []
     for rank, repetitions in enumerate(measured.in_place.clock_ns):
         times = measured.alignment.common_us(rank, repetitions[-1]).tolist()
         for index, (begin, end) in enumerate(itertools.pairwise(times)):
-            found.append(Span(rank, names[index % len(names)], begin, end))
-    return tuple(found)
+            spans.append(Span(rank, names[index % len(names)], begin, end))
+    return tuple(spans)
 
 
 # -- kernels of a step --

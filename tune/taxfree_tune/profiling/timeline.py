@@ -50,16 +50,19 @@ class Timeline:
     @property
     def ranks(self) -> list[int]:
         """Those that did anything, in order."""
-        found = {step.rank for step in self.steps}
-        return sorted(found | {activity.rank for activity in self.activities})
+        ranks = {step.rank for step in self.steps}
+        return sorted(ranks | {activity.rank for activity in self.activities})
 
     def bars(self) -> list[Bar]:
         """A step fills the band of its rank; programs share it, the lowest id on top."""
-        height = BAND / (1 + max((each.program for each in self.activities), default=0))
-        tops = ((each, each.rank - BAND / 2 + each.program * height) for each in self.activities)
+        height = BAND / (1 + max((activity.program for activity in self.activities), default=0))
+        tops = (
+            (activity, activity.rank - BAND / 2 + activity.program * height)
+            for activity in self.activities
+        )
         return [
             *(Bar(s.name, s, s.rank - BAND / 2, s.rank + BAND / 2) for s in self.steps),
-            *(Bar(each.kind, each, top, top + height) for each, top in tops),
+            *(Bar(activity.kind, activity, top, top + height) for activity, top in tops),
         ]
 
     def to_json(self) -> dict[str, Any]:
@@ -81,7 +84,7 @@ class Timeline:
 
 def _rounded(timed: Span | Activity) -> list[Any]:
     fields = dataclasses.astuple(timed)
-    return [round(each, 2) if isinstance(each, float) else each for each in fields]
+    return [round(field, 2) if isinstance(field, float) else field for field in fields]
 
 
 def timelines(explanation: Explanation) -> tuple[Timeline, ...]:
@@ -102,26 +105,28 @@ def _middle_call(pipeline: Pipeline) -> tuple[Span, ...]:
     assert pipeline.timed is not None
     steps = len(pipeline.timed.measurement.steps)
     first = pipeline.timed.measurement.calls // 2 * steps
-    found: list[Span] = []
+    spans: list[Span] = []
     for rank in range(len(pipeline.accounts)):
-        own = [span for span in pipeline.timed.spans if span.rank == rank]
-        found += own[first : first + steps]
-    return tuple(found)
+        spans_of_rank = [span for span in pipeline.timed.spans if span.rank == rank]
+        spans += spans_of_rank[first : first + steps]
+    return tuple(spans)
 
 
 def _from_zero(timed: tuple[_Timed, ...]) -> tuple[_Timed, ...]:
-    start = min((each.begin_us for each in timed), default=0.0)
+    start = min((activity.begin_us for activity in timed), default=0.0)
     return tuple(
-        dataclasses.replace(each, begin_us=each.begin_us - start, end_us=each.end_us - start)
-        for each in timed
+        dataclasses.replace(
+            activity, begin_us=activity.begin_us - start, end_us=activity.end_us - start
+        )
+        for activity in timed
     )
 
 
-def chrome_trace(found: Sequence[Timeline]) -> dict[str, Any]:
+def chrome_trace(timelines: Sequence[Timeline]) -> dict[str, Any]:
     """Timelines as a Chrome trace: a process per pipeline and rank, a track per program."""
     events: list[dict[str, Any]] = []
     process = 0
-    for timeline in found:
+    for timeline in timelines:
         for rank in timeline.ranks:
             name = {"name": f"{timeline.variant} rank {rank}"}
             events.append({"ph": "M", "pid": process, "name": "process_name", "args": name})
@@ -129,9 +134,9 @@ def chrome_trace(found: Sequence[Timeline]) -> dict[str, Any]:
                 _slice(process, 0, step.name, step) for step in timeline.steps if step.rank == rank
             ]
             events += [
-                _slice(process, each.program, _named(each), each)
-                for each in timeline.activities
-                if each.rank == rank
+                _slice(process, activity.program, _named(activity), activity)
+                for activity in timeline.activities
+                if activity.rank == rank
             ]
             process += 1
     return {"traceEvents": events, "displayTimeUnit": "ns"}

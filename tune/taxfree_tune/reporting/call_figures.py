@@ -116,7 +116,7 @@ _SPENT = {
 def timeline_of(rows: list[dict[str, Any]]) -> Figure:
     """Bars over time, a strip per pipeline, a band per rank."""
     steps = [kind for kind in dict.fromkeys(row["kind"] for row in rows) if kind not in _KINDS]
-    colours = {step: f"var(--c{_STEPS[at % len(_STEPS)]})" for at, step in enumerate(steps)}
+    colours = {step: f"var(--c{_STEPS[index % len(_STEPS)]})" for index, step in enumerate(steps)}
     colours |= {kind: f"var(--{kind})" for kind in _KINDS}
     ranks = 1 + max(row["rank"] for row in rows)
     drawn = (

@@ -20,7 +20,7 @@ def taxes(sources: Sources) -> list[dict[str, Any]]:
     Pipelines of a problem keep their order, the library's first. Panels with the most GPUs come
     first.
     """
-    found = []
+    rows = []
     first: dict[str, Mapping[str, Any]] = {}
     order: dict[str, int] = {}
     for file, row in iterate(sources.accounts):
@@ -33,7 +33,7 @@ def taxes(sources: Sources) -> list[dict[str, Any]]:
         parts = stacked(row)
         end_us = sum(us for us in parts.values() if us > 0)
         for depth, (part, us) in enumerate(parts.items()):
-            found.append(
+            rows.append(
                 common
                 | {
                     "size": row["problem"][fingerprints.size_field(row["op"])],
@@ -52,7 +52,7 @@ def taxes(sources: Sources) -> list[dict[str, Any]]:
                     "end_percent": round(100 * end_us / library["t_eager_us"], 1),
                 }
             )
-    return sorted(found, key=lambda row: (-row["gpus"], row["op"], row["panel"]))
+    return sorted(rows, key=lambda row: (-row["gpus"], row["op"], row["panel"]))
 
 
 def _common(file: ResultFile, row: Mapping[str, Any]) -> dict[str, Any]:
@@ -71,7 +71,7 @@ def timelines(sources: Sources) -> list[dict[str, Any]]:
 
     Each has the place of its bar.
     """
-    found = []
+    rows = []
     for file, entry in iterate(sources.timelines):
         common = _common(file, entry) | {
             "panel": f"{entry['op']} {format_problem(entry['op'], entry['problem'])}, "
@@ -80,23 +80,23 @@ def timelines(sources: Sources) -> list[dict[str, Any]]:
         for timeline in map(Timeline.from_json, entry["timelines"]):
             pipeline = common | {"variant": timeline.variant}
             for bar in timeline.bars():
-                place = {"top": round(bar.top, 4), "bottom": round(bar.bottom, 4)}
+                edges = {"top": round(bar.top, 4), "bottom": round(bar.bottom, 4)}
                 timed = bar.timed
                 times = {"rank": timed.rank, "begin_us": timed.begin_us, "end_us": timed.end_us}
                 kind: dict[str, Any] = {"kind": bar.kind}
                 if isinstance(timed, Activity):
                     kind["program"] = timed.program
-                found.append(pipeline | place | times | kind)
-    return found
+                rows.append(pipeline | edges | times | kind)
+    return rows
 
 
 def spans(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The rows of timelines in sum: a row per pipeline, rank and kind of work."""
-    found: dict[tuple[Any, ...], dict[str, Any]] = {}
+    by_place: dict[tuple[Any, ...], dict[str, Any]] = {}
     for row in rows:
         key = (row["panel"], row["variant"], row["rank"], row["kind"])
-        known = found.setdefault(key, row | {"count": 0})
+        known = by_place.setdefault(key, row | {"count": 0})
         known["count"] += 1
         known["begin_us"] = min(known["begin_us"], row["begin_us"])
         known["end_us"] = max(known["end_us"], row["end_us"])
-    return list(found.values())
+    return list(by_place.values())

@@ -74,22 +74,34 @@ def comparisons(sources: Sources) -> list[Comparison]:
     Of a record without a measured bound the bound is that of a bench, else modelled.
     """
     every = [*map(_of_record, sources.records), *_of_benches(sources.benches)]
-    bounds = {each.key: each.bound_us for each in every if each.bound_us is not None}
+    bounds = {
+        comparison.key: comparison.bound_us
+        for comparison in every
+        if comparison.bound_us is not None
+    }
     newest: dict[str, Comparison] = {}
-    for each in sorted(every, key=lambda each: each.created):
-        newest[each.key] = each
-    found = [_with_bound(each, bounds.get(each.key)) for each in newest.values()]
-    return sorted(found, key=_order)
+    for comparison in sorted(every, key=lambda comparison: comparison.created):
+        newest[comparison.key] = comparison
+    compared = [
+        _with_bound(comparison, bounds.get(comparison.key)) for comparison in newest.values()
+    ]
+    return sorted(compared, key=_order)
 
 
-def _order(each: Comparison) -> tuple[Any, ...]:
-    size = each.problem[fingerprints.size_field(each.op)]
-    return each.op, family(each), each.problem["world_size"], size, each.machine
+def _order(comparison: Comparison) -> tuple[Any, ...]:
+    size = comparison.problem[fingerprints.size_field(comparison.op)]
+    return (
+        comparison.op,
+        family(comparison),
+        comparison.problem["world_size"],
+        size,
+        comparison.machine,
+    )
 
 
-def family(each: Comparison) -> str:
+def family(comparison: Comparison) -> str:
     """The fields of a problem that neither its size nor the number of GPUs is."""
-    return family_of(each.op, each.problem)
+    return family_of(comparison.op, comparison.problem)
 
 
 def family_of(op: str, problem: Mapping[str, Any]) -> str:
@@ -103,21 +115,29 @@ def _of_record(recorded: Recorded) -> Comparison:
     modes = record.baseline.median_us
     mode = "graph" if "graph" in modes else "eager"
     versions = fingerprints.versions(record.op)
-    measured = {each.variant: each for each in (*record.runners_up[::-1], record.winner)}
+    measured = {
+        measurement.variant: measurement
+        for measurement in (*record.runners_up[::-1], record.winner)
+    }
     measured["baseline"] = record.baseline
 
-    def timed(each: Measurement, in_mode: str) -> Timed:
-        us, is_current = each.median_us[in_mode], each.version == versions.get(each.variant)
-        return Timed(each.variant, each.config, in_mode, us, is_current)
+    def timed(measurement: Measurement, in_mode: str) -> Timed:
+        us, is_current = (
+            measurement.median_us[in_mode],
+            measurement.version == versions.get(measurement.variant),
+        )
+        return Timed(measurement.variant, measurement.config, in_mode, us, is_current)
 
-    libraries = [each for name, each in measured.items() if is_library(record.op, name)]
-    others = [each for each in measured.values() if each not in libraries]
+    libraries = [
+        measurement for name, measurement in measured.items() if is_library(record.op, name)
+    ]
+    others = [measurement for measurement in measured.values() if measurement not in libraries]
     return Comparison(
         record.op,
         record.problem,
         machine_of_record(record),
-        library=_fastest([timed(each, m) for each in libraries for m in each.median_us]),
-        ours=_fastest([timed(each, mode) for each in others if mode in each.median_us], None),
+        library=_fastest([timed(library, m) for library in libraries for m in library.median_us]),
+        ours=_fastest([timed(other, mode) for other in others if mode in other.median_us], None),
         dispatch=timed(record.winner, mode),
         bound_us=None,
         is_bound_modelled=False,
@@ -165,61 +185,65 @@ def _timed(row: Row) -> Timed:
     return Timed(variant, config, row.mode, row.median_us, row.version == known)
 
 
-def _fastest(found: Sequence[Timed], *default: Any) -> Any:
-    return min(found, key=lambda each: each.us) if found or not default else default[0]
+def _fastest(candidates: Sequence[Timed], *default: Any) -> Any:
+    return min(candidates, key=lambda call: call.us) if candidates or not default else default[0]
 
 
-def _with_bound(each: Comparison, measured_us: float | None) -> Comparison:
-    if each.bound_us is not None:
-        return each
+def _with_bound(comparison: Comparison, measured_us: float | None) -> Comparison:
+    if comparison.bound_us is not None:
+        return comparison
     if measured_us is not None:
-        return replace(each, bound_us=measured_us)
-    machine = next((m for m in MACHINES.values() if m.hardware.name == each.machine), None)
-    problem = recorded_problem(each.op, each.problem)
+        return replace(comparison, bound_us=measured_us)
+    machine = next((m for m in MACHINES.values() if m.hardware.name == comparison.machine), None)
+    problem = recorded_problem(comparison.op, comparison.problem)
     if machine is None or problem is None:
-        return each
-    return replace(each, bound_us=bounds_of(machine, problem).t_bound_us, is_bound_modelled=True)
+        return comparison
+    return replace(
+        comparison, bound_us=bounds_of(machine, problem).t_bound_us, is_bound_modelled=True
+    )
 
 
 # -- rows of figures and tables --
 
 
-def rows(found: Sequence[Comparison]) -> list[dict[str, Any]]:
+def rows(compared: Sequence[Comparison]) -> list[dict[str, Any]]:
     """A row per problem, with words for tables and hovers; ratios are of the library's time.
 
     Where there are several machines, or times are modelled, a family says of which machine it is.
     """
-    rows = [_row(each) for each in found]
+    rows = [_row(comparison) for comparison in compared]
     if len({row["machine"] for row in rows}) > 1:
         for row in rows:
             row["family"] += f", {row['machine']}"
     return rows
 
 
-def _row(each: Comparison) -> dict[str, Any]:
-    size_field = fingerprints.size_field(each.op)
+def _row(comparison: Comparison) -> dict[str, Any]:
+    size_field = fingerprints.size_field(comparison.op)
     row: dict[str, Any] = {
-        "op": each.op,
-        "gpus": each.problem["world_size"],
-        "machine": each.machine,
-        "family": family(each),
-        "size": each.problem[size_field],
+        "op": comparison.op,
+        "gpus": comparison.problem["world_size"],
+        "machine": comparison.machine,
+        "family": family(comparison),
+        "size": comparison.problem[size_field],
         "size_field": size_field,
-        "library": f"{each.library.variant}, {each.library.mode}",
-        "library_us": _us(each.library.us),
-        "bound": "modelled" if each.is_bound_modelled else "at measured rates",
-        "bound_us": _us(each.bound_us),
-        "measured": each.created[:10],
-        "source": each.source,
+        "library": f"{comparison.library.variant}, {comparison.library.mode}",
+        "library_us": _us(comparison.library.us),
+        "bound": "modelled" if comparison.is_bound_modelled else "at measured rates",
+        "bound_us": _us(comparison.bound_us),
+        "measured": comparison.created[:10],
+        "source": comparison.source,
         "kernel": "current",
     }
-    for name, timed in (("ours", each.ours), ("dispatch", each.dispatch)):
+    for name, timed in (("ours", comparison.ours), ("dispatch", comparison.dispatch)):
         row[name] = "not measured" if timed is None else timed.variant
         row[f"{name}_us"] = None if timed is None else _us(timed.us)
-        row[f"{name}_x"] = None if timed is None else round(each.library.us / timed.us, 3)
-    if each.ours is not None:
-        row["config"] = " ".join(f"{name}={value}" for name, value in each.ours.config.items())
-        row["kernel"] = "current" if each.ours.is_current else "changed since"
+        row[f"{name}_x"] = None if timed is None else round(comparison.library.us / timed.us, 3)
+    if comparison.ours is not None:
+        row["config"] = " ".join(
+            f"{name}={value}" for name, value in comparison.ours.config.items()
+        )
+        row["kernel"] = "current" if comparison.ours.is_current else "changed since"
     return row
 
 

@@ -29,8 +29,8 @@ _FILTERS = (("op", "Operation"), ("gpus", "GPUs"), ("machine", "Machine"))
 
 def page(sources: Sources) -> str:
     """The page of these sources."""
-    found = sections(sources)
-    figures = [figure for section in found for figure in section.figures]
+    shown = sections(sources)
+    figures = [figure for section in shown for figure in section.figures]
     environment = jinja2.Environment(
         autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
     )
@@ -43,10 +43,10 @@ def page(sources: Sources) -> str:
         style=_asset("page.css"),
         script=_asset("page.js"),
         library=vl_convert.javascript_bundle(),
-        sections=found,
-        filters=[each for each in _filters(figures) if len(each[2]) > 1],
-        summary=_summary(found),
-        data=_embedded({each.name: _data(each) for each in figures}),
+        sections=shown,
+        filters=[selector for selector in _filters(figures) if len(selector[2]) > 1],
+        summary=_summary(shown),
+        data=_embedded({figure.name: _data(figure) for figure in figures}),
         origins=origins(sources),
         left_out=sources.left_out,
     )
@@ -71,13 +71,13 @@ def _filters(figures: Sequence[Figure]) -> list[tuple[str, str, list[str]]]:
     return [(key, name, _values(row[key] for row in rows)) for key, name in _FILTERS]
 
 
-def _values(found: Iterable[Any]) -> list[str]:
-    return [str(value) for value in sorted(set(found))]
+def _values(values: Iterable[Any]) -> list[str]:
+    return [str(value) for value in sorted(set(values))]
 
 
-def _summary(found: Sequence[Section]) -> list[tuple[str, Counter[str]]]:
+def _summary(shown: Sequence[Section]) -> list[tuple[str, Counter[str]]]:
     """Of our fastest variants and of dispatch: how many are faster, even and slower."""
-    rows = [row for figure in found[0].figures for row in figure.rows]
+    rows = [row for figure in shown[0].figures for row in figure.rows]
     return [
         (label, Counter(verdict(row[key]) for row in rows if row[key] is not None))
         for label, key in (("Our fastest variant", "ours_x"), ("What dispatch runs", "dispatch_x"))
@@ -96,7 +96,7 @@ def _origins_of(figure: Figure) -> str:
     dates: dict[str, list[str]] = {}
     for row in figure.rows:
         dates.setdefault(row["source"], []).append(row["measured"])
-    return "; ".join(f"{name}, {_period(min(own), max(own))}" for name, own in dates.items())
+    return "; ".join(f"{name}, {_period(min(days), max(days))}" for name, days in dates.items())
 
 
 def _period(first: str, last: str) -> str:
@@ -110,18 +110,18 @@ def _period(first: str, last: str) -> str:
 
 def origins(sources: Sources) -> list[Origin]:
     """The tables, databases and files that a report is made from."""
-    found = []
+    origins_found = []
     alike: dict[tuple[str, ...], list[Any]] = {}
-    for each in sources.records:
-        software = software_words(vars(each.record.software))
-        alike.setdefault((each.source, machine_of_record(each.record), software), []).append(
-            each.record
+    for shown in sources.records:
+        software = software_words(vars(shown.record.software))
+        alike.setdefault((shown.source, machine_of_record(shown.record), software), []).append(
+            shown.record
         )
     for (source, machine, software), records in alike.items():
         times = [record.provenance.get("created", "") for record in records]
         gpus = {int(record.problem["world_size"]) for record in records}
         versions = [(r.op, r.winner.variant, r.winner.version) for r in records]
-        found.append(_origin(source, "records", machine, gpus, times, software, versions))
+        origins_found.append(_origin(source, "records", machine, gpus, times, software, versions))
     for source, results in sources.benches:
         rows, environment = results.rows, results.environment
         versions = [
@@ -129,17 +129,19 @@ def origins(sources: Sources) -> list[Origin]:
             for row in rows
             if row.version is not None
         ]
-        found.append(_of_file(source, "times", environment, [r.problem for r in rows], versions))
+        origins_found.append(
+            _of_file(source, "times", environment, [r.problem for r in rows], versions)
+        )
     for file in sources.models:
-        found.append(_of_file(file.source, "models", file.environment, file.entries, ()))
+        origins_found.append(_of_file(file.source, "models", file.environment, file.entries, ()))
     for holds, result_files in (
         ("accounts of taxes", sources.accounts),
         ("timelines", sources.timelines),
     ):
         for file in result_files:
             problems = [entry["problem"] for entry in file.entries]
-            found.append(_of_file(file.source, holds, file.environment, problems, ()))
-    return found
+            origins_found.append(_of_file(file.source, holds, file.environment, problems, ()))
+    return origins_found
 
 
 def _of_file(

@@ -80,27 +80,27 @@ def read(database: Path, required: bool, results: Sequence[Path]) -> Sources:
         DatabaseError: the database cannot be read.
         UsageError: a file is none that a report shows.
     """
-    found = Sources()
+    sources = Sources()
     try:
         with Database(database, read_only=True) as opened:
             for record in opened.records():
-                found.records.append(Recorded(record, database.name, opened.trials(record.key)))
+                sources.records.append(Recorded(record, database.name, opened.trials(record.key)))
     except DatabaseMissing:
         if required:
             raise
-    found.records += [Recorded(record, SHIPPED) for record in shipped_records()]
-    found.records = [each for each in found.records if _is_known(each.record)]
-    for given in results:
-        if given.is_dir():
-            for path in sorted(given.rglob("*.json")):
-                if not _add(found, path, path.relative_to(given).as_posix()):
-                    found.left_out.append(path.relative_to(given).as_posix())
-        elif not _add(found, given, given.name):
+    sources.records += [Recorded(record, SHIPPED) for record in shipped_records()]
+    sources.records = [record for record in sources.records if _is_known(record.record)]
+    for result in results:
+        if result.is_dir():
+            for path in sorted(result.rglob("*.json")):
+                if not _add(sources, path, path.relative_to(result).as_posix()):
+                    sources.left_out.append(path.relative_to(result).as_posix())
+        elif not _add(sources, result, result.name):
             raise UsageError(
-                f"{given} holds nothing that a report shows",
+                f"{result} holds nothing that a report shows",
                 "give files of bench --out, explain --json or explain --trace",
             )
-    return found
+    return sources
 
 
 def _is_known(record: Record) -> bool:
@@ -109,7 +109,7 @@ def _is_known(record: Record) -> bool:
     )
 
 
-def _add(found: Sources, path: Path, name: str) -> bool:
+def _add(sources: Sources, path: Path, name: str) -> bool:
     """Add a file by what it holds; returns whether it holds anything that is shown."""
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
@@ -122,19 +122,19 @@ def _add(found: Sources, path: Path, name: str) -> bool:
     if document.get("pictures"):
         _require(path, document["pictures"], ("op", "problem", "hardware", "timelines"))
         file = ResultFile(name, _environment(document), document["pictures"])
-        found.timelines.append(file)
+        sources.timelines.append(file)
     elif "t_graph_us" in first and "is_modelled" in first:
         _require(path, rows, ("op", "problem", "variant", "t_eager_us", "residual_us"))
         renamed = [with_new_names(row["op"], row) for row in document["rows"]]
-        found.accounts.append(ResultFile(name, _environment(document), renamed))
+        sources.accounts.append(ResultFile(name, _environment(document), renamed))
     elif "tokens_per_s" in first and _environment(document).get("fabric") != "host":
         _require(path, rows, ("model", "layers", "world_size", "phase", "path", "median_us"))
-        found.models.append(ResultFile(name, _environment(document), document["rows"]))
+        sources.models.append(ResultFile(name, _environment(document), document["rows"]))
     elif "mode" in first and "t_bound_us" in first:
         results = load(path)
         ops = operation_names()
         known = [row for row in results.rows if row.op in ops]
-        found.benches.append((name, Results(results.environment, tuple(known), results.skipped)))
+        sources.benches.append((name, Results(results.environment, tuple(known), results.skipped)))
     else:
         return False
     return True

@@ -29,14 +29,14 @@ optuna.logging.set_verbosity(optuna.logging.ERROR)
 
 def convergence(sources: Sources) -> list[dict[str, Any]]:
     """A row per measured trial of each study: its time, and the best so far, in microseconds."""
-    found = []
+    rows = []
     for recorded in sources.records:
         best = float("inf")
         baseline = recorded.record.baseline
         for number, trial in enumerate(_measured(recorded), start=1):
             us = trial.median_us[_mode(trial.median_us)]
             best = min(best, us)
-            found.append(
+            rows.append(
                 _common(recorded)
                 | {
                     "trial": number,
@@ -47,7 +47,7 @@ def convergence(sources: Sources) -> list[dict[str, Any]]:
                     "library_us": round(baseline.median_us[_mode(baseline.median_us)], 3),
                 }
             )
-    return found
+    return rows
 
 
 def importances(sources: Sources) -> list[dict[str, Any]]:
@@ -117,8 +117,8 @@ def _importances(trials: Sequence[_Tried]) -> dict[str, float]:
     if len(trials) < _LEAST_TRIALS or not values:
         return {}
     choices = {
-        name: optuna.distributions.CategoricalDistribution(tuple(each))
-        for name, each in values.items()
+        name: optuna.distributions.CategoricalDistribution(tuple(choices))
+        for name, choices in values.items()
     }
     study = optuna.create_study(direction="minimize")
     for config, us in trials:

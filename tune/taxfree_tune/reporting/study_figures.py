@@ -39,7 +39,7 @@ _IMPORTANT = {
 def convergence_of(rows: list[dict[str, Any]]) -> Figure:
     """Times of trials as points, the best so far as a line, the library's as a dashed one."""
     variants = dict.fromkeys(row["variant"] for row in rows)
-    colours = {variant: f"var(--c{place % 8})" for place, variant in enumerate(variants)}
+    colours = {variant: f"var(--c{index % 8})" for index, variant in enumerate(variants)}
     x = alt.X("trial:Q", title="trial", axis=alt.Axis(tickMinStep=1), scale=alt.Scale(nice=False))
     points = (
         alt.Chart(ROWS)

@@ -83,7 +83,7 @@ class Account:
         if self.no_account:
             return [self.no_account]
         allowed = ALLOWED * self.t_eager_us
-        found = [
+        wrong = [
             f"{part.name} is negative: {part.us:.1f} us"
             for part in self.parts
             if part.us < -allowed
@@ -94,8 +94,8 @@ class Account:
             if self.kernel_us is not None:
                 kernels = self.kernel_us / self.t_eager_us
                 text += f": kernel work {kernels:.0%}, unexplained {share - kernels:.0%}"
-            found.append(text)
-        return found
+            wrong.append(text)
+        return wrong
 
     def is_below_bound(self) -> bool:
         """Whether a time is less than the bound: then one of the two is wrong."""

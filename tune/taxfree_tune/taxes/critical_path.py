@@ -78,17 +78,17 @@ def _waits(trace: ProgramTrace, rank: int, repetition: int, program: int) -> lis
     began = trace.began[rank, repetition, program]
     ended = trace.ended[rank, repetition, program]
     since = trace.started[rank, repetition, program]
-    found: list[_Wait] = []
+    waits: list[_Wait] = []
     for source in np.argsort(began).tolist():
         begin, end = float(began[source]), float(ended[source])
         if not since <= begin <= end:  # nothing was recorded, or by an earlier launch
             continue
-        if found and begin < found[-1].end:
-            last = found.pop()
-            found.append(_Wait(last.begin, max(end, last.end), (*last.sources, source)))
+        if waits and begin < waits[-1].end:
+            last = waits.pop()
+            waits.append(_Wait(last.begin, max(end, last.end), (*last.sources, source)))
         else:
-            found.append(_Wait(begin, end, (source,)))
-    return found
+            waits.append(_Wait(begin, end, (source,)))
+    return waits
 
 
 def _own_part(trace: ProgramTrace, rank: int, repetition: int, wait: _Wait) -> float:

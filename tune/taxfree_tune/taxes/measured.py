@@ -77,8 +77,8 @@ class ClockReadings:
         """Arrival of the last rank at a step minus own, the mean of a chain: [rank, rep]."""
         arrivals = np.stack(
             [
-                alignment.common_us(rank, own[:, step :: self.steps])
-                for rank, own in enumerate(self.clock_ns)
+                alignment.common_us(rank, clocks[:, step :: self.steps])
+                for rank, clocks in enumerate(self.clock_ns)
             ]
         )
         calls = (self.clock_ns.shape[2] - 1) // self.steps
@@ -164,14 +164,14 @@ class PipelineMeasurement:
 
     def step_us(self) -> list[float]:
         """Time of each step in its place, with the clock reading before it, of the slowest rank."""
-        found: list[float] = np.median(self.in_place.step_us(), axis=1).max(axis=0).tolist()
-        return found
+        medians: list[float] = np.median(self.in_place.step_us(), axis=1).max(axis=0).tolist()
+        return medians
 
     def program_trace_us(self) -> float:
         """Time that tracing adds to a call, of the slowest rank."""
         assert self.trace is not None
         plain = self.eager_us if self.graph_us is None else self.graph_us
-        recorded, usual = (np.median(each, axis=1).max() for each in (self.trace.call_us, plain))
+        recorded, usual = (np.median(times, axis=1).max() for times in (self.trace.call_us, plain))
         return float(recorded - usual)
 
     def only(self, kind: str) -> int | None:

@@ -23,15 +23,15 @@ def accounts(measured: PipelineMeasurement, bounds: Bounds) -> tuple[Account, ..
 def _account(measured: PipelineMeasurement, bounds: Bounds, rank: int) -> Account:
     eager = measured.eager_us[rank]
     graph = None if measured.graph_us is None else measured.graph_us[rank]
-    found = [] if graph is None else _launch(measured, eager - graph)
+    timed_parts = [] if graph is None else _launch(measured, eager - graph)
     unsplit = [NO_GRAPHS] if graph is None and measured.trace is None else []
     work: Times | None = None
     if measured.trace is not None and measured.trace.shows_programs:
         inner, work = _inside(measured, measured.trace, bounds, rank)
-        found += inner
+        timed_parts += inner
     elif measured.only("collective") is not None:
-        found += _bulk_synchronous(measured, bounds, rank)
-        found += _locality(measured, rank)
+        timed_parts += _bulk_synchronous(measured, bounds, rank)
+        timed_parts += _locality(measured, rank)
         work = _work(measured, rank) - bounds.t_floor_us
     elif bounds.t_link_us == 0:  # ranks exchange nothing
         work = _kernel_us(measured, measured.in_place, rank).sum(axis=1) - bounds.t_floor_us
@@ -39,9 +39,9 @@ def _account(measured: PipelineMeasurement, bounds: Bounds, rank: int) -> Accoun
         unsplit.append(INSIDE)
     # A program trace may have another number of repetitions.
     spent = sum(
-        (part.us if len(times) != len(eager) else times for part, times in found), 0 * eager
+        (part.us if len(times) != len(eager) else times for part, times in timed_parts), 0 * eager
     )
-    parts = tuple(part for part, _ in found)
+    parts = tuple(part for part, _ in timed_parts)
     return Account(
         rank,
         float(np.median(eager)),
@@ -99,7 +99,7 @@ def _bulk_synchronous(
     assert step is not None
     skew = measured.in_place.skew_us(step, measured.alignment)[rank]
     error = float(measured.alignment.error_ns.max()) * 1e-3
-    found = [
+    parts = [
         _part("skew", tax, skew, f"last rank's arrival - own, clocks aligned to {error:.2f} us")
     ]
     # The part of the link's time that is in the bound cannot be hidden.
@@ -109,19 +109,19 @@ def _bulk_synchronous(
     if measured.latency_probe is not None:
         probe = _kernel_us(measured, measured.latency_probe, rank)[:, step]
         probe = probe - measured.latency_probe.skew_us(step, measured.alignment)[rank]
-        found.append(
+        parts.append(
             _part("latency", tax, probe, "the collective on minimal data, in its place - its skew")
         )
         rest, method = rest - np.median(probe), f"{method} - latency"
     if exposed:
         method += f" - {exposed:.1f} us of the bound"
-    found.append(_part("transfer", tax, rest, method))
-    return found
+    parts.append(_part("transfer", tax, rest, method))
+    return parts
 
 
 def _locality(measured: PipelineMeasurement, rank: int) -> list[tuple[Part, Times]]:
     kernel = _kernel_us(measured, measured.in_place, rank)
-    found = [
+    parts = [
         _part(
             step.name,
             "locality",
@@ -133,7 +133,7 @@ def _locality(measured: PipelineMeasurement, rank: int) -> list[tuple[Part, Time
         if step.kind == "copy"
     ]
     if measured.hot is None:
-        return found
+        return parts
     consumer = measured.only("consumer")
     assert consumer is not None
     in_place = measured.in_place.step_us()[rank, :, consumer]
@@ -143,7 +143,7 @@ def _locality(measured: PipelineMeasurement, rank: int) -> list[tuple[Part, Time
         limit = np.median(measured.cold.step_us()[rank, :, consumer] - hot)
         method += f"; evicted {limit:+.2f} us"
     step = measured.steps[consumer]
-    return [*found, _part(step.name, "locality", in_place - hot, method, step.memory_bytes)]
+    return [*parts, _part(step.name, "locality", in_place - hot, method, step.memory_bytes)]
 
 
 def _work(measured: PipelineMeasurement, rank: int) -> Times:
@@ -162,7 +162,7 @@ def _inside(
     measured: PipelineMeasurement, trace: ProgramTrace, bounds: Bounds, rank: int
 ) -> tuple[list[tuple[Part, Times]], Times]:
     """Parts of a fused kernel's account, and its work beyond the bound."""
-    calls = [inside(trace, rank, each) for each in range(trace.call_us.shape[1])]
+    calls = [inside(trace, rank, call) for call in range(trace.call_us.shape[1])]
     by_name = {
         field.name: np.array([getattr(call, field.name) for call in calls])
         for field in dataclasses.fields(Inside)
@@ -171,28 +171,28 @@ def _inside(
     exposed = max(0.0, bounds.t_link_us - bounds.t_floor_us)
     allowed = np.minimum(exposed, by_name["transfer"])
     transfer, work = by_name["transfer"] - allowed, by_name["work"] - (exposed - allowed)
-    found = []
+    parts = []
     # Otherwise other kernels of the call ran then, or programs that had not recorded anything.
     if trace.shows_starts and trace.launches == 1:
         method = "a call - from its first program's start to its last one's end"
-        found.append(_part("ends", "launch", by_name["outside"], method))
+        parts.append(_part("ends", "launch", by_name["outside"], method))
     else:
         work = work + by_name["outside"] - max(0, measured.kernels - 1) * measured.gap_us
     if trace.shows_starts:
         method = "until critical programs run"
-        found.append(_part("start", "launch", by_name["starting"], method))
+        parts.append(_part("start", "launch", by_name["starting"], method))
     else:
         work = work + by_name["starting"]
     bulk: Tax = "bulk synchronous"
     error = float(measured.alignment.error_ns.max()) * 1e-3
     clocks = f"clocks aligned to {error:.2f} us"
     taken_off = f" - {exposed:.1f} us of the bound" if exposed else ""
-    found += [
+    parts += [
         _part("skew", bulk, by_name["skew"], f"waits for a rank whose call began later, {clocks}"),
         _part("latency", bulk, by_name["latency"], "waits after the last signal was sent"),
         _part("transfer", bulk, transfer, f"other waits of critical programs{taken_off}"),
     ]
-    return found, work - bounds.t_floor_us
+    return parts, work - bounds.t_floor_us
 
 
 def _kernel_us(measured: PipelineMeasurement, readings: ClockReadings, rank: int) -> Times:

@@ -59,10 +59,10 @@ def is_legal(variant: Variant, problem: Problem, hardware: Hardware, config: Con
 
 
 def valid_candidates(
-    found: Mapping[str, Variant], problem: Problem, hardware: Hardware
+    variants_by_name: Mapping[str, Variant], problem: Problem, hardware: Hardware
 ) -> Iterator[Candidate]:
     """Every candidate that its variant does not refuse."""
-    for name, variant in found.items():
+    for name, variant in variants_by_name.items():
         space = variant.space(problem, hardware)
         for values in itertools.product(*space.values()):
             config = dict(zip(space, values, strict=True))
@@ -71,18 +71,18 @@ def valid_candidates(
 
 
 def every_candidate(
-    found: Mapping[str, Variant], problem: Problem, hardware: Hardware, seed: int
+    variants_by_name: Mapping[str, Variant], problem: Problem, hardware: Hardware, seed: int
 ) -> list[Candidate]:
     """All valid candidates, in an order that is drawn.
 
     Raises:
         UsageError: they are too many to measure.
     """
-    most = itertools.islice(valid_candidates(found, problem, hardware), _MOST + 1)
+    most = itertools.islice(valid_candidates(variants_by_name, problem, hardware), _MOST + 1)
     candidates = list(most)
     if len(candidates) > _MOST:
         raise UsageError(
-            f"{', '.join(found)} have more than {_MOST:,} configs together",
+            f"{', '.join(variants_by_name)} have more than {_MOST:,} configs together",
             "name one of the variants with fewer, or leave --exhaustive out",
         )
     random.Random(seed).shuffle(candidates)
@@ -90,7 +90,7 @@ def every_candidate(
 
 
 def first_candidates(
-    found: Mapping[str, Variant],
+    variants_by_name: Mapping[str, Variant],
     problem: Problem,
     hardware: Hardware,
     nearby: Sequence[Candidate] = (),
@@ -101,12 +101,12 @@ def first_candidates(
     configs that won nearby; then the other first configs, in the same order of variants.
 
     Args:
-        found: the variants.
+        variants_by_name: the variants.
         nearby: configs that won on similar problems.
     """
     names = operation(op_of(problem)).first_variants(problem)
-    likely = [found[name] for name in names if name in found]
-    others = [variant for name, variant in found.items() if name not in names]
+    likely = [variants_by_name[name] for name in names if name in variants_by_name]
+    others = [variant for name, variant in variants_by_name.items() if name not in names]
     defaults, *more = _rows_of_first_configs(likely, problem, hardware)
     other_defaults, *rest = _rows_of_first_configs(others, problem, hardware)
     return [*defaults, *other_defaults, *nearby, *itertools.chain(*more, *rest)]

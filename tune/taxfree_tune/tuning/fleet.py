@@ -61,7 +61,7 @@ class Fleet(AbstractContextManager["Fleet"]):
     """
 
     def __init__(self, url: str) -> None:
-        scheme = next((each for each in _SCHEMES if url.startswith(each)), None)
+        scheme = next((known for known in _SCHEMES if url.startswith(known)), None)
         if scheme is None:
             raise UsageError("--storage is no URL of PostgreSQL", "postgresql://host/database")
         if importlib.util.find_spec("psycopg") is None:
@@ -129,10 +129,10 @@ class Fleet(AbstractContextManager["Fleet"]):
         study = self.study(f"{name} finals")
         with self.alone(study):
             trials = study.get_trials(deepcopy=False)
-            done = [each for each in trials if each.state == TrialState.COMPLETE]
+            done = [trial for trial in trials if trial.state == TrialState.COMPLETE]
             if done:
                 return Finals(json.loads(done[-1].user_attrs[_RECORD]), None)
-            if any(each.state == TrialState.RUNNING for each in trials):
+            if any(trial.state == TrialState.RUNNING for trial in trials):
                 return None
             return Finals(None, self.ask(study))
 

@@ -69,15 +69,17 @@ class TuningHistory:
             for record in self.records
             if (record.op, record.problem) == (op, problem) and record.hardware.is_same(fingerprint)
         ]
-        measured = [each for r in records for each in (r.winner, *r.runners_up)]
+        measured = [measurement for r in records for measurement in (r.winner, *r.runners_up)]
         trials = [trial for trial in last.values() if trial.state == "measured"]
         trials.sort(key=lambda trial: min(trial.median_us.values()))
-        found = [Candidate(each.variant, each.config) for each in measured]
-        found += [Candidate(each.variant, each.config) for each in trials]
+        candidates = [
+            Candidate(measurement.variant, measurement.config) for measurement in measured
+        ]
+        candidates += [Candidate(trial.variant, trial.config) for trial in trials]
         failed = {text for text, trial in last.items() if trial.state != "measured"}
-        return [candidate for candidate in found if key(candidate) not in failed]
+        return [candidate for candidate in candidates if key(candidate) not in failed]
 
-    def _last_trials(self, op: str, place: str) -> dict[str, TrialRecord]:
+    def _last_trials(self, op: str, record_key: str) -> dict[str, TrialRecord]:
         """The last trial of each candidate with today's kernels."""
         if self.path is None:
             return {}
@@ -85,6 +87,6 @@ class TuningHistory:
         with Database(self.path, read_only=True) as database:
             return {
                 key(Candidate(trial.variant, trial.config)): trial
-                for trial in database.trials(place)
+                for trial in database.trials(record_key)
                 if trial.version == versions.get(trial.variant)
             }

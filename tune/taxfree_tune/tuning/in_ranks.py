@@ -25,8 +25,7 @@ from taxfree._runtime.collectives import vote
 from taxfree.errors import TaxfreeError, one_line
 from taxfree_check.cross_compile.screen import Screen
 from taxfree_kernels.errors import PeerTimeout
-from taxfree_kernels.fabric.base import Fabric
-from taxfree_kernels.fabric.workspace import Workspace
+from taxfree_kernels.fabric.base import Fabric, Workspace
 from taxfree_kernels.variant import Problem, op_of
 from taxfree_tune.measuring.trial import close_bench
 from taxfree_tune.tuning.session import NotTuned, Tuned, alone, tune_one
@@ -67,11 +66,11 @@ class RankTuner:
         timeout_s = self._fabric.pool.timeout_s
         if self._fabric.has_graphs:  # interpreted ranks may be that late
             _bound_waits(self._fabric, min(timeout_s, _WAIT_S))
-        found = aside(self._fabric.device, partial(self._tune, problems, seconds))
+        outcomes = aside(self._fabric.device, partial(self._tune, problems, seconds))
         close_bench()
         if self._fabric.has_graphs:
             _bound_waits(self._fabric, timeout_s)
-        return found
+        return outcomes
 
     @torch.no_grad()
     def _tune(self, problems: Sequence[Problem], seconds: float) -> list[Autotuned]:
@@ -85,17 +84,20 @@ class RankTuner:
     def _lead(
         self, fabric: Fabric, problems: Sequence[Problem], seconds: float, ranks: LocalGroup
     ) -> list[Autotuned]:
-        found: list[Autotuned] = []
+        outcomes: list[Autotuned] = []
         reason = "out of budget"
         try:
-            for each in self._outcomes(fabric, ranks, problems, time.monotonic() + seconds):
-                found.append(each)
+            for outcome in self._outcomes(fabric, ranks, problems, time.monotonic() + seconds):
+                outcomes.append(outcome)
         except PeerTimeout:
             raise
         except Exception as error:  # an engine serves on without records
             reason = one_line(error)
             _log.warning("tuning has ended: %s", reason, exc_info=not hasattr(error, "hint"))
-        return [*found, *(Autotuned(each, None, reason) for each in problems[len(found) :])]
+        return [
+            *outcomes,
+            *(Autotuned(problem, None, reason) for problem in problems[len(outcomes) :]),
+        ]
 
     def _outcomes(
         self, fabric: Fabric, ranks: LocalGroup, problems: Sequence[Problem], deadline: float
@@ -106,15 +108,15 @@ class RankTuner:
             with alone(database.path, deadline + _GRACE_S - time.monotonic()):
                 tuner = Tuner(database, ranks, fabric.hardware, self._screen, is_hasty=True)
                 took = 0.0
-                for at, problem in enumerate(problems):
+                for index, problem in enumerate(problems):
                     begun = time.monotonic()
                     if (record := _own_record(database, fabric, problem)) is not None:
                         yield Autotuned(problem, record)  # others have tuned it since
                         continue
                     if deadline - begun < took:
                         return
-                    share = min(_MOST_S, (deadline - begun) / (len(problems) - at))
-                    following = problems[at + 1] if at + 1 < len(problems) else None
+                    share = min(_MOST_S, (deadline - begun) / (len(problems) - index))
+                    following = problems[index + 1] if index + 1 < len(problems) else None
                     outcome = _tuned(tuner, problem, Budget(TRIALS, share), following)
                     took = time.monotonic() - begun
                     _log.info("%s, %.1f s", _said(outcome, tuner.mode), took)
@@ -124,11 +126,11 @@ class RankTuner:
 def _with_own_scratch(fabric: Fabric) -> Fabric:
     """The same ranks, with scratch memory that is freed, and a barrier that failed ranks leave."""
     memory = fabric.library_memory  # what is registered stays so
-    own = copy.copy(fabric)
-    own.__dict__["library_memory"] = memory
-    own.__dict__["workspace"] = Workspace(fabric.device, beside=fabric.workspace)
-    own.__dict__["barrier"] = partial(_meet, fabric)
-    return own
+    tuned_fabric = copy.copy(fabric)
+    tuned_fabric.__dict__["library_memory"] = memory
+    tuned_fabric.__dict__["workspace"] = Workspace(fabric.device, beside=fabric.workspace)
+    tuned_fabric.__dict__["barrier"] = partial(_meet, fabric)
+    return tuned_fabric
 
 
 def _meet(fabric: Fabric) -> None:

@@ -297,8 +297,8 @@ class _Forwarding(Database):
 def _is_stored(database: Database, key: str, trial: TrialRecord) -> bool:
     """Whether a fleet has told this node the same trial."""
 
-    def content(each: TrialRecord) -> tuple[Any, ...]:
-        return each.variant, each.config, each.state, each.median_us, each.version
+    def content(trial: TrialRecord) -> tuple[Any, ...]:
+        return trial.variant, trial.config, trial.state, trial.median_us, trial.version
 
     return content(trial) in map(content, database.trials(key))
 
@@ -327,23 +327,23 @@ def _meet(launch: LaunchedProcess) -> Store:
             f"{launch.nodes} nodes were launched without {' and '.join(missing)}",
             "in Slurm: export MASTER_PORT=29500 MASTER_ADDR=$(scontrol show hostnames | head -1)",
         )
-    found: list[Store | Exception] = []
+    stores: list[Store | Exception] = []
 
     def meet() -> None:
         timeout = timedelta(seconds=_JOIN_S)
         try:
             store = next(rendezvous("env://", launch.node, launch.nodes, timeout=timeout))[0]
         except Exception as error:
-            found.append(error)
+            stores.append(error)
         else:
-            found.append(store)
+            stores.append(store)
 
     # In a thread, because torch does not let Ctrl-C interrupt it.
     meeting = threading.Thread(target=meet, name="rendezvous", daemon=True)
     meeting.start()
     while meeting.is_alive():
         meeting.join(_POLL_S)
-    (store,) = found
+    (store,) = stores
     if isinstance(store, Exception):
         where = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
         raise WorkerLost(

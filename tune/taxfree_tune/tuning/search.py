@@ -107,13 +107,13 @@ class Search:
 
     def _catch_up(self) -> None:
         """Learn what other nodes have told and claimed."""
-        own = {trial.number for trial in self._asked.values()}
+        numbers = {trial.number for trial in self._asked.values()}
         self._waiting, self._elsewhere = [], set()
         for trial in self._study.get_trials(deepcopy=False):
             if trial.state == TrialState.WAITING:
                 self._waiting.append(trial.system_attrs.get("fixed_params", trial.params))
             candidate = self._candidate(trial.params)
-            if candidate is None or trial.number in own:
+            if candidate is None or trial.number in numbers:
                 continue
             if trial.state == TrialState.RUNNING:
                 self._elsewhere.add(key(candidate))
@@ -211,16 +211,16 @@ class Search:
             wanted: candidates to measure in all, with those that are measured or claimed already;
                 None for no limit.
         """
-        found: list[Candidate] = []
+        batch: list[Candidate] = []
         if not self._variants:
-            return found
+            return batch
         with self._alone():
             if wanted is not None:
                 claimed = len(self._asked) + len(self._elsewhere)
                 count = max(0, min(count, wanted - self.measured - claimed))
             asks = self._enqueue_next(count)
             for _ in range(asks):
-                if len(found) == count:
+                if len(batch) == count:
                     break
                 trial = self._study.ask() if self._fleet is None else self._fleet.ask(self._study)
                 candidate = self._suggest(trial)
@@ -233,11 +233,11 @@ class Search:
                     reason = variant.illegal_reason(self._problem, self._hardware, candidate.config)
                     if reason is None:
                         self._asked[key(candidate)] = trial
-                        found.append(candidate)
+                        batch.append(candidate)
                     else:
                         self._illegal.append((candidate, reason))
                         self.tell_pruned(candidate, reason, trial)
-        return found
+        return batch
 
     def _enqueue_next(self, count: int) -> int:
         """Let `count` candidates wait, where so many can be proposed; how often to ask for them."""
@@ -246,30 +246,30 @@ class Search:
         missing, asks = max(0, count - waiting), _ASKS_PER_CANDIDATE * count
         proposed: list[Candidate] = []
         if self._every is not None:
-            new = (each for each in self._every if key(each) not in known)
+            new = (candidate for candidate in self._every if key(candidate) not in known)
             proposed = list(itertools.islice(new, missing))
             asks = waiting + len(proposed)
         elif missing and self.measured >= _LEAST_KNOWN:
-            measured = [(each, us) for us, each in self.best(_MOST_KNOWN)]
+            measured = [(candidate, us) for us, candidate in self.best(_MOST_KNOWN)]
             failed = self._failed[-_MOST_KNOWN:]
-            pool = self._pool([each for each, _ in measured[:_STARTS]], known)
+            pool = self._pool([candidate for candidate, _ in measured[:_STARTS]], known)
             proposed = self._surrogate.propose(measured, failed, pool, missing)
-        for each in proposed:
-            self._study.enqueue_trial(self._parameters(each))
+        for candidate in proposed:
+            self._study.enqueue_trial(self._parameters(candidate))
         return asks
 
     def _pool(self, fastest: Sequence[Candidate], known: Set[str]) -> list[Candidate]:
         """Unknown candidates that no variant refuses: near the fastest ones, and drawn ones."""
-        found: dict[str, Candidate] = {}
+        pool: dict[str, Candidate] = {}
 
         def add(variant: str, config: dict[str, Any]) -> None:
             candidate = Candidate(variant, config)
             text = key(candidate)
-            if text in known or text in found:
+            if text in known or text in pool:
                 return
             asked = (self._problem, self._hardware, config)
             if self._variants[variant].illegal_reason(*asked) is None:
-                found[text] = candidate
+                pool[text] = candidate
 
         for candidate in fastest:
             space = self._spaces[candidate.variant]
@@ -284,7 +284,7 @@ class Search:
             variant = self._random.choice(list(self._spaces))
             space = self._spaces[variant]
             add(variant, {n: self._random.choice(list(v.values())) for n, v in space.items()})
-        return list(found.values())
+        return list(pool.values())
 
     def take_illegal(self) -> list[tuple[Candidate, str]]:
         """Candidates that variants refused since the last call, each with the reason."""
@@ -374,6 +374,21 @@ class _Lock:
         fcntl.flock(self._file, fcntl.LOCK_EX)
         return True
 
+    def cut_torn_line(self) -> None:
+        """Cut off what a kill or a full disk left of a last line: the next would be joined to it.
+
+        What follows the last line break is at most one line, since a line is written at once.
+        """
+        self.acquire()
+        try:
+            content = self._journal.read_bytes()
+            end = content.rfind(b"\n") + 1
+            if content[end : end + 1] not in (b"", b"{", b"\0"):
+                raise ValueError("it does not end like a journal")
+            self._file.truncate(end)
+        finally:
+            self.release()
+
     def release(self) -> None:
         self._file.close()
 
@@ -385,8 +400,10 @@ def _storage(journal: Path) -> optuna.storages.BaseStorage:
         TaxfreeError: it is damaged.
     """
     journal.parent.mkdir(parents=True, exist_ok=True)
+    lock = _Lock(journal)
     try:
-        backend = JournalFileBackend(str(journal), _Lock(journal))  # type: ignore[arg-type]
+        lock.cut_torn_line()
+        backend = JournalFileBackend(str(journal), lock)  # type: ignore[arg-type]
         return optuna.storages.JournalStorage(backend)
     except OSError:
         raise

@@ -225,12 +225,12 @@ def proposals(
     only: Sequence[str] | None = None,
 ) -> tuple[list[Candidate], list[ScreenVerdict]]:
     """Up to `trials` candidates that a search would propose first, and what it would refuse."""
-    found = variants_for(problem, hardware, only)
-    if not found:
+    variants = variants_for(problem, hardware, only)
+    if not variants:
         reasons = unsupported_reasons(problem, hardware, only)
         return [], [ScreenVerdict(name, {}, {}, reason) for name, reason in reasons.items()]
-    search = Search(found, problem, hardware, seed, journal=None, name="dry run")
-    search.enqueue(first_candidates(found, problem, hardware))
+    search = Search(variants, problem, hardware, seed, journal=None, name="dry run")
+    search.enqueue(first_candidates(variants, problem, hardware))
     asked = search.ask(trials)
     return asked, [
         ScreenVerdict(c.variant, c.config, {}, reason) for c, reason in search.take_illegal()

@@ -69,15 +69,18 @@ class Surrogate:
         chance = np.ones(len(pool))
         if failed:
             chance -= _kernel(points, self._coordinates(failed), lengths).max(axis=1)
-        found: list[int] = []
+        chosen: list[int] = []
         for _ in range(min(count, len(pool))):
             mu, sigma = _posterior(x, z, points, lengths, _NOISE / spread)
             gain = chance * _expected_gain(best, mu, sigma)
-            gain[found] = -1.0
-            at = int(gain.argmax())
-            found.append(at)
-            x, z = np.vstack([x, points[at]]), np.append(z, mu[at])  # as if it were as predicted
-        return [pool[at] for at in found]
+            gain[chosen] = -1.0
+            index = int(gain.argmax())
+            chosen.append(index)
+            x, z = (
+                np.vstack([x, points[index]]),
+                np.append(z, mu[index]),
+            )  # as if it were as predicted
+        return [pool[index] for index in chosen]
 
     def _coordinates(self, candidates: Sequence[Candidate]) -> Array:
         """[candidates, variants + parameters]; what a variant lacks is 0."""
@@ -117,14 +120,14 @@ def _likelihood(x: Array, z: Array, lengths: Array, noise: float) -> float:
 def _fitted(x: Array, z: Array, begin: Array | None, noise: float) -> Array:
     """Lengths of all coordinates, each the most likely in turn."""
     lengths = np.full(x.shape[1], 4.0) if begin is None else begin.copy()
-    for at in range(x.shape[1]):
-        if np.ptp(x[:, at]) == 0:
+    for column in range(x.shape[1]):
+        if np.ptp(x[:, column]) == 0:
             continue
         scores = []
         for length in _LENGTHS:
-            lengths[at] = length
+            lengths[column] = length
             scores.append(_likelihood(x, z, lengths, noise))
-        lengths[at] = _LENGTHS[int(np.argmax(scores))]
+        lengths[column] = _LENGTHS[int(np.argmax(scores))]
     return lengths
 
 

@@ -242,18 +242,18 @@ class Tuner:
     # -- the search --------------------------------------------------------------------------
 
     def _search(self, op: str, problem: Problem) -> Search:
-        found = variants_for(problem, self.hardware, self._only)
+        variants = variants_for(problem, self.hardware, self._only)
         every = self._most = None
         if self._is_exhaustive:
-            every = every_candidate(found, problem, self.hardware, self._seed)
+            every = every_candidate(variants, problem, self.hardware, self._seed)
             self._most = len(every)
         search = Search(
-            found,
+            variants,
             problem,
             self.hardware,
             self._seed,
             None if self._is_hasty else self._database.path.with_suffix(".journal"),
-            self._study(op, problem, found),
+            self._study(op, problem, variants),
             self._fleet,
             every,
         )
@@ -280,46 +280,48 @@ class Tuner:
     def _first_candidates(self, op: str, problem: Problem) -> list[Candidate]:
         if self._ahead is not None and self._ahead[0] == problem:
             return self._ahead[1]
-        found = variants_for(problem, self.hardware, self._only)
+        variants = variants_for(problem, self.hardware, self._only)
         nearby = self._winners_nearby(op, problem)
-        first = first_candidates(found, problem, self.hardware, nearby)
+        first = first_candidates(variants, problem, self.hardware, nearby)
         return [*self._winners_of_other_versions(op, problem), *first]
 
     def _compile_ahead(self, problem: Problem) -> None:
         """Let the screen compile what the search of the next problem asks for first."""
-        op, found = op_of(problem), variants_for(problem, self.hardware, self._only)
+        op, variants = op_of(problem), variants_for(problem, self.hardware, self._only)
         first = self._first_candidates(op, problem)
         self._ahead = problem, first  # what wins until then does not change it
         trials = self._trials(op, problem)
         known = {key(candidate) for candidate, trial in trials if trial.state != "refused"}
         new = [
-            (each.variant, each.config)
-            for each in first
-            if each.variant in found
-            and key(each) not in known
-            and is_legal(found[each.variant], problem, self.hardware, each.config)
+            (candidate.variant, candidate.config)
+            for candidate in first
+            if candidate.variant in variants
+            and key(candidate) not in known
+            and is_legal(variants[candidate.variant], problem, self.hardware, candidate.config)
         ]
         self._screen.begin(op, problem, new[: self._batch])
 
-    def _study(self, op: str, problem: Problem, found: Mapping[str, Variant]) -> str:
+    def _study(self, op: str, problem: Problem, variants: Mapping[str, Variant]) -> str:
         """A name that changes with what a study cannot survive: kernels, compiler, and choices."""
         versions = fingerprints.versions(op)
-        spaces = [(name, each.space(problem, self.hardware)) for name, each in found.items()]
+        spaces = [
+            (name, variant.space(problem, self.hardware)) for name, variant in variants.items()
+        ]
         choices = hashlib.sha256(repr(spaces).encode()).hexdigest()[:16]
         return (
-            f"{self._key(op, problem)} {sorted((n, versions[n]) for n in found)}"
+            f"{self._key(op, problem)} {sorted((n, versions[n]) for n in variants)}"
             f" triton {fingerprints.software_fingerprint().triton} spaces {choices}"
         )
 
     def _winners_of_other_versions(self, op: str, problem: Problem) -> list[Candidate]:
         """What the problem's own records name, measured with another version of its variant."""
-        place, versions = self._key(op, problem), fingerprints.versions(op)
-        shipped = (record for record in self._shipped if record.key == place)
-        winners = [each.winner for each in (self._database.get(place), *shipped) if each]
+        record_key, versions = self._key(op, problem), fingerprints.versions(op)
+        shipped = (record for record in self._shipped if record.key == record_key)
+        winners = [record.winner for record in (self._database.get(record_key), *shipped) if record]
         return [
-            Candidate(each.variant, each.config)
-            for each in winners
-            if each.variant != "baseline" and each.version != versions.get(each.variant)
+            Candidate(winner.variant, winner.config)
+            for winner in winners
+            if winner.variant != "baseline" and winner.version != versions.get(winner.variant)
         ]
 
     def _winners_nearby(self, op: str, problem: Problem) -> list[Candidate]:
@@ -336,13 +338,13 @@ class Tuner:
             fingerprints.interpolated_fields(op),
             fingerprints.ignored_fields(op),
         )
-        found = []
+        winners = []
         for neighbour in nearest[:_NEIGHBOURS]:
             record = fingerprints.transferred(neighbour, problem)
             for measured in (record.winner, *record.runners_up):
                 if measured.variant != "baseline":
-                    found.append(Candidate(measured.variant, measured.config))
-        return found
+                    winners.append(Candidate(measured.variant, measured.config))
+        return winners
 
     @functools.cached_property
     def _shipped(self) -> tuple[Record, ...]:
@@ -420,7 +422,7 @@ class Tuner:
         The recorded winner is one of them, so that it is replaced by what is faster side by side. A
         search restricted to some variants keeps all of the record's candidates.
         """
-        found = [candidate for _, candidate in search.best(FINALISTS)]
+        finalists = [candidate for _, candidate in search.best(FINALISTS)]
         trials = self._database.trials(self._key(op, problem))
         for mode in self.modes[1:]:
             tried = [
@@ -428,11 +430,11 @@ class Tuner:
                 for trial in trials
                 if mode in trial.median_us and not trial.reason
             ]
-            valid = [each for each in tried if search.knows(each[1])]
-            fastest = sorted(valid, key=lambda each: each[0])[:OTHER_FINALISTS]
-            found += [candidate for _, candidate in fastest if candidate not in found]
+            valid = [pair for pair in tried if search.knows(pair[1])]
+            fastest = sorted(valid, key=lambda pair: pair[0])[:OTHER_FINALISTS]
+            finalists += [candidate for _, candidate in fastest if candidate not in finalists]
         known = self._known(op, problem)[: 1 if self._only is None else None]
-        return [*found, *(candidate for candidate in known if candidate not in found)]
+        return [*finalists, *(candidate for candidate in known if candidate not in finalists)]
 
     def _known(self, op: str, problem: Problem) -> list[Candidate]:
         """The candidates of the problem's record that are still valid, of any version."""
@@ -440,12 +442,14 @@ class Tuner:
         if record is None:
             return []
         measured = (record.winner, *record.runners_up)
-        found = variants_for(problem, self.hardware, [each.variant for each in measured])
+        variants = variants_for(
+            problem, self.hardware, [measurement.variant for measurement in measured]
+        )
         return [
-            Candidate(each.variant, each.config)
-            for each in measured
-            if each.variant in found
-            and is_legal(found[each.variant], problem, self.hardware, each.config)
+            Candidate(measurement.variant, measurement.config)
+            for measurement in measured
+            if measurement.variant in variants
+            and is_legal(variants[measurement.variant], problem, self.hardware, measurement.config)
         ]
 
     def _decide(self, op: str, problem: Problem, search: Search, seconds: float) -> Record | None:
@@ -506,7 +510,7 @@ class Tuner:
             survivors = [candidate for candidate, _ in measured]
             return self._side_by_side(op, problem, search, survivors)
         self.disturbed = "; ".join(dict.fromkeys(o.disturbed for o in outcomes if o.disturbed))
-        return [measurement_of(op, *each, self.mode) for each in measured]
+        return [measurement_of(op, *pair, self.mode) for pair in measured]
 
     def _report(
         self,

@@ -104,9 +104,9 @@ def _verdict(record: Record, problem: Problem, together: Together) -> Verificati
     if record.winner.variant not in versions:
         return Verification(record, "unknown", together.mode, reason=stale)
     others = [
-        Candidate(each.variant, each.config)
-        for each in (record.winner, *record.runners_up)
-        if each.variant in versions and each.variant != BASELINE.variant
+        Candidate(measurement.variant, measurement.config)
+        for measurement in (record.winner, *record.runners_up)
+        if measurement.variant in versions and measurement.variant != BASELINE.variant
     ]
     candidates = [BASELINE, *others]
     outcomes = together.finals(problem, candidates)
@@ -125,13 +125,15 @@ def judged(record: Record, mode: Mode, tried: Sequence[tuple[Candidate, Outcome]
     if outcome.state != "measured":
         return Verification(record, outcome.state, mode, reason=outcome.reason)
     measured = [
-        measurement_of(record.op, candidate, each, mode)
-        for candidate, each in tried
-        if each.state == "measured"
+        measurement_of(record.op, candidate, outcome, mode)
+        for candidate, outcome in tried
+        if outcome.state == "measured"
     ]
-    own = next(each for each in measured if each.variant == winner.variant)
-    best = min(measured, key=lambda each: each.median_us[mode])
-    disturbed = "; ".join(dict.fromkeys(each.disturbed for _, each in tried if each.disturbed))
+    own = next(measurement for measurement in measured if measurement.variant == winner.variant)
+    best = min(measured, key=lambda measurement: measurement.median_us[mode])
+    disturbed = "; ".join(
+        dict.fromkeys(outcome.disturbed for _, outcome in tried if outcome.disturbed)
+    )
     state, reason = "holds", ""
     if disturbed:
         state, reason = "disturbed", disturbed
@@ -151,8 +153,8 @@ def require_held(verdicts: Sequence[Verification]) -> None:
         TaxfreeError: a record does not hold, or all measurements were disturbed.
     """
     kinds = {"wrong": WrongResult, "hung": WorkerLost, "crashed": WorkerLost}
-    broken = [each for each in verdicts if each.state not in _HELD]
-    broken.sort(key=lambda each: each.state not in kinds)
+    broken = [verdict for verdict in verdicts if verdict.state not in _HELD]
+    broken.sort(key=lambda verdict: verdict.state not in kinds)
     if broken:
         first = broken[0]
         raise kinds.get(first.state, TaxfreeError)(
@@ -161,7 +163,7 @@ def require_held(verdicts: Sequence[Verification]) -> None:
             f"{first.state}: {first.reason}",
             "`taxfree tune` measures them anew; `taxfree db prune` deletes unknown variants",
         )
-    if all(each.state == "disturbed" for each in verdicts):
+    if all(verdict.state == "disturbed" for verdict in verdicts):
         raise TaxfreeError(f"nothing could be verified: {verdicts[0].reason}", "free the GPUs")
 
 
@@ -187,7 +189,7 @@ def lacking(problems: Iterable[Problem], table: Table, gpu: str | None) -> list[
     for key in [record.key for record in table.records() if record.hardware.gpu == gpu]:
         for record in table.layers(key):
             of_gpu.setdefault(_place(record.op, record.problem), []).append(record)
-    found = []
+    lacking_records = []
     for problem in problems:
         op = op_of(problem)
         versions = fingerprints.versions(op)
@@ -197,8 +199,8 @@ def lacking(problems: Iterable[Problem], table: Table, gpu: str | None) -> list[
             for record in records
         ]
         if None not in stale:
-            found.append(Lacking(problem, next(filter(None, stale), "no record")))
-    return found
+            lacking_records.append(Lacking(problem, next(filter(None, stale), "no record")))
+    return lacking_records
 
 
 def _place(op: str, problem: Mapping[str, Any]) -> tuple[str, str]:

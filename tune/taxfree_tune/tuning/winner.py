@@ -53,7 +53,7 @@ def record_of(
     """
     baseline, *others = measured
     mode = _deciding_mode(baseline.median_us)
-    ranked = sorted(others, key=lambda each: each.median_us[mode])
+    ranked = sorted(others, key=lambda measurement: measurement.median_us[mode])
     winner = _winner(baseline, ranked, mode, incumbent)
     origin = {"source": "user", "created": created, "taxfree": software.taxfree}
     return Record(
@@ -63,7 +63,7 @@ def record_of(
         software=software,
         winner=winner,
         baseline=baseline,
-        runners_up=tuple(each for each in ranked if each is not winner),
+        runners_up=tuple(measurement for measurement in ranked if measurement is not winner),
         trials=trials,
         seconds_spent=seconds,
         provenance=origin | provenance,
@@ -141,10 +141,13 @@ def _too_little(rows: Sequence[Row], measured: Sequence[Measurement]) -> str | N
         return "this version's baseline was not measured"
     if not measured[1:]:
         return "no other variant is of this version's kernels"
-    if spoiled := {each for row in rows for each in row.throttled if each in SPOILING}:
+    if spoiled := {cause for row in rows for cause in row.throttled if cause in SPOILING}:
         return f"measured on a GPU slowed by {', '.join(sorted(spoiled))}"
     mode = _deciding_mode(measured[0].median_us)
-    best, known = min(each.median_us[mode] for each in measured), {m.variant for m in measured}
+    best, known = (
+        min(measurement.median_us[mode] for measurement in measured),
+        {m.variant for m in measured},
+    )
     for row in rows:
         if row.variant not in known | {DISPATCH} and row.mode == mode and row.median_us < best:
             return f"{row.variant} was faster, and has changed since"
@@ -167,7 +170,7 @@ def _is_better_off_without(record: Record, rows: Sequence[Row]) -> str | None:
 def _measured(rows: Sequence[Row]) -> list[Measurement]:
     """Unchanged variants that were timed in all modes; the baseline first, if it is among them."""
     modes = {row.mode for row in rows}
-    found = []
+    measurements = []
     for variant, version in fingerprints.versions(rows[0].op).items():
         by_mode = {row.mode: row for row in rows if row.variant == variant}
         if by_mode.keys() != modes:
@@ -175,18 +178,18 @@ def _measured(rows: Sequence[Row]) -> list[Measurement]:
         row = by_mode[_deciding_mode(modes)]
         if row.version != version:
             continue
-        found.append(
+        measurements.append(
             Measurement(
                 variant=variant,
                 config=row.config,
                 version=version,
-                median_us={mode: each.median_us for mode, each in by_mode.items()},
-                iqr_us={mode: each.iqr_us for mode, each in by_mode.items()},
+                median_us={mode: times.median_us for mode, times in by_mode.items()},
+                iqr_us={mode: times.iqr_us for mode, times in by_mode.items()},
                 samples=len(row.samples_us),
                 relative_error=row.relative_error,
             )
         )
-    return found
+    return measurements
 
 
 def _deciding_mode(modes: Collection[str]) -> Mode:
@@ -203,12 +206,12 @@ def _winner(
     each time.
     """
     # an engine would run the baseline in the faster mode
-    fastest = min(baseline.median_us, key=lambda each: baseline.median_us[each])
-    for each in ranked:
-        if incumbent is not None and is_of(each, incumbent):
-            is_kept = not is_faster(ranked[0], mode, each, mode, _LEAST_CHANGE)
-            if is_kept and each.median_us[mode] <= baseline.median_us[fastest]:
-                return each
+    fastest = min(baseline.median_us, key=lambda mode: baseline.median_us[mode])
+    for measurement in ranked:
+        if incumbent is not None and is_of(measurement, incumbent):
+            is_kept = not is_faster(ranked[0], mode, measurement, mode, _LEAST_CHANGE)
+            if is_kept and measurement.median_us[mode] <= baseline.median_us[fastest]:
+                return measurement
     if ranked and is_faster(ranked[0], mode, baseline, fastest, LEAST_GAIN):
         return ranked[0]
     return baseline

@@ -156,7 +156,8 @@ class WorkerGroup(contextlib.AbstractContextManager["WorkerGroup"]):
                 # The others may be in a collective with the rank that failed.
                 deadline = min(deadline, time.monotonic() + _GRACE_S)
             if time.monotonic() >= deadline and len(replies) < self.world_size:
-                if failed:
+                # Those that failed because they waited for a peer name it less well.
+                if not all(replies[rank][1]["is_secondary"] for rank in failed):
                     raise _PartialFailure(*cause(replies))
                 late = sorted(set(range(self.world_size)) - set(replies))
                 raise WorkerLost(

@@ -25,9 +25,9 @@ def start_worker(
         log: descriptor that it prints to.
         other_files: descriptors that it inherits, too.
     """
-    own = {"connection": connection, "controller": os.getpid()}
+    own_values = {"connection": connection, "controller": os.getpid()}
     command = [sys.executable, "-m", "taxfree_tune.workers.worker"]
-    command += [f"--{name}={value}" for name, value in {**options, **own}.items()]
+    command += [f"--{name}={value}" for name, value in {**options, **own_values}.items()]
     return Popen(
         command,
         env=_environment(str(options["fabric"])) | dict(variables),

@@ -162,8 +162,8 @@ class Supervisors(AbstractContextManager["Supervisors"]):
         global _current
         _current = None
         # The launcher may end what is left as soon as the first process has ended.
-        for each in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(each, signal.SIG_IGN)
+        for signum in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(signum, signal.SIG_IGN)
         self._await(list(range(1, self._launch.local_ranks)), _END_S)
         for supervised in self._joined.values():
             supervised.end(self.code)
@@ -191,8 +191,8 @@ def supervise(launch: LaunchedProcess) -> int:
     Raises:
         WorkerLost: the controller has not started, or died.
     """
-    for each in (signal.SIGINT, signal.SIGTERM):  # the controller gets them too, and decides
-        signal.signal(each, lambda *_: None)  # unlike SIG_IGN not inherited by the worker
+    for signum in (signal.SIGINT, signal.SIGTERM):  # the controller gets them too, and decides
+        signal.signal(signum, lambda *_: None)  # unlike SIG_IGN not inherited by the worker
     worker: subprocess.Popen[bytes] | None = None
     with _connected(launch) as controller:
         try:

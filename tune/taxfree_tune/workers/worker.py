@@ -18,9 +18,11 @@ from datetime import timedelta
 from multiprocessing.connection import Connection
 from typing import Any
 
-from taxfree.errors import HardwareError, TaxfreeError, one_line
+from taxfree.errors import HardwareError, TaxfreeError, WorkerLost, one_line
 
 _PR_SET_PDEATHSIG = 1
+#: what torch's store and gloo say after they have waited for a peer
+_WAITED = re.compile(r"wait timeout|Timed out waiting|Socket Timeout|timed out after", re.I)
 
 
 def main() -> None:
@@ -123,7 +125,7 @@ def failure(error: Exception) -> dict[str, Any]:
         "message": told.message,
         "hint": getattr(told, "hint", ""),
         "exit_code": getattr(told, "exit_code", 1),
-        "is_secondary": getattr(error, "is_secondary", False),
+        "is_secondary": getattr(error, "is_secondary", isinstance(told, WorkerLost)),
         "traceback": traceback.format_exc(),
     }
 
@@ -142,6 +144,8 @@ def _explanation(error: Exception) -> TaxfreeError:
         )
     if isinstance(error, MemoryError) or "can't allocate memory" in said:
         return TaxfreeError(f"out of memory: {said}", "try smaller shapes, or fewer ranks")
+    if _WAITED.search(said):
+        return WorkerLost(f"a peer did not come: {said}", "see which rank is stopped or stuck")
     return TaxfreeError(said, "this should not happen; TAXFREE_DEBUG=1 shows where it did")
 
 

@@ -25,7 +25,7 @@ def records_in(folder: Traversable) -> tuple[Record, ...]:
         NotAnExport: a table is not an export.
         InvalidRecord: a table holds a record that breaks the schema.
     """
-    tables = (each for each in folder.iterdir() if each.name.endswith(".json"))
+    tables = (path for path in folder.iterdir() if path.name.endswith(".json"))
     ordered = sorted(tables, key=lambda table: table.name)
     return tuple(record for table in ordered for record in _records_of(table))
 
@@ -33,4 +33,6 @@ def records_in(folder: Traversable) -> tuple[Record, ...]:
 def _records_of(table: Traversable) -> list[Record]:
     with table.open(encoding="utf-8") as stream:
         records = [Record.from_json(entry) for entry in read_export(stream)]
-    return [replace(each, provenance={**each.provenance, "source": "shipped"}) for each in records]
+    return [
+        replace(record, provenance={**record.provenance, "source": "shipped"}) for record in records
+    ]

@@ -101,15 +101,15 @@ def _empty(world: Ranks, *size: Any, dtype: Any = None, device: Any = None) -> t
 def patched(world: Ranks) -> Iterator[None]:
     """Within the context, PyTorch's functions serve a world."""
     with contextlib.ExitStack() as stack:
-        found = sys.modules.get(_MODULE)
-        if found is not None:
+        module = sys.modules.get(_MODULE)
+        if module is not None:
             of_module: dict[str, Callable[..., Any]] = {
                 "rendezvous": rendezvous,
                 "get_symm_mem_workspace": _workspace,
                 "empty": _empty,
             }
             for name, function in of_module.items():
-                stack.enter_context(mock.patch.object(found, name, partial(function, world)))
+                stack.enter_context(mock.patch.object(module, name, partial(function, world)))
         of_group: dict[str, Callable[..., int]] = {
             "get_rank": lambda group=None: world.rank,
             "get_world_size": lambda group=None: world.ranks,

@@ -48,6 +48,8 @@ def warps_of_reductions(kernel: CompiledKernel) -> Iterator[Finding]:
     for body in _REDUCTION.finditer(kernel.ttgir):
         axis, layout = int(body.group(1)), body.group(2)
         steps = [step.split(",") for step in _STEP.findall(layouts.get(layout, ""))]
-        dims = [next((at for at, each in enumerate(step) if int(each)), -1) for step in steps]
+        dims = [
+            next((index for index, offset in enumerate(step) if int(offset)), -1) for step in steps
+        ]
         if axis in dims and len([*groupby(dims)]) > len(set(dims)):
             yield Finding(f"along axis {axis} with warps {layouts[layout]}")

@@ -55,10 +55,10 @@ def violations(kernel: CompiledKernel, speed: bool = True) -> list[Violation]:
     Args:
         speed: run the checks of speed as well.
     """
-    found = []
+    violations = []
     for name, check in CHECKS.items():
         if speed or name not in SPEED_CHECKS:
             for message, at in check(kernel):
                 line, text = (at.line, at.text) if at is not None else (0, "")
-                found.append(Violation(name, message, line, text))
-    return found
+                violations.append(Violation(name, message, line, text))
+    return violations

@@ -72,12 +72,12 @@ def system_scope(kernel: CompiledKernel) -> Iterator[Finding]:
             wanted = sum(
                 name in _ORDERS[semantics] and scope == reach for semantics, scope in orders
             )
-            found = sum(each.scope == reach for each in made)
-            if found < wanted:
+            count = sum(instruction.scope == reach for instruction in made)
+            if count < wanted:
                 yield Finding(
-                    f"{wanted} {name}s at {reach} scope in the source, {found} in the assembly"
+                    f"{wanted} {name}s at {reach} scope in the source, {count} in the assembly"
                 )
-        narrow = [each for each in made if each.scope != "sys"]
+        narrow = [instruction for instruction in made if instruction.scope != "sys"]
         if orders and len(narrow) > counters:
             yield Finding(f"{name} lost its system scope", narrow[0])
 
@@ -94,8 +94,8 @@ def bulk_stores_done(kernel: CompiledKernel) -> Iterator[Finding]:
 
 def _orders(ttir: str) -> list[tuple[str, str]]:
     """(semantics, scope) of the ordered atomics of the source."""
-    found = re.findall(r"tt\.atomic_(?:rmw \w+|cas|load|store)[, ]+(\w+), (\w+),", ttir)
-    return [(semantics, scope) for semantics, scope in found if semantics != "relaxed"]
+    matches = re.findall(r"tt\.atomic_(?:rmw \w+|cas|load|store)[, ]+(\w+), (\w+),", ttir)
+    return [(semantics, scope) for semantics, scope in matches if semantics != "relaxed"]
 
 
 def _last_barriers(code: ControlFlow, place: Place) -> list[Place]:

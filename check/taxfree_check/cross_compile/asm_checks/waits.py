@@ -58,17 +58,17 @@ def acquire_after_poll(kernel: CompiledKernel) -> Iterator[Finding]:
     Polls of words need none; on CDNA they look like others, and are counted.
     """
     code = kernel.code
-    found = []
+    findings = []
     for loop in kernel.poll_loops:
         if any(one.is_system_acquire for one in code.inside(loop)):
             continue
-        place = next(at for at in code.places(Role.POLL) if at[0] in loop.blocks)
+        place = next(poll for poll in code.places(Role.POLL) if poll[0] in loop.blocks)
         early = code.first(place, _acquires, Role.LOAD, Role.COPY)
         if early is not None:
-            found.append(Finding("load before the acquire", early))
+            findings.append(Finding("load before the acquire", early))
         elif not any(map(_acquires, code.walk(place, _never))):
-            found.append(Finding("poll without an acquire after it", code.at(place)))
-    yield from found[0 if code.is_ptx else kernel.word_loops :]
+            findings.append(Finding("poll without an acquire after it", code.at(place)))
+    yield from findings[0 if code.is_ptx else kernel.word_loops :]
 
 
 @assembly_check

@@ -1,0 +1,338 @@
+"""A decode step of a whole model, which a generate loop calls."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.nn.functional import embedding, linear, rms_norm, scaled_dot_product_attention, silu
+
+from taxfree._runtime.runtime import Runtime, runtime_of
+from taxfree._runtime.startup import init
+from taxfree.errors import UsageError
+from taxfree.models import report
+from taxfree.models.decoders import decoder_of, group_of
+from taxfree_kernels.decode_step.decoder import Cache, Decoder, Layer
+from taxfree_kernels.errors import FabricUnavailable
+from taxfree_kernels.fabric.layout import arena_bytes
+from taxfree_kernels.flash_decode.problem import LEAST_HEAD_DIM, MOST_HEAD_DIM
+from taxfree_kernels.vendor import all_gather, all_reduce
+
+_OF_OPERATIONS = (torch.float16, torch.bfloat16)
+_LOCAL_SLOT_BYTES = 8 << 20  # of attention: 64 sequences with 64 heads of 256 values
+_local_runtimes: weakref.WeakValueDictionary[Any, Runtime] = weakref.WeakValueDictionary()
+
+
+def decode_step(
+    model: torch.nn.Module | Decoder,
+    batch: int = 1,
+    capacity: int = 0,
+    *,
+    cache: Any = None,
+    group: dist.ProcessGroup | None = None,
+) -> ModelStep:
+    """A step of a decoder that reads the model's weights where they are; collective.
+
+    Args:
+        model: a Llama, Mistral, Qwen2 or Qwen3 of Transformers, on one device, or loaded with
+            ``tp_plan="auto"``.
+        batch: sequences.
+        capacity: tokens of each sequence, for a cache that the step allocates.
+        cache: in place of `batch` and `capacity`, a StaticCache of Transformers that has taken a
+            prompt; the step uses its tensors.
+        group: the ranks of a model whose parameters are no DTensors but each rank's own parts.
+
+    Raises:
+        UsageError: a step does not compute what the model does, or the cache does not fit it; the
+            message says what is missing.
+    """
+    if isinstance(model, torch.nn.Module):
+        group = group or group_of(model)
+    world_size = 1 if group is None else dist.get_world_size(group)
+    rank = 0 if group is None else dist.get_rank(group)
+    decoder = model if isinstance(model, Decoder) else decoder_of(model, rank, world_size)
+    found = _allocated(decoder, batch, capacity) if cache is None else _taken(decoder, cache)
+    return ModelStep(decoder, found, None if world_size == 1 else group)
+
+
+class ModelStep:
+    """A step: ``next_tokens = step(tokens, positions)``. Made by :func:`taxfree.decode_step`.
+
+    A call does not wait for the device: after an eager one it can be captured in a CUDA graph. Its
+    replays read `tokens` and `positions` anew. Under tensor parallelism all ranks call.
+    """
+
+    def __init__(self, decoder: Decoder, cache: Cache, group: dist.ProcessGroup | None) -> None:
+        self.decoder, self.cache, self._group = decoder, cache, group
+        self.batch: int = cache.keys[0].shape[0]
+        #: tokens of a sequence that the cache has room for
+        self.capacity: int = min(keys.shape[2] for keys in cache.keys)
+        self._logits: torch.Tensor | None = None
+        self._runtime = self._local = None
+        if decoder.embedding.dtype in _OF_OPERATIONS and dist.is_initialized():
+            self._runtime = None if group is None else _runtime(group)
+            if LEAST_HEAD_DIM <= decoder.head_dim <= MOST_HEAD_DIM:
+                self._local = _local_runtime()
+        self._sequences = torch.arange(self.batch, device=decoder.embedding.device)
+        self._next_norms = [layer.input_norm for layer in decoder.layers[1:]] + [decoder.norm]
+
+    @torch.no_grad()
+    def __call__(self, tokens: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """The tokens with the largest logits, behind these ones.
+
+        Args:
+            tokens: int64 [batch], on the model's device.
+            positions: int32 [batch], each less than `capacity`: where the tokens stand. Their keys
+                and values go there in the cache; those before must be there.
+
+        Returns:
+            int64 [batch], the same on all ranks; of equal logits the first.
+
+        Raises:
+            UsageError: the tensors are of other shapes or dtypes.
+        """
+        for name, given, dtype in (
+            ("tokens", tokens, torch.int64), ("positions", positions, torch.int32),
+        ):  # fmt: skip
+            if given.shape != (self.batch,) or given.dtype != dtype:
+                raise UsageError(
+                    f"{name} are {given.dtype} {list(given.shape)}, not {dtype} [{self.batch}]"
+                )
+        self._logits = self.run_operations(tokens, positions)
+        return self._largest(self._logits)
+
+    @property
+    def logits(self) -> torch.Tensor:
+        """Those of the last call, [batch, vocabulary], of the model's dtype; collective.
+
+        Raises:
+            UsageError: there was no call.
+        """
+        if self._logits is None:
+            raise UsageError("there are no logits before the first call", "call the step")
+        if self._group is None:
+            return self._logits
+        vocab = len(self.decoder.embedding)
+        own = self._logits.new_zeros(self.batch, -(-vocab // dist.get_world_size(self._group)))
+        own[:, : self._logits.shape[1]] = self._logits  # the last rank has fewer
+        return self._gathered(own).movedim(0, 1).flatten(1)[:, :vocab]
+
+    def take(self, cache: Any) -> int:
+        """Copy the keys and values of a prompt.
+
+        Args:
+            cache: a DynamicCache of Transformers, such as a model that is called with a prompt
+                returns.
+
+        Returns:
+            The number of tokens that it has taken.
+
+        Raises:
+            UsageError: the prompt does not fit.
+        """
+        length = int(cache.get_seq_length())
+        for layer, *ours in zip(cache.layers, *self._tensors(), strict=True):
+            kept = layer.keys.shape[2]  # of a window only the last ones
+            if not kept <= length <= self.capacity or len(layer.keys) != self.batch:
+                raise UsageError(
+                    f"a prompt of {len(layer.keys)} sequences of {length} tokens does not fit into "
+                    f"a cache of {self.batch} of {self.capacity}",
+                    "give decode_step its batch and capacity, or a StaticCache as cache",
+                )
+            for own, theirs in zip(ours, (layer.keys, layer.values), strict=True):
+                own[:, :, length - kept : length] = theirs
+        return length
+
+    def _tensors(self) -> tuple[tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]]:
+        return self.cache.keys, self.cache.values
+
+    # -- by operations -----------------------------------------------------------------------
+
+    def run_operations(self, tokens: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """The step up to this rank's logits, [batch, its part of the vocabulary], by operations.
+
+        It can be compiled.
+        """
+        decoder = self.decoder
+        x = embedding(tokens, decoder.embedding)
+        turns, seen, slots = self._turns(positions), _Seen(positions), positions.long()
+        normalised = self._normalised(x, decoder.layers[0].input_norm)
+        for layer, keys, values, next_norm in zip(
+            decoder.layers, *self._tensors(), self._next_norms, strict=True
+        ):
+            q, k, v = self._projected(layer, normalised, turns)
+            keys[self._sequences, :, slots] = k
+            values[self._sequences, :, slots] = v
+            y = self._attended(q, keys, values, layer.window, seen)
+            normalised, x = self._added(y, layer.o, x, layer.post_norm)
+            y = silu(linear(normalised, layer.gate)) * linear(normalised, layer.up)
+            normalised, x = self._added(y, layer.down, x, next_norm)
+        return linear(normalised, decoder.head)
+
+    def _normalised(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return rms_norm(x, weight.shape, weight, self.decoder.eps)
+
+    def _turns(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Cosines and signed sines of rotary, [batch, 1, 2, head_dim / 2]."""
+        angles = positions[:, None, None, None] * self.decoder.inv_freq
+        cos, sin = angles.cos(), angles.sin() * self.decoder.rope_scale
+        cos = (cos * self.decoder.rope_scale).to(self.decoder.embedding.dtype)
+        return cos, torch.cat((-sin, sin), dim=2).to(cos.dtype)
+
+    def _projected(
+        self, layer: Layer, x: torch.Tensor, turns: tuple[torch.Tensor, torch.Tensor]
+    ) -> Iterator[torch.Tensor]:
+        """q, k and v of a layer, [batch, heads, head_dim] each."""
+        cos, sin = turns
+        for weight, bias, norm, is_turned in (
+            (layer.q, layer.q_bias, layer.q_norm, True),
+            (layer.k, layer.k_bias, layer.k_norm, True),
+            (layer.v, layer.v_bias, None, False),
+        ):
+            y = linear(x, weight, bias).unflatten(1, (-1, self.decoder.head_dim))
+            if norm is not None:
+                y = self._normalised(y, norm)
+            if is_turned:
+                halves = y.unflatten(2, (2, -1))
+                y = (halves * cos + halves.flip(2) * sin).flatten(2)
+            yield y
+
+    def _attended(
+        self,
+        q: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        window: int | None,
+        seen: _Seen,
+    ) -> torch.Tensor:
+        """Attention of each sequence's token, [batch, heads * head_dim]."""
+        if self._local is not None:
+            by_key = keys.transpose(1, 2), values.transpose(1, 2)
+            return self._local.flash_decode(q, *by_key, seen.lengths, window=window).flatten(1)
+        mask = seen.mask(keys.shape[2], window)
+        y = scaled_dot_product_attention(q[:, :, None], keys, values, mask, enable_gqa=True)
+        return y.flatten(1)
+
+    def _added(
+        self, y: torch.Tensor, weight: torch.Tensor, x: torch.Tensor, norm: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """y @ weight^T, summed over the ranks, + x: normalised, and as it is."""
+        if self._runtime is not None:
+            return self._runtime.matmul_all_reduce_rms_norm(
+                y, weight.t(), norm, residual=x, eps=self.decoder.eps
+            )
+        y = linear(y, weight)
+        if self._group is not None:
+            all_reduce(y, self._group)
+        x = x + y
+        return self._normalised(x, norm), x
+
+    def _largest(self, logits: torch.Tensor) -> torch.Tensor:
+        values, tokens = logits.max(dim=1)
+        if self._group is None:
+            return tokens
+        own = torch.stack((values.double(), (tokens + self.decoder.vocab_start).double()))
+        everyone = self._gathered(own)
+        best = everyone[:, 0].argmax(dim=0, keepdim=True)
+        return everyone[:, 1].gather(0, best)[0].long()
+
+    def _gathered(self, own: torch.Tensor) -> torch.Tensor:
+        """All ranks' tensors of one shape, [world_size, *shape]."""
+        assert self._group is not None
+        world_size = dist.get_world_size(self._group)
+        everyone = own.new_empty(world_size * own.shape[0], *own.shape[1:])
+        all_gather(everyone, own, self._group)
+        return everyone.view(world_size, *own.shape)
+
+
+class _Seen:
+    """Which keys the tokens of a step see, made once for all layers."""
+
+    def __init__(self, positions: torch.Tensor) -> None:
+        self._positions = positions
+        self.lengths = (positions + 1)[None]  # of one rank, as flash_decode takes them
+        self._masks: dict[tuple[int, int | None], torch.Tensor] = {}
+
+    def mask(self, capacity: int, window: int | None) -> torch.Tensor:
+        """[batch, 1, 1, capacity]."""
+        key = capacity, window
+        if key not in self._masks:
+            last = self._positions[:, None, None, None]
+            each = torch.arange(capacity, device=last.device)
+            mask = each <= last
+            self._masks[key] = mask if window is None else mask & (each > last - window)
+        return self._masks[key]
+
+
+def _allocated(decoder: Decoder, batch: int, capacity: int) -> Cache:
+    """A dense cache."""
+    if batch < 1 or capacity < 1:
+        raise UsageError(
+            f"batch is {batch}, capacity {capacity}", "give the sequences, and tokens of each"
+        )
+    keys, values = (
+        tuple(
+            decoder.embedding.new_zeros(
+                batch, len(layer.k) // decoder.head_dim, capacity, decoder.head_dim
+            )
+            for layer in decoder.layers
+        )
+        for _ in range(2)
+    )
+    return Cache(keys, values)
+
+
+def _taken(decoder: Decoder, cache: Any) -> Cache:
+    """The tensors of a StaticCache."""
+    for layer, weights in zip(cache.layers, decoder.layers, strict=True):
+        wanted = len(weights.k) // decoder.head_dim, decoder.head_dim
+        if getattr(layer, "max_cache_len", None) is None:
+            raise UsageError(f"the cache has a {type(layer).__name__}", "give a StaticCache")
+        if layer.keys is None:
+            raise UsageError("the cache is empty", "call the model with it and a prompt before")
+        _, heads, capacity, head_dim = layer.keys.shape
+        if (heads, head_dim) != wanted or layer.keys.dtype != decoder.embedding.dtype:
+            raise UsageError(
+                f"the cache has {heads} heads of {head_dim}, {layer.keys.dtype}; the model "
+                f"{wanted[0]} of {wanted[1]}, {decoder.embedding.dtype}"
+            )
+        if layer.get_seq_length() > capacity:
+            raise UsageError(
+                "the cache has dropped the first tokens, which left the window",
+                "let decode_step allocate one, and copy the prompt with its take",
+            )
+    layers = cache.layers
+    return Cache(tuple(each.keys for each in layers), tuple(each.values for each in layers))
+
+
+def _runtime(group: dist.ProcessGroup) -> Runtime | None:
+    """The group's runtime, opened if there is none; None where no fabric serves; collective."""
+    try:
+        return runtime_of(group.group_name)
+    except UsageError:
+        return _opened(group)
+
+
+def _local_runtime() -> Runtime | None:
+    """The runtime for this rank's own attention, which all steps share; as `_runtime`."""
+    everyone = dist.group.WORLD
+    if everyone not in _local_runtimes:
+        alone = dist.new_group([dist.get_rank()], use_local_synchronization=True)
+        # A step writes nothing into a cache but the newest keys and values.
+        found = _opened(alone, heap_bytes=arena_bytes(_LOCAL_SLOT_BYTES), static_cache=True)
+        if found is None:
+            return None
+        _local_runtimes[everyone] = found
+    return _local_runtimes[everyone]
+
+
+def _opened(group: dist.ProcessGroup, **options: Any) -> Runtime | None:
+    try:
+        found = init(group, **options)
+    except FabricUnavailable:
+        return None
+    report.include(found)
+    return found

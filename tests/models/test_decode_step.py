@@ -1,0 +1,384 @@
+"""A decode step of whole models: the tokens of Transformers, and logits near those of float64."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import taxfree
+from taxfree.errors import UsageError
+from taxfree.models.decoders import decoder_of, local
+from taxfree_kernels.decode_step.decoder import Decoder, Layer
+from tests.models.decode_reference import exact_logits
+from tests.ranks import Ranks
+
+transformers = pytest.importorskip(
+    "transformers", reason="transformers is not installed: pip install '.[models]'"
+)
+
+SIZES = {
+    "vocab_size": 128, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64,
+    "initializer_range": 0.2,
+}  # fmt: skip
+LLAMA3 = {
+    "rope_type": "llama3", "rope_theta": 500000.0, "factor": 8.0, "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0, "original_max_position_embeddings": 16,
+}  # fmt: skip
+YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0}
+#: case -> model, and what its config has besides
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "Llama": ("Llama", {"rope_parameters": LLAMA3}),
+    "tied Llama": ("Llama", {"tie_word_embeddings": True}),
+    "Qwen3": ("Qwen3", {"head_dim": 16, "rope_parameters": YARN}),
+    "Qwen2": ("Qwen2", {}),
+    "Mistral": ("Mistral", {"sliding_window": 6, "vocab_size": 127}),  # odd, for two ranks
+}
+BATCH, PROMPT, NEW_TOKENS = 2, 8, 8
+TIE = 0.05  # standard deviations of the logits: what rounding in bfloat16 moves them by
+
+
+def made(case: str, dtype: torch.dtype = torch.float32) -> Any:
+    """A model with random weights."""
+    name, options = MODELS[case]
+    torch.manual_seed(3)
+    config = getattr(transformers, f"{name}Config")(**SIZES | options)
+    model = transformers.AutoModelForCausalLM.from_config(config, dtype=dtype).eval()
+    model.generation_config.pad_token_id, model.generation_config.eos_token_id = 0, None
+    return model
+
+
+def prompts() -> torch.Tensor:
+    return torch.arange(BATCH * PROMPT).view(BATCH, PROMPT) * 7 % 123 + 5
+
+
+def static_cache(model: Any, prompt: list[tuple[torch.Tensor, torch.Tensor]], room: int) -> Any:
+    """A StaticCache that has taken keys and values."""
+    held = transformers.StaticCache(config=model.config, max_cache_len=room)
+    for at, (keys, values) in enumerate(prompt):
+        held.update(keys, values, at)
+    return held
+
+
+@torch.no_grad()
+def generated(
+    model: Any, first: torch.Tensor, everyone: Any = lambda part: [part], is_static: bool = False
+) -> Any:
+    """Tokens that a model's step chooses, its logits and those of float64, by new token.
+
+    Args:
+        first: the tokens that the prompts are followed by.
+        everyone: from this rank's part to those of all ranks.
+        is_static: whether the step uses a cache of Transformers.
+    """
+    ids, room = prompts(), PROMPT + NEW_TOKENS
+    held = model(ids, return_dict=False)[1]
+    if is_static:
+        static = static_cache(model, [(each.keys, each.values) for each in held.layers], room)
+        step, length = taxfree.decode_step(model, cache=static), PROMPT
+        assert [each.data_ptr() for each in step.cache.keys] == [
+            each.keys.data_ptr() for each in static.layers
+        ]
+    else:
+        step = taxfree.decode_step(model, BATCH, room)
+        length = step.take(held)
+    tokens = [first]
+    positions = torch.full((BATCH,), length, dtype=torch.int32)
+    rows = []
+    for _ in range(NEW_TOKENS - 1):
+        parts = everyone((step.decoder, step.cache))
+        exact = exact_logits(parts, tokens[-1], positions)
+        tokens.append(step(tokens[-1], positions))
+        positions += 1
+        rows.append((step.logits, exact))
+    return torch.stack(tokens, 1), rows
+
+
+def check(model: Any, tokens: torch.Tensor, rows: Any, wanted: torch.Tensor) -> None:
+    """Tokens are those of `generate`, but for ties, and logits are near those of float64."""
+    dtype = model.dtype
+    errors = [float((logits - exact).norm() / exact.norm()) for logits, exact in rows]
+    assert max(errors) < (1e-5 if dtype.itemsize > 2 else 4e-2)
+    for sequence, (ours, theirs) in enumerate(zip(tokens, wanted, strict=True)):
+        differing = (ours != theirs).nonzero()
+        if len(differing):  # what follows a tie has another past
+            exact = rows[int(differing[0]) - 1][1][sequence]
+            gap = (exact[theirs] - exact[ours])[int(differing[0])] / exact.std()
+            assert dtype.itemsize == 2, f"token {int(differing[0])} differs"
+            assert abs(float(gap)) < TIE
+
+
+def wanted(model: Any) -> torch.Tensor:
+    ids = prompts()
+    found: torch.Tensor = model.generate(ids, max_new_tokens=NEW_TOKENS, do_sample=False)
+    return found[:, PROMPT:]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("case", MODELS)
+def test_tokens_are_those_of_generate(case: str, dtype: torch.dtype) -> None:
+    model = made(case, dtype)
+    tokens = wanted(model)
+    check(model, *generated(model, tokens[:, 0]), tokens)
+
+
+@pytest.mark.parametrize("case", ["Llama", "Qwen3"])
+def test_a_static_cache_is_used_in_place(case: str) -> None:
+    model = made(case)
+    tokens = wanted(model)
+    check(model, *generated(model, tokens[:, 0], is_static=True), tokens)
+
+
+def test_weights_are_read_where_they_are() -> None:
+    for case in MODELS:
+        model = made(case)
+        decoder = decoder_of(model)
+        held = {parameter.data_ptr() for parameter in model.parameters()}
+        tensors = [each for each in vars(decoder).values() if isinstance(each, torch.Tensor)]
+        for layer in decoder.layers:
+            tensors += [each for each in vars(layer).values() if isinstance(each, torch.Tensor)]
+        rotary = model.model.rotary_emb.inv_freq.data_ptr()
+        assert {each.data_ptr() for each in tensors} == held | {rotary}
+
+
+def test_sequences_may_stand_at_different_positions() -> None:
+    step = taxfree.decode_step(made("Mistral"), BATCH, 16)
+    for tensor in (*step.cache.keys, *step.cache.values):
+        tensor.normal_(generator=torch.Generator().manual_seed(1))
+    tokens, positions = torch.tensor([3, 4]), torch.tensor([2, 15], dtype=torch.int32)
+    exact = exact_logits([(step.decoder, step.cache)], tokens, positions)
+    assert step(tokens, positions).tolist() == exact.argmax(-1).tolist()
+    torch.testing.assert_close(step.logits, exact.float())
+
+
+def test_a_step_compiles_as_one_graph() -> None:
+    step = taxfree.decode_step(made("Qwen3"), BATCH, 16)
+    tokens, positions = torch.tensor([3, 4]), torch.tensor([0, 0], dtype=torch.int32)
+    compiled = torch.compile(step.run_operations, fullgraph=True, backend="aot_eager")
+    with torch.no_grad():
+        torch.testing.assert_close(
+            compiled(tokens, positions), step.run_operations(tokens, positions)
+        )
+
+
+# -- refusals ------------------------------------------------------------------------------------
+
+
+def with_layer_norm(model: Any) -> None:
+    model.model.layers[1].input_layernorm = torch.nn.LayerNorm(32)
+
+
+def with_sinks(model: Any) -> None:
+    model.model.layers[0].self_attn.sinks = torch.nn.Parameter(torch.zeros(4))
+
+
+def with_bias(model: Any) -> None:
+    model.model.layers[0].mlp.down_proj = torch.nn.Linear(64, 32)
+
+
+def with_adapter(model: Any) -> None:
+    class Adapted(torch.nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x
+
+    model.model.layers[0].self_attn.q_proj = Adapted(32, 32, bias=False)
+
+
+def with_partial_rotary(model: Any) -> None:
+    model.model.rotary_emb.inv_freq = model.model.rotary_emb.inv_freq[:2]
+
+
+def with_scale(model: Any) -> None:
+    model.model.layers[0].self_attn.scaling = 1.0
+
+
+def with_other_eps(model: Any) -> None:
+    model.model.norm.variance_epsilon = 1e-3
+
+
+def with_float8(model: Any) -> None:
+    linear = model.model.layers[0].mlp.up_proj
+    linear.weight = torch.nn.Parameter(linear.weight.to(torch.float8_e4m3fn), requires_grad=False)
+
+
+def with_another_shard(model: Any) -> None:
+    linear = model.model.layers[0].self_attn.k_proj
+    linear.weight = torch.nn.Parameter(linear.weight[:8])
+
+
+def with_config(**changes: Any) -> Callable[[Any], None]:
+    return lambda model: [setattr(model.config, *each) for each in changes.items()] and None
+
+
+def with_rope_type(name: str) -> Callable[[Any], None]:
+    return lambda model: setattr(model.model.rotary_emb, "rope_type", name)
+
+
+REFUSED: dict[str, Callable[[Any], None]] = {
+    "it has experts": with_config(num_local_experts=8),
+    "its attention is latent": with_config(kv_lora_rank=512),
+    "its weights are quantised": with_config(quantization_config={"bits": 4}),
+    "its logits have a soft cap": with_config(final_logit_softcapping=30.0),
+    "its MLPs have gelu, not silu": with_config(hidden_act="gelu"),
+    "it serves llama, mistral, qwen2, qwen3, not granite": with_config(model_type="granite"),
+    "layers.1.input_layernorm is a LayerNorm, not an RMSNorm": with_layer_norm,
+    "its attention has sinks": with_sinks,
+    "mlp.down_proj has a bias, which a step does not add": with_bias,
+    "self_attn.q_proj is a Adapted, not a torch.nn.Linear": with_adapter,
+    "its rotary embedding is partial: 4 of 8 values of a head": with_partial_rotary,
+    "its rotary embedding is dynamic": with_rope_type("dynamic"),
+    "self_attn is scaled by 1.0": with_scale,
+    "eps of model.norm is 0.001": with_other_eps,
+    "up is torch.float8_e4m3fn": with_float8,
+    "this rank's part of k is [8, 32], not [16, 32]": with_another_shard,
+}
+
+
+@pytest.mark.parametrize("sentence", REFUSED)
+def test_what_a_step_would_not_compute_is_refused(sentence: str) -> None:
+    model = made("Llama")
+    REFUSED[sentence](model)
+    with pytest.raises(UsageError) as caught:
+        taxfree.decode_step(model, 1, 8)
+    assert caught.value.message.startswith("decode_step does not serve this model: ")
+    assert sentence in caught.value.message
+
+
+def test_heads_must_divide_over_the_ranks() -> None:
+    with pytest.raises(UsageError, match="num_key_value_heads 2 do not divide over 4 ranks"):
+        decoder_of(made("Llama"), 0, 4)
+
+
+def test_another_architecture_is_refused() -> None:
+    with pytest.raises(UsageError, match="Linear has no config"):
+        taxfree.decode_step(torch.nn.Linear(2, 2), 1, 8)
+
+
+def test_arguments_are_checked() -> None:
+    model = made("Mistral")
+    with pytest.raises(UsageError, match="batch is 1, capacity 0"):
+        taxfree.decode_step(model)
+    step = taxfree.decode_step(model, BATCH, PROMPT - 1)
+    with pytest.raises(UsageError, match="no logits before the first call"):
+        _ = step.logits
+    with pytest.raises(UsageError, match=r"tokens are torch.int64 \[1\], not torch.int64 \[2\]"):
+        step(torch.zeros(1, dtype=torch.int64), torch.zeros(2, dtype=torch.int32))
+    with pytest.raises(UsageError, match="positions are "):
+        step(torch.zeros(2, dtype=torch.int64), torch.zeros(2, dtype=torch.int64))
+    with torch.no_grad():
+        held = model(prompts(), return_dict=False)[1]
+    with pytest.raises(UsageError, match="2 sequences of 8 tokens does not fit into a cache of 2 "):
+        step.take(held)
+    with pytest.raises(UsageError, match="the cache has a DynamicSlidingWindowLayer"):
+        taxfree.decode_step(model, cache=held)
+
+
+def test_a_static_cache_must_hold_all_tokens() -> None:
+    model = made("Mistral")
+    with pytest.raises(UsageError, match="the cache is empty"):
+        taxfree.decode_step(model, cache=static_cache(model, [], 16))
+    prompt = [(torch.zeros(BATCH, 2, PROMPT, 8),) * 2] * 2
+    with pytest.raises(UsageError, match="dropped the first tokens"):
+        taxfree.decode_step(model, cache=static_cache(model, prompt, 16))
+
+
+# -- on ranks ------------------------------------------------------------------------------------
+
+
+def parts_of(part: Any) -> list[Any]:
+    found: list[Any] = [None] * torch.distributed.get_world_size()
+    torch.distributed.all_gather_object(found, part)
+    return found
+
+
+def generate(fabric: Any, case: str, folder: str, dtype: torch.dtype) -> Any:
+    """What `check` takes, of a model on all ranks, and the kinds of choices."""
+    from tests.models.records import records_of
+    from tests.taxfree.runtime_tasks import runtime_of
+
+    whole = loaded = made(case, dtype)
+    if fabric.world_size == 1:
+        runtime = runtime_of(fabric)
+    else:
+        runtime = runtime_of(fabric, *records_of(fabric))
+        if fabric.rank == 0:
+            whole.save_pretrained(folder)
+        torch.distributed.barrier()
+        loaded = transformers.AutoModelForCausalLM.from_pretrained(
+            folder,
+            dtype=dtype,
+            distributed_config=transformers.distributed.DistributedConfig(
+                tp_size=fabric.world_size, tp_plan="auto"
+            ),
+        ).eval()
+    theirs = wanted(whole)
+    tokens, rows = generated(loaded, theirs[:, 0], parts_of)
+    check(whole, tokens, rows, theirs)
+    ran = {} if dtype == torch.float32 else runtime.stats()
+    return tokens.tolist(), {kind for kinds in ran.values() for kind in kinds}
+
+
+@pytest.mark.dealt("case")
+@pytest.mark.parametrize("world_size", [1, 2])
+@pytest.mark.parametrize("case", MODELS)
+def test_tokens_on_ranks(ranks: Ranks, tmp_path: Path, case: str, world_size: int) -> None:
+    for dtype in (torch.float32, torch.bfloat16):
+        found = ranks.run(
+            world_size, f"{__name__}:generate", case=case, folder=str(tmp_path), dtype=dtype
+        )
+        assert all(tokens == found[0][0] for tokens, _ in found)
+        is_fused = world_size == 2 and dtype == torch.bfloat16
+        assert all(kinds == ({"exact"} if is_fused else set()) for _, kinds in found)
+
+
+def layer_of(block: Any) -> Layer:
+    """A rank's part of a layer of the bench's model."""
+    attention, mlp = block.attention, block.mlp
+    q, k, v = local(attention.qkv.weight).split([8 * heads for heads in attention.heads])
+    gate, up = local(mlp.gate_up.weight).chunk(2)
+    norms = local(block.attention_norm.weight), local(block.mlp_norm.weight)
+    o, down = local(attention.o.weight), local(mlp.down.weight)
+    return Layer(norms[0], q, k, v, o, norms[1], gate, up, down)
+
+
+def steps_of_bench(fabric: Any) -> Any:
+    """Logits of a step of the bench's model, of the model itself, and of float64."""
+    from taxfree_tune.benching import decoder as bench
+    from tests.models.meshes import new_mesh
+    from tests.tune.test_bench_model import MODEL
+
+    mesh, rank = new_mesh(), fabric.rank
+    model = bench.parallel_decoder(MODEL, mesh)
+    bench.take_weights(model, bench.random_weights(model, rank, fabric.device, torch.float32))
+    head = local(model.head.weight)
+    decoder = Decoder(
+        layers=tuple(map(layer_of, model.blocks)),
+        embedding=local(model.embedding.weight),
+        norm=local(model.norm.weight),
+        head=head,
+        inv_freq=10000.0 ** (torch.arange(4) / -4),
+        head_dim=8,
+        eps=1e-6,
+        vocab_start=rank * len(head),
+    )
+    step = taxfree.decode_step(decoder, BATCH, PROMPT + 1, group=mesh.get_group())
+    caches = zip(step.cache.keys, step.cache.values, strict=True)
+    held = [(keys.transpose(1, 2), values.transpose(1, 2)) for keys, values in caches]
+    rotary = bench.rotary_factors(PROMPT + 1, 8, fabric.device).float()
+    with torch.no_grad():
+        model(prompts().flatten() % MODEL.vocabulary, rotary[:PROMPT], 0, held)
+        token, positions = torch.tensor([3, 4]), torch.full((BATCH,), PROMPT, dtype=torch.int32)
+        exact = exact_logits(parts_of((decoder, step.cache)), token, positions)
+        step(token, positions)
+        other = model(token, rotary[PROMPT:], PROMPT, held)
+    return step.logits.tolist(), other.tolist(), exact.tolist()
+
+
+def test_a_decoder_may_be_of_another_model(ranks: Ranks) -> None:
+    for ours, theirs, exact in ranks.run(2, f"{__name__}:steps_of_bench"):
+        for logits in (ours, theirs):
+            torch.testing.assert_close(torch.tensor(logits), torch.tensor(exact).float())
