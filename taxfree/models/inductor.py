@@ -248,7 +248,7 @@ class _Behind(NamedTuple):
     residual: Any
     norm: norms.Norm | None = None
 
-    def called(self, x: Any, weight: Any, group: str) -> tuple[Any, tuple[Any, ...]]:
+    def called(self, x: Any, weight: Any, group: Any) -> tuple[Any, tuple[Any, ...]]:
         """The operation that computes all of it, and its arguments."""
         given = x, weight, self.bias, self.residual
         if self.norm is None:
