@@ -1,4 +1,7 @@
-"""`taxfree bench`: every variant of a problem beside the library's way and the bounds."""
+"""`taxfree bench`: every variant of a problem beside the library's way and the bounds.
+
+With `--model` alone it is a whole model that is measured (:mod:`taxfree_cli.bench_model`).
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ import math
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeAlias, TypeVar
+from typing import Annotated, TypeAlias, TypeVar
 
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -22,11 +25,53 @@ from taxfree_cli.pictures import plot_times, require_picture
 from taxfree_kernels.variant import op_of
 from taxfree_tune.measuring import results
 
-if TYPE_CHECKING:
-    pass
-
 _T = TypeVar("_T")
 
+Model: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        "--model",
+        metavar="MODEL",
+        help="Hugging Face config.json, or a name such as llama-3.1-70b (`taxfree shapes` lists "
+        "them). Alone: its prefill and decode, end to end; with --op or --shapes model, the "
+        "problems of its layers.",
+    ),
+]
+Layers: TypeAlias = Annotated[
+    int | None,
+    typer.Option("--layers", metavar="COUNT", min=1, help="Layers of a whole model; default: all."),
+]
+Prefill: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        "--prefill",
+        metavar="TOKENS",
+        help="Lengths of prompts of a whole model; 256,1024,4096 without this and --decode.",
+    ),
+]
+Decode: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        "--decode",
+        metavar="BATCHES",
+        help="Sequences that a whole model decodes; 1,16,64 without this and --prefill.",
+    ),
+]
+Context: TypeAlias = Annotated[
+    int | None,
+    typer.Option(
+        "--context", metavar="TOKENS", min=1, help="Tokens before a decode; 1024 by default."
+    ),
+]
+OnlyModes: TypeAlias = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--mode",
+        metavar="NAME",
+        help="Only this mode of a whole model: eager, compiled, micro-pipeline or graph; "
+        "repeatable.",
+    ),
+]
 OnlyVariants: TypeAlias = Annotated[
     list[str] | None,
     typer.Option(
@@ -62,7 +107,12 @@ Plot: TypeAlias = Annotated[
 def bench(
     op: options.OpOfShapes = None,
     shapes: options.Shapes = None,
-    model: options.Model = None,
+    model: Model = None,
+    layers: Layers = None,
+    prefill: Prefill = None,
+    decode: Decode = None,
+    context: Context = None,
+    mode: OnlyModes = None,
     tp: options.Tp = None,
     gpus: options.Gpus = None,
     dtype: options.Dtype = None,
@@ -78,8 +128,21 @@ def bench(
 ) -> None:
     """Measure all variants, the library path and dispatch against the hardware bounds.
 
+    With --model alone: tokens per second of the model, by PyTorch's tensor parallelism and by
+    taxfree, with random weights.
+
     Under torchrun, srun or Kubernetes, the launcher's processes on the first node are the ranks.
     """
+    from taxfree_cli.bench_model import ModelOptions, bench_model, require_for
+
+    given = options.ShapeOptions(op, shapes, gpus, dtype, model, tp)
+    of_model = ModelOptions(layers, prefill, decode, context, mode)
+    is_whole_model = model is not None and op is None and not shapes
+    of_problems = {
+        "--tp": tp, "--variant": variant, "--min-speedup": min_speedup, "--compare": compare,
+        "--csv": csv, "--plot": plot,
+    }  # fmt: skip
+    require_for(is_whole_model, of_model, of_problems)
     if plot is not None:
         require_picture(plot)
     if min_speedup is not None and not 0 < min_speedup < math.inf:
@@ -92,11 +155,13 @@ def bench(
     for path in (out, csv):
         if path is not None:
             require_writable(path)
+    if model is not None and is_whole_model:
+        bench_model(model, given, of_model, fabric, db, out, json)
+        return
     before = None if compare is None else results.load(compare).rows
     from taxfree.fingerprints import size_field
     from taxfree_tune.benching.bench import collect, run
 
-    given = options.ShapeOptions(op, shapes, gpus, dtype, model, tp)
     asked = what_is_asked(given, fabric, db, variant or None)
     ops = {op_of(problem) for problem in asked.problems}
     if plot is not None and len(ops) > 1:

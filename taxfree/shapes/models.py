@@ -506,12 +506,13 @@ def _require_split(model: Model, tp: int) -> None:
     for name, count in counts:
         if count % tp:
             raise UsageError(
-                f"{name} {count} of the model does not split over {tp} ranks", "try another --tp"
+                f"{name} {count} of the model does not split over {tp} ranks",
+                "try another --tp or --gpus",
             )
     for each in model.attentions:
         if each.kv_heads % tp and tp % each.kv_heads:
             raise UsageError(
                 f"num_key_value_heads {each.kv_heads} of the model neither split over {tp} ranks "
                 "nor divide them",
-                "try another --tp",
+                "try another --tp or --gpus",
             )

@@ -70,6 +70,7 @@ JOURNAL = "tuning.journal"
 RANK = "--fabric host --gpus 1"
 HOST = "--fabric host --gpus 2"
 SHAPE = '--shapes "m=16 n=64 k=64"'
+WHOLE = f"{HOST} --model llama-3.1-8b"
 
 
 def _shapes(did: str, shape: str, error: str, hint: str = EXAMPLE, more: str = "") -> Row:
@@ -245,6 +246,27 @@ OPTIONS = [
         "has no variant 'teleport'", "one of: "),
     Row("an unknown variant to compile", "check --compiled --variant teleport", USAGE,
         "has no variant 'teleport'", "one of: "),
+    Row("layers of no model", f"bench {HOST} {SHAPE} --layers 4", USAGE,
+        "--layers is for a whole model", "neither --op nor --shapes"),
+    Row("an option of problems for a whole model", f"bench {WHOLE} --min-speedup 1", USAGE,
+        "--min-speedup is not for a whole model", "--shapes model"),
+    Row("lengths that are none", f"bench {WHOLE} --prefill 1024,0", USAGE,
+        "--prefill '1024,0' is not a list of sizes", "256,1024,4096"),
+    Row("an unknown mode of a whole model", f"bench {WHOLE} --mode fast", USAGE,
+        "there is no mode 'fast'", "one of: eager, compiled"),
+    Row("a whole model with experts", f"bench {HOST} --model mixtral-8x7b", USAGE,
+        "mixtral-8x7b is no dense model of llama", "--shapes model"),
+    Row("a whole model on several numbers of ranks",
+        "bench --fabric host --gpus 2,4 --model llama-3.1-8b", USAGE,
+        "--gpus 2,4: a model is split over one number", "--gpus 2"),
+    Row("a whole model of fp8", f"bench {HOST} --model config.json", USAGE,
+        "config.json computes in fp8, which the operations do not", "--dtype bf16",
+        {"config.json": config_json(quantization_config={"quant_method": "fp8"})}),
+    Row("a whole model of float32", f"bench {HOST} --model config.json", USAGE,
+        "config.json computes in float32", "--dtype bf16",
+        {"config.json": config_json(dtype="float32")}),
+    Row("more layers than there are", f"bench {WHOLE} --layers 33", USAGE,
+        "llama-3.1-8b has 32 layers, not 33", "fewer --layers"),
     Row("an option of one value twice", "tune --op flash_decode --op=attention", USAGE,
         "--op is given twice", "give it once"),
     Row("two world sizes", 'shapes --gpus 2 --shapes "m=16 n=64 k=64 world_size=4"', USAGE,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
+from typing import ClassVar
 
 import pytest
 from rich.console import Console
@@ -16,8 +17,11 @@ from taxfree_cli.exits import ExitCode, failure
 from taxfree_kernels.all_gather_matmul.problem import AllGatherMatmul
 from taxfree_kernels.hardware import KNOWN
 from taxfree_tune.benching.bench import ProblemResult
+from taxfree_tune.benching.model import PhaseResult
+from taxfree_tune.benching.model_tasks import ModeOutcome, Phase
 from taxfree_tune.measuring.bounds import Bounds, Peaks
 from taxfree_tune.measuring.results import Results, Row, Skipped, save
+from taxfree_tune.measuring.timer import Timing
 
 HOST = AllGatherMatmul(m=5, n=32, k=32, world_size=2)
 SHAPE = ("--shapes", "m=5 n=32 k=32", "--gpus", 2, "--fabric", "host", "--variant", "one_shot")
@@ -124,6 +128,69 @@ def test_without_json_it_prints_tables_and_verdicts(cli, monkeypatch, tmp_path):
     assert outcome.out.count("same") == len(ROWS)
     assert picture.read_bytes().startswith(b"\x89PNG")
     assert outcome.code == ExitCode.WRONG_RESULT
+
+
+class TestWholeModel:
+    CONFIG: ClassVar = {
+        "model_type": "qwen3", "hidden_size": 32, "intermediate_size": 64,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 63,
+        "num_hidden_layers": 3, "torch_dtype": "bfloat16",
+    }  # fmt: skip
+
+    def test_is_measured_on_the_host_and_not_compared(self, cli, tmp_path, monkeypatch):
+        config, out = tmp_path / "config.json", tmp_path / "out.json"
+        config.write_text(json.dumps(self.CONFIG))
+        monkeypatch.setenv("COLUMNS", "80")
+        phases = ("--layers", 1, "--prefill", 6, "--decode", 2, "--context", 5)
+        on_host = ("--gpus", 2, "--fabric", "host", "--mode", "eager", "--mode", "graph")
+        outcome = cli("bench", "--model", config, *phases, *on_host, "--out", out)
+        assert outcome.code == ExitCode.DONE, outcome.err
+        assert "interpreted kernels" in outcome.err
+        lines = outcome.out.splitlines()
+        assert max(map(len, lines)) <= 80
+        assert lines[0].strip() == "prefill of 6 tokens"
+        assert lines[1].split() == ["mode", "us", "±us", "tokens/s", "error"]
+        assert [line.split()[:2] for line in lines[2:4]] == [
+            ["torch", "eager"],
+            ["taxfree", "eager"],
+        ]
+        assert "taxfree graph: left out: there are no graphs on a CPU" in lines
+        found = json.loads(out.read_text())
+        assert (found["model"]["layers"], found["model"]["vocabulary"]) == (1, 64)
+        assert [row["phase"]["name"] for row in found["rows"]] == ["prefill"] * 2 + ["decode"] * 2
+        assert {row["speedup"] for row in found["rows"]} == {None}
+        assert all(0 < row["relative_error"] < 0.02 for row in found["rows"])
+        assert {row["mode"] for row in found["skipped"]} == {"graph"}
+
+    @pytest.mark.parametrize("json_too", [(), ("--json",)])
+    def test_that_is_wrong_is_shown_and_has_its_exit_code(self, cli, monkeypatch, json_too):
+        timing = Timing((100.0, 102.0), 0.0)
+        outcomes = [
+            ModeOutcome("torch", "graph", "measured", "", 0.01, timing),
+            ModeOutcome("taxfree", "eager", "wrong", "relative error 1, 0.01 is allowed", 1.0),
+            ModeOutcome("taxfree", "graph", "measured", "", 0.01, timing),
+        ]
+        result = PhaseResult(
+            Phase("decode", 16, 1024), outcomes, {"a": {"exact": 2}}, KNOWN["h100"]
+        )
+        monkeypatch.setattr("taxfree_tune.benching.model.run", lambda *_: iter([result]))
+        outcome = cli(
+            "bench", "--model", "llama-3.1-8b", "--gpus", 2, "--fabric", "host", *json_too
+        )
+        assert outcome.code == ExitCode.WRONG_RESULT
+        assert (
+            "error: taxfree eager, decode of batch 16 behind 1024 tokens: relative" in outcome.err
+        )
+        if json_too:
+            rows = json.loads(outcome.out)["rows"]
+            assert [(row["path"], row["speedup"]) for row in rows] == [
+                ("torch", None),
+                ("taxfree", 1),
+            ]
+        else:
+            assert "taxfree graph" in outcome.out
+            assert "1.00x" in outcome.out
+            assert "taxfree's problems: 1 exact" in outcome.out
 
 
 class TestErrors:

@@ -13,8 +13,8 @@ import torch
 
 import taxfree
 from taxfree.errors import UsageError
-from taxfree.models.decoders import decoder_of
-from taxfree_kernels.decode_step.decoder import Cache
+from taxfree.models.decoders import decoder_of, local
+from taxfree_kernels.decode_step.decoder import Cache, Decoder, Layer
 from tests.models.decode_reference import exact_logits
 from tests.ranks import Ranks, on_every_fabric
 from tests.sample import Sample
@@ -380,28 +380,50 @@ def test_tokens_on_ranks(ranks: Ranks, sample: Sample, tmp_path: Path, world_siz
             assert all(kinds == ({"exact"} if is_fused else set()) for _, kinds in found)
 
 
-def steps_of_benchmark(fabric: Any) -> Any:
-    """Logits of a step of the benchmarks' model, of the model itself, and of float64."""
-    from benchmarks import llama
-    from tests.models.meshes import new_mesh
+def layer_of(block: Any) -> Layer:
+    """A rank's part of a layer of the bench's model."""
+    attention, mlp = block.attention, block.mlp
+    q, k, v = local(attention.qkv.weight).split([8 * heads for heads in attention.heads])
+    gate, up = local(mlp.gate_up.weight).chunk(2)
+    norms = local(block.attention_norm.weight), local(block.mlp_norm.weight)
+    o, down = local(attention.o.weight), local(mlp.down.weight)
+    return Layer(norms[0], q, k, v, o, norms[1], gate, up, down)
 
-    sizes, mesh = llama.Sizes(32, 64, 4, 2, 8, 2, 128), new_mesh()
-    shape, rank = llama.parallel(sizes, mesh), fabric.rank
-    weights = llama.random_weights(shape, fabric.device, torch.float32, [rank])
-    model = llama.take_weights(shape, weights)
-    decoder = llama.decoder_of(model, rank)
+
+def steps_of_bench(fabric: Any) -> Any:
+    """Logits of a step of the bench's model, of the model itself, and of float64."""
+    from taxfree_tune.benching import decoder as bench
+    from tests.models.meshes import new_mesh
+    from tests.tune.test_bench_model import MODEL
+
+    mesh, rank = new_mesh(), fabric.rank
+    model = bench.parallel_decoder(MODEL, mesh)
+    bench.take_weights(model, bench.random_weights(model, rank, fabric.device, torch.float32))
+    head = local(model.head.weight)
+    decoder = Decoder(
+        layers=tuple(map(layer_of, model.blocks)),
+        embedding=local(model.embedding.weight),
+        norm=local(model.norm.weight),
+        head=head,
+        inv_freq=10000.0 ** (torch.arange(4) / -4),
+        head_dim=8,
+        eps=1e-6,
+        vocab_start=rank * len(head),
+    )
     step = taxfree.decode_step(decoder, BATCH, PROMPT + 1, group=mesh.get_group())
-    held = list(zip(step.cache.keys, step.cache.values, strict=True))
+    caches = zip(step.cache.keys, step.cache.values, strict=True)
+    held = [(keys.transpose(1, 2), values.transpose(1, 2)) for keys, values in caches]
+    rotary = bench.rotary_factors(PROMPT + 1, 8, fabric.device).float()
     with torch.no_grad():
-        token = model(prompts(), torch.arange(PROMPT), held).argmax(-1)
-        positions = torch.full((BATCH,), PROMPT, dtype=torch.int32)
+        model(prompts().flatten() % MODEL.vocabulary, rotary[:PROMPT], 0, held)
+        token, positions = torch.tensor([3, 4]), torch.full((BATCH,), PROMPT, dtype=torch.int32)
         exact = exact_logits(parts_of((decoder, step.cache)), token, positions)
         step(token, positions)
-        other = model(token[:, None], torch.tensor([PROMPT]), held)
+        other = model(token, rotary[PROMPT:], PROMPT, held)
     return step.logits.tolist(), other.tolist(), exact.tolist()
 
 
 def test_a_decoder_may_be_of_another_model(ranks: Ranks) -> None:
-    for ours, theirs, exact in ranks.run(2, f"{__name__}:steps_of_benchmark"):
+    for ours, theirs, exact in ranks.run(2, f"{__name__}:steps_of_bench"):
         for logits in (ours, theirs):
             torch.testing.assert_close(torch.tensor(logits), torch.tensor(exact).float())

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, ClassVar
 
 import pytest
 
 from taxfree import fingerprints
 from taxfree.errors import UsageError
 from taxfree_kernels.variant import is_library
-from taxfree_tune.reporting import calls, comparisons, sources, studies
+from taxfree_tune.reporting import calls, comparisons, models, sources, studies
 from taxfree_tune.reporting.page import page
 from taxfree_tuning_db import Database, DatabaseMissing, Record, TrialRecord, shipped_records
 
@@ -157,6 +158,37 @@ class TestCalls:
         assert {row["rank"] for row in rows} == {0, 1}
         assert all(abs(row["top"] - row["rank"]) <= 0.5 for row in rows)
         assert all(row["begin_us"] <= row["end_us"] for row in rows)
+
+
+class TestModels:
+    ROW: ClassVar = {
+        "model": "llama-3.1-8b", "layers": 4, "world_size": 2,
+        "phase": {"name": "decode", "batch": 16, "length": 1024}, "path": "taxfree",
+        "mode": "graph", "median_us": 500.0, "iqr_us": 1.0, "tokens_per_s": 32000.0,
+        "speedup": 1.2, "relative_error": 0.005123,
+    }  # fmt: skip
+
+    def read(self, folder: Path, fabric: str, row: dict[str, Any]) -> sources.Sources:
+        path = folder / "model.json"
+        environment = {"fabric": fabric, "hardware": {"gpu": "NVIDIA H100"}}
+        path.write_text(json.dumps({"environment": environment, "rows": [row]}), encoding="utf-8")
+        return read(folder, path)
+
+    def test_are_bars_of_each_phase(self, tmp_path: Path) -> None:
+        found = self.read(tmp_path, "cuda", self.ROW)
+        (row,) = models.rows(found)
+        assert row["panel"] == "llama-3.1-8b, 4 layers, decode of batch 16 behind 1024, 2 GPUs"
+        assert (row["mode"], row["tokens_per_s"], row["error"]) == ("taxfree graph", 32000, 0.0051)
+        assert 'id="models-bars"' in page(found)
+
+    def test_of_interpreted_kernels_are_not_shown(self, tmp_path: Path) -> None:
+        with pytest.raises(UsageError, match="holds nothing that a report shows"):
+            self.read(tmp_path, "host", self.ROW)
+
+    def test_that_are_incomplete_are_refused(self, tmp_path: Path) -> None:
+        row = {name: value for name, value in self.ROW.items() if name != "phase"}
+        with pytest.raises(UsageError, match="an entry has no 'phase'"):
+            self.read(tmp_path, "cuda", row)
 
 
 def test_what_is_modelled_says_so_on_the_page(tmp_path: Path) -> None:

@@ -132,6 +132,8 @@ def origins(sources: Sources) -> list[Origin]:
         origins_found.append(
             _of_file(source, "times", environment, [r.problem for r in rows], versions)
         )
+    for file in sources.models:
+        origins_found.append(_of_file(file.source, "models", file.environment, file.entries, ()))
     for holds, result_files in (
         ("accounts of taxes", sources.accounts),
         ("timelines", sources.timelines),

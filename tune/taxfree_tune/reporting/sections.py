@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from taxfree_tune.reporting import calls, comparisons, studies
+from taxfree_tune.reporting import calls, comparisons, models, studies
 from taxfree_tune.reporting.call_figures import taxes_of, timeline_of
 from taxfree_tune.reporting.comparison_figures import map_of, speedups
 from taxfree_tune.reporting.drawing import Figure
@@ -43,6 +43,15 @@ def sections(sources: Sources) -> list[Section]:
             "Each mark is a problem. Left of the line at 1, the library is faster.",
             (speedups(compared),) if compared else (),
             "There are no records of problems of this version.",
+        ),
+        Section(
+            "models",
+            "Models, end to end",
+            "Prefill and decode of a model with random weights, by PyTorch's tensor parallelism "
+            "and by taxfree, in each mode. Graphs are of compiled code.",
+            _some(models.models_of, models.rows(sources)),
+            "No model was measured. The file of taxfree bench --model --out is one: give it with "
+            "--results.",
         ),
         Section(
             "taxes",

@@ -55,6 +55,7 @@ class Sources:
     Args:
         records: of the user's database, then the shipped ones.
         benches: (name, content) of files of `bench --out`.
+        models: files of `bench --model --out` of GPUs; an entry is a mode of a phase.
         accounts: files of `explain --json`; an entry is a pipeline's account.
         timelines: files of `explain --trace`; an entry is a call of each pipeline.
         left_out: files of a folder that hold none of these.
@@ -62,6 +63,7 @@ class Sources:
 
     records: list[Recorded] = field(default_factory=list)
     benches: list[tuple[str, Results]] = field(default_factory=list)
+    models: list[ResultFile] = field(default_factory=list)
     accounts: list[ResultFile] = field(default_factory=list)
     timelines: list[ResultFile] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)
@@ -125,6 +127,9 @@ def _add(sources: Sources, path: Path, name: str) -> bool:
         _require(path, rows, ("op", "problem", "variant", "t_eager_us", "residual_us"))
         renamed = [with_new_names(row["op"], row) for row in document["rows"]]
         sources.accounts.append(ResultFile(name, _environment(document), renamed))
+    elif "tokens_per_s" in first and _environment(document).get("fabric") != "host":
+        _require(path, rows, ("model", "layers", "world_size", "phase", "path", "median_us"))
+        sources.models.append(ResultFile(name, _environment(document), document["rows"]))
     elif "mode" in first and "t_bound_us" in first:
         results = load(path)
         ops = operation_names()

@@ -1,0 +1,305 @@
+"""The ranks' side of a model's bench: one model in all modes, checked, and timed together."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cache, partial
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+from torch._inductor import config as inductor_config
+from torch.distributed.device_mesh import DeviceMesh
+
+import taxfree
+from taxfree._runtime.collectives import vote
+from taxfree._runtime.runtime import Runtime
+from taxfree.errors import TaxfreeError, one_line
+from taxfree.shapes.models import Model
+from taxfree_kernels.errors import PeerTimeout
+from taxfree_kernels.fabric.base import Fabric
+from taxfree_tune.benching import decoder
+from taxfree_tune.measuring.timer import Timing, capturing, time_together
+from taxfree_tune.measuring.trial import ERROR_ALLOWANCE
+from taxfree_tuning_db import Record
+
+#: whose tensor parallelism, and how it runs; in the order of tables
+MODES: Sequence[tuple[str, str]] = (
+    ("torch", "eager"),
+    ("torch", "compiled"),
+    ("torch", "micro-pipeline"),
+    ("torch", "graph"),
+    ("taxfree", "eager"),
+    ("taxfree", "compiled"),
+    ("taxfree", "graph"),
+)
+_CHAIN = {"prefill": 4, "decode": 10}  # calls of a repetition on GPUs
+
+_Call = Callable[[], torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Phase:
+    """Calls of a model.
+
+    Args:
+        name: "prefill": a prompt of `length` tokens; "decode": one token of each of `batch`
+            sequences, behind `length` others.
+    """
+
+    name: Literal["prefill", "decode"]
+    batch: int
+    length: int
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of one call."""
+        return self.length if self.name == "prefill" else self.batch
+
+    def __str__(self) -> str:
+        if self.name == "prefill":
+            return f"prefill of {self.length} tokens"
+        return f"decode of batch {self.batch} behind {self.length} tokens"
+
+
+@dataclass(frozen=True)
+class ModeOutcome:
+    """One mode of a phase.
+
+    Args:
+        path: whose tensor parallelism.
+        mode: "graph" is compiled code in a captured graph.
+        state: "measured", "refused" (it does not serve the phase), "failed" or "wrong".
+        reason: one line where it is not measured.
+        relative_error: of the logits, against the same weights in float64: Frobenius norm of the
+            difference over that of the reference; the worst rank's. None where there are none.
+        timing: of a call; None where it is not measured.
+    """
+
+    path: str
+    mode: str
+    state: str
+    reason: str = ""
+    relative_error: float | None = None
+    timing: Timing | None = None
+
+
+def measure_phase(
+    fabric: Fabric,
+    model: Model,
+    dtype: str,
+    phase: Phase,
+    modes: Sequence[tuple[str, str]],
+    records: Sequence[Record],
+    repetitions: int,
+    tried: Path,
+) -> tuple[list[ModeOutcome], dict[str, dict[str, int]]]:
+    """Check modes of a phase, then time those that are right; a task of the workers.
+
+    Args:
+        modes: some of `MODES`.
+        tried: a file that holds the name of a mode while it is tried, which may end the ranks.
+
+    Returns:
+        Their outcomes; calls of the runtime, by problem and kind of choice.
+    """
+    torch.compiler.reset()  # a phase has shapes of its own
+    gc.collect()
+    with torch.no_grad():
+        bench = _Bench(fabric, model, getattr(torch, dtype), phase, records)
+        exact = bench.exact_logits()
+        allowed = ERROR_ALLOWANCE * bench.error(bench.call("torch", "eager")(), exact)
+        outcomes = []
+        for path, mode in modes:
+            if fabric.rank == 0:
+                tried.write_text(f"{path} {mode}", encoding="utf-8")
+            outcomes.append(bench.check(path, mode, exact, allowed))
+        if fabric.rank == 0:
+            tried.write_text("", encoding="utf-8")
+        right = [each for each in outcomes if each.state == "measured"]
+        calls = [(bench.timed(each.path, each.mode), "eager") for each in right]
+        chain = _CHAIN[phase.name] if fabric.has_graphs else None
+        timings = time_together(fabric, calls, repetitions, chain=chain)
+        bench.runtime.check()
+    timed = {id(each): timing for each, timing in zip(right, timings, strict=True)}
+    outcomes = [replace(each, timing=timed.get(id(each))) for each in outcomes]
+    return outcomes, bench.runtime.stats()
+
+
+@cache
+def _torch_group(fabric: Fabric) -> dist.ProcessGroup:
+    """A group for PyTorch's own paths: compiled code runs the operations on the fabric's."""
+    group: dist.ProcessGroup = dist.new_group()
+    return group
+
+
+class _Bench:
+    """One model on the same weights in all modes."""
+
+    def __init__(
+        self,
+        fabric: Fabric,
+        model: Model,
+        dtype: torch.dtype,
+        phase: Phase,
+        records: Sequence[Record],
+    ) -> None:
+        self.runtime = Runtime.on_fabric(fabric, records)
+        self._fabric, self._model, self._phase = fabric, model, phase
+        # Meshes of the same ranks are equal to DTensor, unless their dimensions have other names.
+        self._meshes = {
+            name: DeviceMesh.from_group(group, fabric.device.type, mesh_dim_names=(name,))
+            for name, group in (("torch", _torch_group(fabric)), ("taxfree", fabric.group))
+        }
+        shape = decoder.parallel_decoder(model, self._meshes["torch"])
+        self._weights = decoder.random_weights(shape, fabric.rank, fabric.device, dtype)
+        self._state = self._drawn_state(dtype)
+        self._calls: dict[tuple[str, str], _Call] = {}
+
+    def _drawn_state(self, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor, int, Any]:
+        """Tokens, rotary's factors, the first position, and a cache: arguments of the model."""
+        model, phase, device = self._model, self._phase, self._fabric.device
+        shared = torch.Generator(device).manual_seed(1)
+        own = torch.Generator(device).manual_seed(2 + self._fabric.rank)
+        start, count = (0, phase.length) if phase.name == "prefill" else (phase.length, 1)
+        rows = (phase.tokens,)
+        tokens = torch.randint(model.vocabulary, rows, generator=shared, device=device)
+        kv_heads = decoder.kv_heads_of_rank(model, self._fabric.world_size)
+        size = phase.batch, start + count, kv_heads, model.head_dim
+        state = [
+            tuple(torch.randn(size, generator=own, device=device, dtype=dtype) for _ in ("k", "v"))
+            for _ in range(model.layers)
+        ]
+        rotary = decoder.rotary_factors(start + count, model.head_dim, device)[start:].to(dtype)
+        return tokens, rotary, start, state
+
+    def _decoder(self, path: str, is_sequence_parallel: bool = False) -> decoder.Decoder:
+        made = decoder.parallel_decoder(self._model, self._meshes[path], is_sequence_parallel)
+        decoder.take_weights(made, self._weights)
+        if path == "taxfree":
+            taxfree.enable(self._meshes[path], made)
+        return made
+
+    def call(self, path: str, mode: str) -> _Call:
+        """A call of the model in a mode, made once; it returns the logits."""
+        made = self._calls.get((path, mode))
+        if made is None:
+            made = self._calls[path, mode] = self._made(path, mode)
+        return made
+
+    def _made(self, path: str, mode: str) -> _Call:
+        if mode == "eager":
+            return partial(self._decoder(path), *self._state)
+        if mode == "graph":
+            return self._captured(self.call(path, "compiled"))
+        if mode == "compiled":
+            return partial(_compiled(self._decoder(path)), *self._state)
+        with self._micro_pipeline():
+            call = partial(_compiled(self._decoder(path, is_sequence_parallel=True)), *self._state)
+            call()
+        return call
+
+    def _captured(self, call: _Call) -> _Call:
+        call()
+        self._fabric.barrier()
+        graph = torch.cuda.CUDAGraph()
+        with capturing(graph):
+            logits = call()
+
+        def replay() -> torch.Tensor:
+            graph.replay()
+            return logits
+
+        return replay
+
+    @contextlib.contextmanager
+    def _micro_pipeline(self) -> Iterator[None]:
+        from torch.distributed._symmetric_memory import enable_symm_mem_for_group
+
+        enable_symm_mem_for_group(self._meshes["torch"].get_group().group_name)
+        with inductor_config.patch(_micro_pipeline_tp=True):
+            yield
+
+    def timed(self, path: str, mode: str) -> Callable[[int], Any]:
+        """What the timer calls."""
+        call = self.call(path, mode)
+        return lambda _: call()
+
+    # -- logits --
+
+    def check(self, path: str, mode: str, exact: torch.Tensor, allowed: float) -> ModeOutcome:
+        """Run a mode once: its outcome, with no time yet; collective.
+
+        Raises:
+            TaxfreeError, PeerTimeout: it failed on some ranks, while others wait inside of it.
+        """
+        reason = self._unsupported_reason(mode)
+        if reason:
+            return ModeOutcome(path, mode, "refused", reason)
+        failure, logits = "", exact
+        try:
+            logits = self.call(path, mode)()
+            self.runtime.check()
+        except Exception as raised:
+            failure = one_line(raised)
+        try:
+            failure = next(filter(None, vote(self._fabric.group, failure)), "")
+        except PeerTimeout as lost:
+            lost.is_secondary = True
+            raise TaxfreeError(failure) if failure else lost from None
+        if failure:
+            if path == "taxfree":
+                self.runtime.reset()  # a peer may have been lost
+            return ModeOutcome(path, mode, "failed", failure)
+        error = self.error(logits, exact)
+        if error <= allowed:
+            return ModeOutcome(path, mode, "measured", relative_error=error)
+        reason = f"relative error {error:.3g}, {allowed:.3g} is allowed"
+        return ModeOutcome(path, mode, "wrong", reason, error)
+
+    def _unsupported_reason(self, mode: str) -> str:
+        """The reason why a mode does not serve the phase; empty if it does."""
+        if mode == "graph" and not self._fabric.has_graphs:
+            return "there are no graphs on a CPU"
+        if mode != "micro-pipeline":
+            return ""
+        if not self._fabric.has_graphs:
+            return "symmetric memory of PyTorch needs GPUs"
+        if self._phase.tokens % self._fabric.world_size:
+            return f"{self._phase.tokens} rows do not divide over {self._fabric.world_size} ranks"
+        return ""
+
+    def error(self, logits: torch.Tensor, exact: torch.Tensor) -> float:
+        """The worst rank's relative error of logits; collective."""
+        own = float((logits.double() - exact).norm() / exact.norm())
+        worst: float = max(vote(self._fabric.group, own))
+        return worst
+
+    def exact_logits(self) -> torch.Tensor:
+        """Logits of the same weights in float64, whose layers are converted one by one."""
+        made = self._decoder("torch")
+        tokens, rotary, start, cache = self._state
+        rotary, x = rotary.double(), made.embedding(tokens).double()
+        for own in cache:
+            block: Any = made.blocks[0].double()
+            block.attention.attend = _attend_by_kv_head
+            copies = tuple(each.double() for each in own)
+            x = block(x, rotary=rotary, start=start, cache=copies)
+            del made.blocks[0]
+        logits: torch.Tensor = made.head.double()(made.norm.double()(x[-self._phase.batch :]))
+        return logits
+
+
+def _compiled(module: torch.nn.Module) -> Any:
+    return torch.compile(module, dynamic=False, fullgraph=True)
+
+
+def _attend_by_kv_head(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    """In float64 all scores are held at once: those of few heads fit."""
+    kv_heads = k.shape[1]
+    parts = zip(q.chunk(kv_heads, 1), k.split(1, 1), v.split(1, 1), strict=True)
+    return torch.cat([decoder.attend(*each) for each in parts], 1)
