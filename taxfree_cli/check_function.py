@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from taxfree.errors import TaxfreeError, UsageError, WrongResult
-from taxfree_cli.output import print_json, print_lines, print_table
+from taxfree_cli.output import folded, print_json, print_lines, print_table
 
 if TYPE_CHECKING:
     from taxfree_check.checker import Checked
@@ -52,7 +52,7 @@ def check_function(
         wrong = str(error) or "an assertion failed"
     except TaxfreeError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         message = f"{target} raised {type(error).__name__}: {error}"
         raise TaxfreeError(message, "see its lines outside of kernels") from error
     finally:
@@ -92,13 +92,15 @@ def _function(target: str) -> Callable[..., object]:
     with _importing_from(path.parent):
         try:
             spec.loader.exec_module(module)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             message = f"{file} cannot be imported: {type(error).__name__}: {error}"
             raise UsageError(message) from error
     found = getattr(module, name, None)
     if not callable(found):
         names = [each for each, value in vars(module).items() if inspect.isfunction(value)]
         raise UsageError(f"{file} has no function {name!r}", f"one of: {', '.join(names)}")
+    if inspect.isclass(found) or inspect.iscoroutinefunction(found):
+        raise UsageError(f"{name} of {file} is no plain function", "give a def that runs kernels")
     return found  # type: ignore[no-any-return]
 
 
@@ -125,9 +127,14 @@ def show(found: list[Checked], json: bool) -> None:
     if covered:
         print_lines(["", "synchronising lines, and how many ranks, programs and calls ran them:"])
         print_table(["line", "text", "ranks", "programs", "calls"], covered)
+    is_first = True
     for each in found:
         if each.verdict in ("violation", "not covered"):
-            print_lines(["", *str(each).splitlines()])
+            _, *report = str(each).splitlines()  # the table says the first line
+            if is_first and each.violation is not None:
+                is_first = False
+                report.pop()  # the hint at the end says it
+            print_lines(["", f"{each.name}:", *folded(report)])
         elif each.note:
             print_lines(["", f"{each.name}: {each.note}"])
 

@@ -241,6 +241,6 @@ def known_hardware(name: str) -> Hardware:
     Raises:
         UsageError: it is not known.
     """
-    if name not in KNOWN:
+    if name.lower() not in KNOWN:
         raise UsageError(f"unknown hardware {name!r}", f"one of: {', '.join(KNOWN)}")
-    return KNOWN[name]
+    return KNOWN[name.lower()]

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import textwrap
 from collections.abc import Iterable, Iterator
 from typing import TextIO
 
@@ -127,7 +128,18 @@ def print_lines(lines: Iterable[str]) -> None:
     """Print plain lines of results, each unbroken."""
     console = results()
     for line in lines:
-        console.print(printable(line), markup=False, highlight=False, soft_wrap=True)
+        console.print(printable(line, "\n"), markup=False, highlight=False, soft_wrap=True)
+
+
+def folded(lines: Iterable[str]) -> Iterator[str]:
+    """Lines of prose, those broken that are wider than the terminal; each keeps its indent."""
+    width = max(20, results().width)
+    for line in lines:
+        indent = line[: len(line) - len(line.lstrip())]
+        inner = {"subsequent_indent": f"{indent}  ", "break_on_hyphens": False}
+        is_command = line.startswith("replay:")  # to be copied
+        fits = is_command or len(line) <= width
+        yield from [line] if fits else textwrap.wrap(line, width, **inner)
 
 
 def _shown(value: object) -> str:

@@ -125,8 +125,10 @@ def tune(
         _refuse_beside_check(dry_run or None, budget, variant, storage)
         check_records(given, fabric, hardware, db, json)
     elif dry_run:
-        _refuse_beside_dry_run(fabric, db, budget, storage)
-        list_candidates(given, hardware or "h200", trials or _TRIALS, seed, variant, json)
+        if storage is not None:
+            raise UsageError("--dry-run takes no --storage", "it measures nothing")
+        hardware = hardware or ("cpu" if fabric == "host" else "h200")
+        list_candidates(given, hardware, trials or _TRIALS, seed, variant, json)
     else:
         trials = trials or (sys.maxsize if exhaustive else _TRIALS)
         effort = Effort(trials, seconds, seed, variant, exhaustive)
@@ -138,14 +140,6 @@ def _refuse_beside_check(*others: object) -> None:
         raise UsageError(
             "--check takes neither --dry-run, --budget, --variant nor --storage",
             "it measures nothing",
-        )
-
-
-def _refuse_beside_dry_run(*others: object) -> None:
-    if any(option is not None for option in others):
-        raise UsageError(
-            "--dry-run takes neither --fabric, --db, --budget nor --storage",
-            "it measures nothing, and looks nothing up",
         )
 
 

@@ -492,4 +492,6 @@ def _discover(package: str) -> Iterator[Variant]:
     for module in pkgutil.iter_modules(importlib.import_module(package).__path__):
         variant = getattr(importlib.import_module(f"{package}.{module.name}"), "VARIANT", None)
         if variant is not None:
+            if variant.name != module.name:
+                raise TypeError(f"{package}.{module.name}: VARIANT has the name {variant.name!r}")
             yield variant

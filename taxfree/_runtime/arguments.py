@@ -22,6 +22,12 @@ def usage_errors() -> Iterator[None]:
         raise UsageError(error.message, error.hint or _HINT) from error
 
 
+def no_tensors(op: str, arguments: Sequence[object]) -> UsageError:
+    """The error of a call that was given something else where a tensor is needed."""
+    first = next((each for each in arguments if not isinstance(each, torch.Tensor)), None)
+    return UsageError(f"{op} takes tensors, not {type(first).__name__}", _HINT)
+
+
 def require_output(
     out: torch.Tensor,
     shape: tuple[int, ...],

@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from torch.compiler import is_compiling
 
-from taxfree._runtime.arguments import require_like, require_output, usage_errors
+from taxfree._runtime.arguments import no_tensors, require_like, require_output, usage_errors
 from taxfree._runtime.aside import aside
 from taxfree._runtime.autotuning import Autotuned, Autotuning
 from taxfree._runtime.dispatch import Choice, Dispatcher
@@ -132,6 +132,13 @@ class Runtime(contextlib.AbstractContextManager["Runtime"]):
         self.world_size = fabric.world_size
         _runtimes[self.group_name] = self
         _open.add(self)
+
+    def __repr__(self) -> str:
+        fabric, state = self._fabric, ", closed" if self._is_closed else ""
+        return (
+            f"<taxfree.Runtime of group {self.group_name!r}, rank {fabric.rank} of "
+            f"{fabric.world_size}, fabric {fabric.name}{state}>"
+        )
 
     @classmethod
     def on_fabric(
@@ -424,7 +431,11 @@ class Runtime(contextlib.AbstractContextManager["Runtime"]):
         self, signature: Signature, arguments: tuple[Any, ...], out: torch.Tensor | None = None
     ) -> torch.Tensor:
         """Run an operation; its method and its torch op come here."""
-        entries, rows, shape = self._seen.get(signature.layout(*arguments), _UNSEEN)
+        try:
+            layout = signature.layout(*arguments)
+        except AttributeError:
+            raise no_tensors(signature.name, arguments) from None
+        entries, rows, shape = self._seen.get(layout, _UNSEEN)
         entry = entries[rows] if rows < len(entries) else None
         if entry is None:
             with usage_errors():

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import yaml
 
@@ -22,6 +22,7 @@ Axes: TypeAlias = Mapping[str, Sequence[Value]]
 
 EXAMPLE = 'for example --shapes "m=1,16 n=3584 k=8192", --shapes 1,16x3584x8192, --shapes paper'
 MODEL_SET = "model"
+_TWICE = "has a key twice"
 
 _FLAGS = {"0": False, "false": False, "no": False, "1": True, "true": True, "yes": True}
 
@@ -126,7 +127,12 @@ class Parser:
     def _unknown(self, text: str, word: str) -> UsageError:
         if word == MODEL_SET:
             return _bad(text, "there is no model", "name its config: --model path/to/config.json")
-        if close := get_close_matches(word, self._sets, n=1):
+        if of := [op for op in operation_names() if word in operation_shapes(op).sets]:
+            return _bad(text, f"{word} is a set of another operation", f"add --op {of[0]}")
+        if "," in word and set(word.split(",")) <= self._sets.keys():
+            each = " ".join(f"--shapes {name}" for name in word.split(","))
+            return _bad(text, "sets are not a list", f"name each: {each}")
+        if close := get_close_matches(word.lower(), self._sets, n=1):
             return _bad(text, f"no set or shape {quoted(word)}", f"did you mean {close[0]!r}?")
         short = "x".join(name.upper() for name in self._shorthand)
         known = f"sets: {', '.join(self._sets)}; " if self._sets else ""
@@ -182,12 +188,24 @@ def _yaml_entries(path: Path) -> list[Entry]:
     hint = 'a list of shapes: - "m=1,16 n=3584 k=8192", or - {m: [1, 16], n: 3584, k: 8192}'
     try:
         # The base loader leaves scalars as text: the parser decides what they are.
-        document = yaml.load(read_text(path, "shape file"), Loader=yaml.BaseLoader)
+        document = yaml.load(read_text(path, "shape file"), Loader=_Loader)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise UsageError(f"shape file {name} is not YAML", hint) from error
+        is_ambiguous = getattr(error, "problem", "") == _TWICE
+        why = _TWICE if is_ambiguous else "is not YAML"
+        raise UsageError(f"shape file {name} {why}", hint) from error
     if not isinstance(document, list) or not document:
         raise UsageError(f"shape file {name} is not a list of shapes", hint)
     return [_entry(name, entry, hint) for entry in document]
+
+
+class _Loader(yaml.BaseLoader):
+    """A loader that refuses a key that a mapping has twice: the last would win, unsaid."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        found = super().construct_mapping(node, deep)
+        if len(found) < len(node.value):
+            raise yaml.constructor.ConstructorError(problem=_TWICE)
+        return found
 
 
 def _entry(name: str, entry: object, hint: str) -> Entry:

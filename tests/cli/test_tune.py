@@ -147,6 +147,15 @@ class TestTune:
         assert cli(*check).code == ExitCode.DONE
         assert cli(*check, "--shapes", "6x32x32").code == ExitCode.FAILED
 
+    def test_a_line_that_tunes_may_be_tried_dry(
+        self, cli: Callable[..., Any], tmp_path: Path
+    ) -> None:
+        path = tmp_path / "other.sqlite"
+        others = ("--trials", 1, "--budget", "10m", "--db", path)
+        outcome = cli("tune", *SHAPE, *others, "--dry-run", "--json")
+        assert outcome.code == ExitCode.DONE
+        assert not path.exists()
+
     def test_a_dry_run_says_why_nothing_would_be_tried(self, cli: Callable[..., Any]) -> None:
         arguments = ("--variant", "push_tma", "--hardware", "mi300x", "--shapes", "16x64x64")
         outcome = cli("tune", "--dry-run", *arguments, "--gpus", 8, "--json")

@@ -162,6 +162,8 @@ BAD: dict[tuple[str, str], tuple[Callable[..., dict[str, Any]], str]] = {
         lambda a, w: {"x": a.float(), "weight": w.float()},
         "not float16 or bfloat16",
     ),
+    (OP, "nothing for a tensor"): (lambda a, w: {"x": None}, "takes tensors, not NoneType"),
+    (OP, "a number for a tensor"): (lambda a, w: {"weight": 3}, "takes tensors, not int"),
     (OP, "mixed dtypes"): (lambda a, w: {"weight": w.bfloat16()}, "weight is torch.bfloat16"),
     (OP, "vector"): (lambda a, w: {"x": a[0]}, "must be matrices"),
     (OP, "columns"): (lambda a, w: {"x": a[:, :-1].contiguous()}, f"columns, weight {K} rows"),

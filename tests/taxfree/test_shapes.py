@@ -197,6 +197,14 @@ class TestFile:
 
         return write
 
+    def test_a_field_that_is_there_twice_is_refused(self, file):
+        with pytest.raises(UsageError, match="has a key twice"):
+            problems(file("- {m: 1, n: 2, k: 8, m: 4}"))
+
+    def test_begins_with_a_byte_order_mark_or_not(self, file):
+        found = problems(file(b"\xef\xbb\xbf- 3x2x8"))
+        assert [problem.m for problem in found] == [3]
+
     def test_holds_shapes_as_text_or_mappings(self, file):
         text = """
             - m=1,2 n=2 k=4

@@ -11,6 +11,7 @@ import pytest
 
 from taxfree import fingerprints
 from taxfree.errors import UsageError
+from taxfree_kernels.hardware import KNOWN
 from taxfree_kernels.variant import is_library
 from taxfree_tune.reporting import calls, comparisons, models, sources, studies
 from taxfree_tune.reporting.page import page
@@ -50,6 +51,26 @@ class TestSources:
         assert "explain/nvidia-h200-x2-large.json" in [each.source for each in found.accounts]
         assert [each.source for each in found.timelines] == ["timeline/nvidia-h200-x2.json"]
         assert "soak/nvidia-h200-x2.json" in found.left_out
+
+    def test_what_cannot_be_read_in_a_folder_is_listed(self, tmp_path: Path) -> None:
+        folder = tmp_path / "results"
+        folder.mkdir()
+        (folder / "broken.json").write_text("{")
+        (folder / "half.json").write_text('{"pictures": [{}]}')
+        assert read(tmp_path, folder).left_out == ["broken.json", "half.json"]
+        with pytest.raises(UsageError, match="cannot be read as JSON"):
+            read(tmp_path, folder / "broken.json")
+
+    def test_times_of_interpreted_kernels_are_left_out(
+        self, tmp_path: Path, record: Record
+    ) -> None:
+        hardware = fingerprints.hardware_fingerprint(KNOWN["cpu"])
+        with Database(tmp_path / "tuning.sqlite") as database:
+            database.put(replace(record, hardware=hardware))
+        assert {each.source for each in read(tmp_path).records} == {sources.SHIPPED}
+        text = (RESULTS / "timeline/nvidia-h200-x2.json").read_text()
+        (tmp_path / "host.json").write_text(text.replace('"fabric": "cuda"', '"fabric": "host"'))
+        assert read(tmp_path, tmp_path).left_out == ["host.json"]
 
     def test_a_file_that_holds_nothing_is_refused(self, tmp_path: Path) -> None:
         with pytest.raises(UsageError, match="holds nothing that a report shows"):

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
+from itertools import zip_longest
 
 from taxfree_check.checker.clocks import Actor, Repair, Taken
 from taxfree_check.checker.memory import Access, Conflict, Region
 from taxfree_check.checker.sites import Site
+
+_COLUMN = 36
 
 
 class Reason(Enum):
@@ -200,23 +204,21 @@ def _picture(
         events.append((seen, f"{reads} {word}"))
     events.append((later, f"{kind_of(later)} {place}"))
     actors = list(dict.fromkeys(access.actor for access, _ in events))
-    cells = [
-        (actors.index(access.actor), f"{text}  {access.site.in_kernel.where}")
-        for access, text in events
-    ]
-    widths = [
-        max(len(who(actor)), *(len(text) for column, text in cells if column == index))
-        for index, actor in enumerate(actors)
-    ]
-    rows = [[who(actor) for actor in actors]]
-    rows += [
-        [text if column == index else "" for index in range(len(actors))] for column, text in cells
-    ]
+    rows = [[_folded(who(actor)) for actor in actors]]
+    for access, text in events:
+        cell = _folded(f"{text}  {access.site.in_kernel.where}")
+        rows.append([cell if actor is access.actor else [] for actor in actors])
+    widths = [max(len(line) for row in rows for line in row[at]) for at in range(len(actors))]
     return [
-        "  "
-        + " | ".join(f"{cell:{width}}" for cell, width in zip(row, widths, strict=True)).rstrip()
+        "  " + " | ".join(map(str.ljust, line, widths)).rstrip()
         for row in rows
+        for line in zip_longest(*row, fillvalue="")
     ]
+
+
+def _folded(text: str) -> list[str]:
+    """A text in lines of which two stand side by side in a terminal of 80 columns."""
+    return textwrap.wrap(text, _COLUMN, subsequent_indent="  ", break_on_hyphens=False)
 
 
 def where(region: Region, address: int) -> str:

@@ -353,6 +353,15 @@ def test_the_command_checks_a_function_whether_triton_interprets_or_not():
     assert "tl.atomic_xchg(" in ended.stdout
 
 
+def test_the_report_fits_a_terminal(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    assert command(["check", f"{FILE}::test_relaxed_ring", "--seeds", "5"]) == 4
+    shown = capsys.readouterr()
+    lines = (shown.out + shown.err).splitlines()
+    (replay,) = (line for line in lines if "--first-seed" in line)  # once, and unbroken
+    assert max(len(line) for line in lines if line is not replay) <= 80
+
+
 def test_the_command_reports_and_replays(capsys):
     assert command(["check", f"{FILE}::test_relaxed_ring", "--seeds", "5"]) == 4
     captured = capsys.readouterr()
@@ -366,13 +375,21 @@ def test_the_command_reports_and_replays(capsys):
     ("arguments", "text"),
     [
         ([f"{FILE}::nothing"], "has no function 'nothing'"),
+        (["{made}::ends"], "raised SystemExit: 3"),
+        (["{made}::later"], "is no plain function"),
+        (["{made}::Kind"], "is no plain function"),
         ([str(FILE)], "names no function"),
         (["nowhere.py::ring"], "there is no file 'nowhere.py'"),
         ([f"{FILE}::ring", "--gpus", "2"], "takes --ranks"),
         (["--ranks", "2"], "--ranks needs FILE::FUNCTION"),
     ],
 )
-def test_a_wrong_target_is_one_error_line(arguments, text, capsys):
+def test_a_wrong_target_is_one_error_line(arguments, text, capsys, tmp_path):
+    made = tmp_path / "made.py"
+    made.write_text(
+        "def ends():\n    raise SystemExit(3)\nasync def later(): ...\nclass Kind: ...\n"
+    )
+    arguments = [each.replace("{made}", str(made)) for each in arguments]
     assert command(["check", *arguments]) in (1, 2)
     (error,) = [each for each in capsys.readouterr().err.splitlines() if each.startswith("error:")]
     assert text in error

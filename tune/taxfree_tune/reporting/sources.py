@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,6 +11,7 @@ from typing import Any
 
 from taxfree.errors import UsageError
 from taxfree.shapes import recorded_problem
+from taxfree_kernels.hardware import KNOWN
 from taxfree_kernels.variant import operation_names
 from taxfree_tune.measuring.results import Results, load
 from taxfree_tuning_db import Database, DatabaseMissing, Record, TrialRecord, shipped_records
@@ -93,8 +95,11 @@ def read(database: Path, required: bool, results: Sequence[Path]) -> Sources:
     for result in results:
         if result.is_dir():
             for path in sorted(result.rglob("*.json")):
-                if not _add(sources, path, path.relative_to(result).as_posix()):
-                    sources.left_out.append(path.relative_to(result).as_posix())
+                name, is_shown = path.relative_to(result).as_posix(), False
+                with contextlib.suppress(UsageError):  # it may hold anything
+                    is_shown = _add(sources, path, name)
+                if not is_shown:
+                    sources.left_out.append(name)
         elif not _add(sources, result, result.name):
             raise UsageError(
                 f"{result} holds nothing that a report shows",
@@ -104,8 +109,11 @@ def read(database: Path, required: bool, results: Sequence[Path]) -> Sources:
 
 
 def _is_known(record: Record) -> bool:
+    """Whether a record is of today's operations, and of a GPU: interpreted times say nothing."""
     return (
-        record.op in operation_names() and recorded_problem(record.op, record.problem) is not None
+        record.op in operation_names()
+        and record.hardware.gpu != KNOWN["cpu"].name
+        and recorded_problem(record.op, record.problem) is not None
     )
 
 
@@ -115,7 +123,7 @@ def _add(sources: Sources, path: Path, name: str) -> bool:
         document = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise UsageError(f"{path} cannot be read as JSON", "give a result file") from error
-    if not isinstance(document, dict):
+    if not isinstance(document, dict) or _environment(document).get("fabric") == "host":
         return False
     rows = document.get("rows")
     first = rows[0] if isinstance(rows, list) and rows and isinstance(rows[0], dict) else {}

@@ -142,7 +142,8 @@ def _explanation(error: Exception) -> TaxfreeError:
             f"a GPU or its driver fails: {said}",
             "`taxfree doctor` names other processes on the GPUs, and what drivers say",
         )
-    if isinstance(error, MemoryError) or "can't allocate memory" in said:
+    is_too_large = isinstance(error, MemoryError | OverflowError)
+    if is_too_large or "can't allocate memory" in said:
         return TaxfreeError(f"out of memory: {said}", "try smaller shapes, or fewer ranks")
     if _WAITED.search(said):
         return WorkerLost(f"a peer did not come: {said}", "see which rank is stopped or stuck")
