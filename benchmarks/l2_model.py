@@ -4,7 +4,7 @@
     python benchmarks/l2_model.py --json    # the same rows
     python benchmarks/l2_model.py --write   # the result file, docs/chiplets.md and its picture
 
-The model is :mod:`taxfree_kernels.cost.l2`. It takes minutes with numba, which the extra `chiplets`
+The model is :mod:`taxfree_tune.cost.l2`. It takes minutes with numba, which the extra `chiplets`
 installs. Interpreted it would take hours, so without numba the rows of the result file are printed.
 Hit rates are in percent; traffic is what the L2s read from memory, relative to a kernel that does
 not know the chiplets.
@@ -25,8 +25,8 @@ ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT / each) for each in ("", "kernels", "tuning_db", "tune")]
 
 from benchmarks.documents import table, with_blocks, write_changed  # noqa: E402
-from taxfree_kernels.cost import l2  # noqa: E402
 from taxfree_kernels.device.tiles import ATTENTION_MAPPINGS  # noqa: E402
+from taxfree_tune.cost import l2  # noqa: E402
 
 RESULT = ROOT / "benchmarks/results/l2_model/modelled.json"
 #: what ncu counted on one H200, with what the model says of it

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import subprocess
 
 import pytest
@@ -23,6 +24,7 @@ FILES = dict(
         re.S | re.M,
     )
 )
+OPERATION = [name for name in FILES if "all_reduce" in name]
 CALLS = """
 import torch
 import torch.distributed as dist
@@ -47,8 +49,10 @@ class Author:
 
     def __init__(self, folder, *added):
         kernels = copy_of_kernels(folder)
+        shutil.copytree(ROOT / "tune/taxfree_tune", kernels / "taxfree_tune")
         for name in added:
-            path = kernels / "taxfree_kernels" / name
+            package = "taxfree_tune" if name.startswith("cost/") else "taxfree_kernels"
+            path = kernels / package / name
             path.parent.mkdir(exist_ok=True)
             path.write_text(FILES[name])
         database = str(folder / "tuning.sqlite")
@@ -110,14 +114,13 @@ def test_one_more_is_served_by_all_commands(tmp_path, what, commands):
         shape = "m=7 n=40 k=24 gather_dim=1"
         commands(Author(tmp_path, VARIANT), OP, "two_steps", shape)
     else:
-        names = [name for name in FILES if name.startswith("all_reduce/")]
-        commands(Author(tmp_path, *names), "all_reduce", "push", "m=7 n=40")
+        commands(Author(tmp_path, *OPERATION), "all_reduce", "push", "m=7 n=40")
 
 
 class TestOneMoreOperation:
     @pytest.fixture
     def author(self, tmp_path):
-        return Author(tmp_path, *(name for name in FILES if name.startswith("all_reduce/")))
+        return Author(tmp_path, *OPERATION)
 
     def test_is_modelled_where_it_has_formulas(self, author):
         ranks = ["--op", "all_reduce", "--shapes", "64x8192", "--gpus", "8", "--hardware", "h200"]

@@ -20,13 +20,12 @@ import torch
 import triton
 import triton.language as tl
 
-from taxfree_kernels.device import step_clock
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.launch import Kernel
 from taxfree_kernels.variant import Step
 from taxfree_tune.measuring import timer
 from taxfree_tune.measuring.bounds import Bounds
-from taxfree_tune.profiling import step_timer
+from taxfree_tune.profiling import step_clock, step_timer
 from taxfree_tune.taxes import accounts
 
 #: name -> microseconds, and the distance of their quartiles over the repetitions

@@ -9,12 +9,12 @@ import pytest
 from taxfree.errors import UsageError
 from taxfree_kernels.all_gather_matmul.problem import AllGatherMatmul
 from taxfree_kernels.attention.problem import Attention
-from taxfree_kernels.cost import pieces
 from taxfree_kernels.flash_decode.problem import FlashDecode
 from taxfree_kernels.matmul_all_reduce.problem import MatmulAllReduce
 from taxfree_kernels.matmul_reduce_scatter.problem import MatmulReduceScatter
 from taxfree_kernels.variant import variants
 from taxfree_tune import cost_model
+from taxfree_tune.cost import pieces
 from taxfree_tune.cost_model import H200, MACHINES, modelled, modelled_variants, times
 
 PROBLEM = AllGatherMatmul(m=256, n=3584, k=8192, world_size=8)

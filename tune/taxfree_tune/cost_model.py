@@ -32,9 +32,9 @@ from importlib import import_module
 from importlib.util import find_spec
 
 from taxfree.errors import UsageError
-from taxfree_kernels.cost.machines import H200, MACHINES, Machine
-from taxfree_kernels.cost.pieces import CostModel, Piece
 from taxfree_kernels.variant import Config, Problem, op_of
+from taxfree_tune.cost.machines import H200, MACHINES, Machine
+from taxfree_tune.cost.pieces import CostModel, Piece
 from taxfree_tune.measuring.bounds import Bounds, Peaks, bounds
 from taxfree_tune.taxes import INSIDE, Account, Part, Tax
 
@@ -106,8 +106,8 @@ def times(machine: Machine, problem: Problem, variant: str, config: Config) -> T
 
 @cache
 def _model(op: str) -> CostModel:
-    """The formulas in an operation's folder; none where it has no ``cost.py``."""
-    module = f"taxfree_kernels.{op}.cost"
+    """The formulas of an operation; none where `cost` has no module of its name."""
+    module = f"taxfree_tune.cost.{op}"
     if find_spec(module) is None:
         return CostModel({})
     model: CostModel = import_module(module).COST

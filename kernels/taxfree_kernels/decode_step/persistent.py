@@ -44,8 +44,8 @@ from taxfree_kernels.decode_step.chunks import (
     weight_of_row,
 )
 from taxfree_kernels.decode_step.tape import INPUT_NORM, POST_NORM, Q_BIAS, VECTORS
-from taxfree_kernels.device.peers import Peers
-from taxfree_kernels.device.sync import LIMIT, NO_CHANNEL, abort, is_aborted
+from taxfree_kernels.device.peers import LIMIT, NO_CHANNEL, Peers
+from taxfree_kernels.device.sync import abort, is_aborted
 
 _LEAST = gl.constexpr(-(1 << 63))
 

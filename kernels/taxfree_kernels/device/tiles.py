@@ -4,7 +4,7 @@ Devices with several chiplets (XCDs) assign programs to them round-robin: progra
 p % num_xcds, which has its own L2 cache. A schedule decides which tiles share an L2: it is a
 bijection from program ids to tiles, as integer arithmetic. num_xcds is 1 on devices with one L2.
 These functions also run on NumPy arrays of program ids, through
-:func:`~taxfree_kernels.device.on_host.on_host`: the cache model (:mod:`taxfree_kernels.cost.l2`)
+:func:`~taxfree_tune.cost.on_host.on_host`: the cache model (:mod:`taxfree_tune.cost.l2`)
 sees kernels' order.
 
 Schedules of a matmul are :func:`xcd_swizzle` followed by :func:`swizzle2d`, which have a parameter

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from taxfree_check.checker import MIXED, Violation, check_variant
-from taxfree_check.checker.mutate import Mutant, mutants
 from taxfree_kernels import copies
 from taxfree_kernels.all_gather_matmul import (
     fused as gathered,
@@ -37,6 +36,7 @@ from taxfree_kernels.matmul_reduce_scatter import push_lamport as scatter_push_l
 from taxfree_kernels.matmul_reduce_scatter import push_two_kernel as scatter_two_kernel
 from taxfree_kernels.reduction import fused as sum_fused
 from taxfree_kernels.reduction import packets as sum_words
+from tests.check.checker.mutate import Mutant, mutants
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,6 @@ from taxfree_check.checker import (
 )
 from taxfree_check.checker.check import SEEDS, WORLD_SIZES
 from taxfree_check.checker.coverage import Coverage, Executed
-from taxfree_check.checker.mutate import mutants
 from taxfree_kernels.all_gather_matmul.problem import AllGatherMatmul
 from taxfree_kernels.device import sync
 from taxfree_kernels.device.peers import Group, Peers, translate
@@ -34,6 +33,7 @@ from taxfree_kernels.fabric.barrier import DeviceBarrier
 from taxfree_kernels.hardware import KNOWN
 from taxfree_kernels.launch import Kernel
 from taxfree_kernels.variant import operation_names, operation_shapes, problem_class, variants
+from tests.check.checker.mutate import mutants
 from tests.sample import PARTS, Sample
 
 OP = "all_gather_matmul"

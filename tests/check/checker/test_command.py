@@ -6,9 +6,9 @@ import json
 
 import pytest
 
-from taxfree_check.checker.mutate import mutants
 from taxfree_cli.app import run
 from taxfree_kernels.device import sync
+from tests.check.checker.mutate import mutants
 from tests.check.cross_compile.conftest import run_python
 from tests.tritons import FOLDERS, TRITONS, before
 

@@ -12,9 +12,9 @@ import pytest
 from triton.runtime.interpreter import InterpretedFunction
 
 import taxfree_kernels
-from taxfree_check.checker.mutate import mutants
 from taxfree_kernels.device import sync
 from tests.check.checker.document import PATH
+from tests.check.checker.mutate import mutants
 from tests.check.checker.mutated import GROUPS, HARMLESS, without_place
 
 EVERY = [(name, without_place(each)) for name, group in GROUPS.items() for each in group.mutants()]

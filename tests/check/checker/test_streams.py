@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from taxfree_check.checker import Reason, SimulatedFabric, Simulation, check_variant
-from taxfree_check.checker.mutate import mutants
 from taxfree_check.checker.streams import Stream
 from taxfree_kernels import copies
 from taxfree_kernels.variant import Ready, operation, problem_class, variants
+from tests.check.checker.mutate import mutants
 
 OP = "all_gather_matmul"
 SEEDS = range(6)

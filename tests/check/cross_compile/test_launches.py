@@ -72,7 +72,7 @@ AGAIN = """
 import json
 import torch, triton
 from taxfree_check.cross_compile.compile import AbsentDevice, target_of
-from taxfree_kernels.device import probes
+from taxfree_tune.measuring import probes
 from taxfree_kernels.hardware import KNOWN
 from taxfree_kernels.launch import Kernel
 

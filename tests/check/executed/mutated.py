@@ -9,10 +9,10 @@ from functools import cache
 from importlib import import_module
 from typing import Any
 
-from taxfree_check.executed.mutate import Subject, Tried, sampled
 from taxfree_check.executed.run import DEVICES
 from taxfree_kernels.hardware import KNOWN
 from taxfree_kernels.variant import Problem, operation_names, problem_class, variants
+from tests.check.executed.mutate import Subject, Tried, sampled
 
 #: whose mutants are tried, of every fused variant; of gfx950, which has the same memory model and
 #: other matrix instructions, of one variant of each operation

@@ -15,7 +15,6 @@ from typing import Any
 import torch
 
 from taxfree._runtime.collectives import vote
-from taxfree_kernels.device import probes
 from taxfree_kernels.device.peers import Group
 from taxfree_kernels.errors import KernelError
 from taxfree_kernels.fabric.base import Fabric
@@ -30,6 +29,7 @@ from taxfree_tune.doctor.report import (
     SignalTime,
     StartOrder,
 )
+from taxfree_tune.measuring import probes
 from taxfree_tune.measuring.bounds import peaks
 from taxfree_tune.measuring.timer import Call, time_together
 

@@ -18,11 +18,10 @@ from functools import cache
 
 import torch
 
-from taxfree_kernels.device import probes
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.launch import Kernel
 from taxfree_kernels.variant import Cost, operation
-from taxfree_tune.measuring import timer
+from taxfree_tune.measuring import probes, timer
 from taxfree_tune.measuring.trial import Calls
 
 _REPETITIONS = 5

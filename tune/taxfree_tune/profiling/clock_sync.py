@@ -11,10 +11,10 @@ import numpy as np
 import torch
 
 from taxfree._runtime.collectives import vote
-from taxfree_kernels.device import step_clock
 from taxfree_kernels.device.peers import Group
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.launch import Kernel
+from taxfree_tune.profiling import step_clock
 from taxfree_tune.taxes import Alignment
 
 _ROUNDS = 100  # of a comparison of clocks

@@ -18,12 +18,12 @@ import numpy as np
 import torch
 
 from taxfree._runtime.collectives import vote
-from taxfree_kernels.device import step_clock
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.launch import Kernel
 from taxfree_kernels.variant import Step
 from taxfree_tune.measuring import timer
 from taxfree_tune.measuring.trial import Candidate, open_bench
+from taxfree_tune.profiling import step_clock
 from taxfree_tune.profiling.clock_sync import (
     ClockComparison,
     aligned,

@@ -8,7 +8,7 @@ import time
 import pytest
 import torch
 
-from taxfree_kernels.device import step_clock
+from taxfree_tune.profiling import step_clock
 from tests.check.cross_compile.conftest import run_python
 
 INTERPRETED = {"BACKEND": "interpreter"}
@@ -17,7 +17,7 @@ import json, sys
 import torch
 from taxfree_check.cross_compile.compile import compile_launch
 from taxfree_check.cross_compile.record import Launch
-from taxfree_kernels.device import step_clock
+from taxfree_tune.profiling import step_clock
 from taxfree_kernels.device.peers import Group
 from taxfree_kernels.hardware import KNOWN
 from taxfree_kernels.launch import Kernel

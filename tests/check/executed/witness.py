@@ -318,7 +318,7 @@ class Witness:
 
         Args:
             key, at: the instruction.
-            kind: of the change, as in :func:`taxfree_check.executed.mutate.changes`.
+            kind: of the change, as in :func:`tests.check.executed.mutate.changes`.
         """
         place, counter = (key, at), kind.removeprefix("s_waitcnt ")
         if kind.startswith("s_waitcnt"):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from taxfree_kernels.cost.machines import Machine
-from taxfree_kernels.cost.pieces import (
+from taxfree_kernels.matmul_all_reduce.problem import MatmulAllReduce
+from taxfree_kernels.variant import Config
+from taxfree_tune.cost.machines import Machine
+from taxfree_tune.cost.pieces import (
     ITEM_BYTES,
     CostModel,
     Formula,
@@ -14,9 +16,7 @@ from taxfree_kernels.cost.pieces import (
     own_collective,
     product_us,
 )
-from taxfree_kernels.matmul_all_reduce.problem import MatmulAllReduce
-from taxfree_kernels.reduction.cost import kept_bytes, summed, then
-from taxfree_kernels.variant import Config
+from taxfree_tune.cost.reduction import kept_bytes, summed, then
 
 
 def _library(*, registered: bool) -> Formula:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from taxfree_kernels.cost.machines import Machine
-from taxfree_kernels.cost.pieces import ITEM_BYTES, Formula, Piece, collective, matmul
 from taxfree_kernels.variant import Config, PartialSum
+from taxfree_tune.cost.machines import Machine
+from taxfree_tune.cost.pieces import ITEM_BYTES, Formula, Piece, collective, matmul
 
 
 def kept_bytes(problem: PartialSum) -> float:

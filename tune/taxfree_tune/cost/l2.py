@@ -26,11 +26,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from taxfree_kernels.cost.machines import SHEETS, DataSheet
-from taxfree_kernels.cost.pieces import ITEM_BYTES
-from taxfree_kernels.device.on_host import on_host
 from taxfree_kernels.device.tiles import attention_tile, swizzle2d, xcd_swizzle
 from taxfree_kernels.hardware import KNOWN, Hardware
+from taxfree_tune.cost.machines import SHEETS, DataSheet
+from taxfree_tune.cost.on_host import on_host
+from taxfree_tune.cost.pieces import ITEM_BYTES
 
 try:
     from numba import njit
@@ -140,7 +140,7 @@ class _Programs:
     once: int = 0
 
 
-@njit
+@njit  # type: ignore[untyped-decorator]
 def _simulate(
     begins: Integers, steps: Integers, sharers: Integers, granules: Integers, slots: int,
     sets: int, ways: int, compute_ns: float, hit_ns: float, memory_ns: float, side_ns: float,

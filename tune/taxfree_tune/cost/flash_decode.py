@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from taxfree_kernels.cost.machines import Machine
-from taxfree_kernels.cost.pieces import (
+from taxfree_kernels.flash_decode.problem import FlashDecode
+from taxfree_kernels.variant import Config
+from taxfree_tune.cost.machines import Machine
+from taxfree_tune.cost.pieces import (
     CostModel,
     Formula,
     Piece,
@@ -13,8 +15,6 @@ from taxfree_kernels.cost.pieces import (
     own_collective,
     small,
 )
-from taxfree_kernels.flash_decode.problem import FlashDecode
-from taxfree_kernels.variant import Config
 
 
 def _attention(machine: Machine, problem: FlashDecode) -> Piece:

@@ -1,7 +1,7 @@
 """Mutants of machine code: what of it is deleted or weakened, and whether executing it shows that.
 
 Each mutant changes one instruction that was executed. Where the runs give a mechanical reason why
-the change cannot matter (:mod:`taxfree_check.executed.witness`), the mutant is equivalent. The
+the change cannot matter (:mod:`tests.check.executed.witness`), the mutant is equivalent. The
 others are executed, under adverse tactics, until one run is not right.
 """
 
@@ -17,8 +17,8 @@ from taxfree_check.executed.program import Program, build_step
 from taxfree_check.executed.run import run
 from taxfree_check.executed.tactics import NEGATIVE_POISON, Tactics
 from taxfree_check.executed.wave import Step
-from taxfree_check.executed.witness import Witness
 from taxfree_kernels.variant import Problem
+from tests.check.executed.witness import Witness
 
 #: what is tried in turn, with the seed of the rest
 TACTICS = (

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from taxfree_kernels.cost.machines import Machine
 from taxfree_kernels.variant import MatmulProblem
+from taxfree_tune.cost.machines import Machine
 
 ITEM_BYTES = 2  # of float16 and bfloat16, which all problems have
 _GEMM_ROWS = 64  # a matrix instruction's rows, to which M is rounded up

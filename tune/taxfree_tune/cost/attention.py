@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from taxfree_kernels.attention.problem import Attention
-from taxfree_kernels.cost.machines import Machine
-from taxfree_kernels.cost.pieces import CostModel, Piece
 from taxfree_kernels.variant import Config
+from taxfree_tune.cost.machines import Machine
+from taxfree_tune.cost.pieces import CostModel, Piece
 
 
 def _attention_us(machine: Machine, problem: Attention) -> float:

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from taxfree_kernels.device import peers, probes
+from taxfree_kernels.device import peers
 from taxfree_kernels.device.peers import Group
+from taxfree_tune.measuring import probes
 from tests.check.cross_compile.conftest import run_python
 
 WORLD = 2
@@ -19,7 +20,7 @@ import torch
 from taxfree_check.cross_compile.asm_checks import violations
 from taxfree_check.cross_compile.compile import compile_launch
 from taxfree_check.cross_compile.record import Launch
-from taxfree_kernels.device import probes
+from taxfree_tune.measuring import probes
 from taxfree_kernels.device.peers import Group
 from taxfree_kernels.hardware import KNOWN
 from taxfree_kernels.launch import Kernel

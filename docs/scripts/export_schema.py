@@ -1,9 +1,10 @@
 """The JSON Schema of an export, made from the classes of its values.
 
-`export.schema.json` beside this module holds it, for editors and other programs. Imports do not use
-it: the constructors of the values check more than it can say, such as that times are finite.
+`export.schema.json` in the package of the tuning database holds it, for editors and other programs.
+Imports do not use it: the constructors of the values check more than it can say, such as that times
+are finite.
 
-    python -m taxfree_tuning_db.schema      writes the file
+    python -m docs.scripts.export_schema      writes the file
 """
 
 from __future__ import annotations
@@ -13,8 +14,9 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from .exchange import EXPORT_MARK, EXPORT_VERSION
-from .records import (
+import taxfree_tuning_db
+from taxfree_tuning_db.exchange import EXPORT_MARK, EXPORT_VERSION
+from taxfree_tuning_db.records import (
     MODES,
     SCHEMA_VERSION,
     HardwareFingerprint,
@@ -24,7 +26,7 @@ from .records import (
     SoftwareFingerprint,
 )
 
-PATH = Path(__file__).with_name("export.schema.json")
+PATH = Path(taxfree_tuning_db.__file__).with_name("export.schema.json")
 
 _COUNT = {"type": "integer", "minimum": 0}
 _LEAST_1 = {"type": "integer", "minimum": 1}

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from taxfree_kernels.all_gather_matmul.problem import AllGatherMatmul
-from taxfree_kernels.cost.machines import Machine
-from taxfree_kernels.cost.pieces import (
+from taxfree_kernels.variant import Config
+from taxfree_tune.cost.machines import Machine
+from taxfree_tune.cost.pieces import (
     ITEM_BYTES,
     CostModel,
     Formula,
@@ -16,7 +17,6 @@ from taxfree_kernels.cost.pieces import (
     own_collective,
     product_us,
 )
-from taxfree_kernels.variant import Config
 
 
 def _shard_bytes(problem: AllGatherMatmul) -> float:
