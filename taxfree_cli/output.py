@@ -136,10 +136,12 @@ def folded(lines: Iterable[str]) -> Iterator[str]:
     width = max(20, results().width)
     for line in lines:
         indent = line[: len(line) - len(line.lstrip())]
-        inner = {"subsequent_indent": f"{indent}  ", "break_on_hyphens": False}
+        wrapper = textwrap.TextWrapper(
+            width, subsequent_indent=f"{indent}  ", break_on_hyphens=False
+        )
         is_command = line.startswith("replay:")  # to be copied
         fits = is_command or len(line) <= width
-        yield from [line] if fits else textwrap.wrap(line, width, **inner)
+        yield from [line] if fits else wrapper.wrap(line)
 
 
 def _shown(value: object) -> str:
