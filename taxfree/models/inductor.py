@@ -102,23 +102,52 @@ def _keep_order(graph: Graph) -> None:
     preserve_node_ordering(graph, behind)
 
 
-def _fuse_sum(graph: Graph, wait: Node, collective: Node) -> str:
-    """mm + all-reduce, or mm + reduce-scatter of rows."""
-    summed, op, *_, group = cast("Any", collective.args)
+def _fuse_all_reduce(graph: Graph, wait: Node, collective: Node) -> str:
+    """mm + all-reduce."""
+    summed, op, group = cast("Any", collective.args)
     matmul, reason = _producer(summed, op)
     if matmul is None:
         return reason
-    x, weight = matmul.args
-    operation: Any = _ops.matmul_reduce_scatter.default
-    arguments: tuple[Any, ...] = x, weight, 0, group
-    if collective.target is _c10d.all_reduce.default:
-        operation, arguments = _ops.matmul_all_reduce.default, (x, weight, None, None, group)
-    if _library_runs(operation, arguments):
+    arguments = (*matmul.args, None, None, group)
+    if _library_runs(_ops.matmul_all_reduce.default, arguments):
         return _NOT_FASTER
     with graph.inserting_before(wait):
-        result = _reshaped(graph, _call(graph, operation, *arguments), _value(wait).shape)
+        total = _call(graph, _ops.matmul_all_reduce.default, *arguments)
+        result = _reshaped(graph, total, _value(wait).shape)
     _replace(wait, result)
-    return _named(operation)
+    return "matmul_all_reduce"
+
+
+def _fuse_reduce_scatter(graph: Graph, wait: Node, collective: Node) -> str:
+    """mm + reduce-scatter of rows.
+
+    Those of another dimension than the first come first in the matmul. The copy of its input takes
+    the place of one of its result.
+    """
+    summed, op, world_size, group = cast("Any", collective.args)
+    whole, dim = _uncut(summed)
+    matmul, reason = _producer(whole, op)
+    if matmul is None:
+        return reason
+    x, weight = cast("list[Node]", matmul.args)
+    if _library_runs(_ops.matmul_reduce_scatter.default, (x, weight, 0, group)):
+        return _NOT_FASTER
+    *sizes, _ = _value(whole).shape
+    order = [dim, *(other for other in range(len(sizes) + 1) if other != dim)]
+    back = [order.index(index) for index in range(len(order))]
+    with graph.inserting_before(wait):
+        if dim:
+            x = _reshaped(graph, x, (*sizes, _value(x).shape[-1]))
+            x = _flat(graph, _call(graph, _aten.permute.default, x, order))
+        shard = _call(graph, _ops.matmul_reduce_scatter.default, x, weight, 0, group)
+        if dim:
+            sizes[dim] //= world_size
+            moved = [*(sizes[index] for index in order[:-1]), _value(shard).shape[-1]]
+            shard = _reshaped(graph, shard, moved)
+            shard = _call(graph, _aten.permute.default, shard, back)
+        result = _reshaped(graph, shard, _value(wait).shape)
+    _replace(wait, result)
+    return "matmul_reduce_scatter"
 
 
 def _fuse_all_gather(graph: Graph, wait: Node, collective: Node) -> str:
@@ -209,8 +238,8 @@ def _moved_before(point: Node, node: Node) -> bool:
 
 _FUSIONS: dict[Any, Callable[[Graph, Node, Node], str]] = {
     _c10d.all_gather_into_tensor.default: _fuse_all_gather,
-    _c10d.all_reduce.default: _fuse_sum,
-    _c10d.reduce_scatter_tensor.default: _fuse_sum,
+    _c10d.all_reduce.default: _fuse_all_reduce,
+    _c10d.reduce_scatter_tensor.default: _fuse_reduce_scatter,
 }
 
 
@@ -220,11 +249,8 @@ def _producer(summed: Any, op: Any) -> tuple[Node | None, str]:
         return None, f"library: reduces by {op}"
     columns = _value(summed).shape[-1:]
     node = summed
-    while len(node.users) == 1:
-        whole = node.args[0] if node.target in _VIEWS else _uncut(node)
-        if whole is None:
-            break
-        node = whole
+    while node.target in _VIEWS and len(node.users) == 1:
+        node = node.args[0]
     if node.target is not _aten.mm.default:
         return None, f"library: {_name(node)} precedes"
     if len(node.users) != 1:
@@ -235,23 +261,27 @@ def _producer(summed: Any, op: Any) -> tuple[Node | None, str]:
     return (node, "") if reason is None else (None, f"library: {reason}")
 
 
-def _uncut(node: Node) -> Node | None:
-    """What a node has cut and joined again, if that leaves all values in their places.
+def _uncut(summed: Node) -> tuple[Node, int]:
+    """The sum whose parts a reduce-scatter gets one below the other, and in which dimension.
 
-    DTensor does so to rows of another dimension than the first, before it scatters them.
+    DTensor cuts rows of another dimension than the first. If all before it are of size 1, all
+    values stay in their places, and the dimension is as good as the first.
     """
-    if node.target is not _aten.cat.default or node.args[1:] not in ((), (0,)):
-        return None
-    parts = cast("list[Node]", node.args[0])
+    if summed.target is not _aten.cat.default or summed.args[1:] not in ((), (0,)):
+        return summed, 0
+    parts = cast("list[Node]", summed.args[0])
     cut: Any = parts[0].args[0]
-    if getattr(cut, "target", None) is not _aten.split.Tensor or list(cut.users) != parts:
-        return None
-    whole, _, *dim = cut.args
+    if getattr(cut, "target", None) is not _aten.split.Tensor:
+        return summed, 0
+    whole, size, *dims = cut.args
     indices = [(index,) for index in range(len(cut.meta["val"]))]
-    is_in_order = [part.args[1:] for part in parts] == indices
-    is_alone = all(len(user.users) == 1 for user in (whole, *parts))
-    is_first = all(size == 1 for size in _value(whole).shape[: dim[0] if dim else 0])
-    return whole if is_in_order and is_alone and is_first else None
+    is_in_order = list(cut.users) == parts and [part.args[1:] for part in parts] == indices
+    is_alone = all(len(node.users) == 1 for node in (whole, summed, *parts))
+    if not (is_in_order and is_alone and isinstance(size, int)):
+        return summed, 0
+    dim = dims[0] if dims else 0
+    is_first = all(before == 1 for before in _value(whole).shape[:dim])
+    return whole, 0 if is_first else dim
 
 
 class _Behind(NamedTuple):
