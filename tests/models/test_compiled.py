@@ -454,6 +454,25 @@ def schedule_last_nodes_first(fabric: Any) -> list[int]:
     return [int(sizes[each]) for each in called]
 
 
+def meet(fabric: Any) -> list[tuple[str, int]]:
+    """What a layer with a residual behind it meets without a record, and how often."""
+    from torch._inductor import config
+    from torch.distributed.tensor.parallel import RowwiseParallel, parallelize_module
+
+    import taxfree
+    from tests.models.meshes import new_mesh
+
+    mesh = new_mesh()
+    layer = parallelize_module(nn.Linear(8, 4).bfloat16(), mesh, RowwiseParallel())
+    x, residual = torch.ones(3, 8 // fabric.world_size).bfloat16(), torch.ones(3, 4).bfloat16()
+    torch.compiler.reset()
+    with taxfree.enable(mesh, layer) as rt, torch.no_grad(), config.patch(fx_graph_cache=False):
+        rt._collect_met()
+        torch.compile(lambda: residual + layer(x))()
+        counted: Any = rt._met
+        return [(str(problem), calls) for problem, calls in counted._counted()]
+
+
 def run(ranks: Ranks, task: str, **arguments: Any) -> list[Any]:
     return ranks.run(2, f"{__name__}:{task}", **arguments)
 
@@ -470,6 +489,12 @@ def test_operations_are_called_in_the_order_of_the_graph(ranks: Ranks) -> None:
     """Ranks may schedule what lies between in other ways."""
     for columns in run(ranks, "schedule_last_nodes_first"):
         assert columns == [8, 16]
+
+
+def test_what_the_library_runs_in_a_graph_is_met_once(ranks: Ranks) -> None:
+    for counted in run(ranks, "meet"):
+        assert [calls for _, calls in counted] == [1, 1]
+        assert ["residual=True" in problem for problem, _ in counted] == [True, False]
 
 
 def test_an_all_reduce_takes_the_bias_and_the_residual_along(ranks: Ranks) -> None:
