@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from taxfree_kernels.variant import op_of
 from tests.ranks import Ranks
 from tests.sample import Sample
 from tests.taxfree.runtime_tasks import problem_of, record_of, runtime_of
@@ -30,9 +31,10 @@ HOW = ["eager", "compiled", "recomputed"]
 
 def called(rt: Any, problem: Any, tensors: tuple[Any, ...]) -> torch.Tensor:
     """The runtime's own result for tensors in the order of its method's arguments."""
-    if hasattr(problem, "gather_dim"):
+    op = op_of(problem)
+    if op == GATHER:
         result = rt.all_gather_matmul(*tensors, gather_dim=problem.gather_dim, m=problem.m)
-    elif hasattr(problem, "scatter_dim"):
+    elif op == SCATTER:
         result = rt.matmul_reduce_scatter(*tensors, problem.scatter_dim)
     else:
         result = rt.matmul_all_reduce(*tensors)
@@ -43,11 +45,11 @@ def called(rt: Any, problem: Any, tensors: tuple[Any, ...]) -> torch.Tensor:
 def expected_of(problem: Any, everyone: list[list[Any]]) -> list[torch.Tensor]:
     """The results of all ranks in one process, as autograd sees them."""
     world_size = problem.world_size
-    if hasattr(problem, "gather_dim"):
+    if op_of(problem) == GATHER:
         a = torch.cat([tensors[0] for tensors in everyone], problem.gather_dim)
         return [a @ w if bias is None else a @ w + bias for _, w, bias in everyone]
     total = torch.stack([tensors[0] @ tensors[1] for tensors in everyone]).sum(0)
-    if hasattr(problem, "scatter_dim"):
+    if op_of(problem) == SCATTER:
         size = -(-total.shape[problem.scatter_dim] // world_size)
         padding = size * world_size - total.shape[problem.scatter_dim]
         padded = torch.nn.functional.pad(total, (0, 0, 0, padding))
@@ -59,7 +61,7 @@ def expected_of(problem: Any, everyone: list[list[Any]]) -> list[torch.Tensor]:
 
 def tensors_of(fabric: Any, problem: Any, dtype: torch.dtype) -> list[Any]:
     """Random tensors of this rank; what ranks share is the same on all of them."""
-    from taxfree_kernels.variant import op_of, operation
+    from taxfree_kernels.variant import operation
 
     inputs = operation(op_of(problem)).make_inputs(problem, fabric.rank, 1, fabric.device)
     tensors: list[Any] = [None if t is None else t.to(dtype) for t in inputs[:4]]
