@@ -23,6 +23,8 @@ if "WORLD_SIZE" in os.environ:
 elif torch.cuda.is_available():
     options["device_map"] = "cuda"
 model = AutoModelForCausalLM.from_pretrained(sys.argv[1], dtype=torch.bfloat16, **options)
+if not dist.is_initialized():  # the kernel wants a group, also of one rank
+    dist.init_process_group(store=dist.HashStore(), rank=0, world_size=1)
 prompt = torch.tensor([[1, 2, 3, 4], [5, 6, 7, 8]], device=model.device)
 batch, length = prompt.shape
 
@@ -55,12 +57,11 @@ with torch.no_grad():
     theirs = everything[:, length:]
     scores = model(everything).logits.float()[:, length - 1 : -1]
 
-if not dist.is_initialized() or dist.get_rank() == 0:
+if dist.get_rank() == 0:
     for i in range(batch):
         print(f"step      {ours[i].tolist()}\ngenerate  {theirs[i].tolist()}")
         for at in (ours[i] != theirs[i]).nonzero()[:1, 0].tolist():
             gap = (scores[i, at, theirs[i, at]] - scores[i, at, ours[i, at]]) / scores[i, at].std()
             print(f"token {at} differs: the two logits are {gap:.4f} standard deviations apart")
     print(taxfree.report())
-if dist.is_initialized():
-    dist.destroy_process_group()
+dist.destroy_process_group()

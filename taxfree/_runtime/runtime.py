@@ -499,13 +499,26 @@ class Runtime(contextlib.AbstractContextManager["Runtime"]):
 
     def _plan_of(self, entry: Entry) -> Ready:
         """The plan that a call of this moment runs, on this stream."""
+        capturing = self._follow()
+        return entry.plan if capturing or entry.eager is None else entry.eager
+
+    def _follow(self) -> bool:
+        """Let what this stream is given now follow the last call; whether it is captured."""
         self._fabric.pool.check()
         capturing = self._is_capturing()
         if self._fabric.has_graphs:
             self._streams.follow(capturing)
         if capturing:
             self._fabric.keep_memory()
-        return entry.plan if capturing or entry.eager is None else entry.eager
+        return capturing
+
+    @contextlib.contextmanager
+    def _launching(self) -> Iterator[None]:
+        """Kernels that are launched on the fabric within are a call of this runtime."""
+        self._require_open()
+        with self._calling:
+            self._follow()
+            yield
 
     def _is_capturing(self) -> bool:
         return self._fabric.has_graphs and torch.cuda.is_current_stream_capturing()

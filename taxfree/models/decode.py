@@ -10,6 +10,8 @@ import torch
 import torch.distributed as dist
 from torch.nn.functional import embedding, linear, rms_norm, scaled_dot_product_attention, silu
 
+from taxfree._runtime.aside import aside
+from taxfree._runtime.collectives import Failure, attempt
 from taxfree._runtime.runtime import Runtime, runtime_of
 from taxfree._runtime.startup import init
 from taxfree.errors import UsageError
@@ -80,13 +82,40 @@ class ModelStep:
             else table.shape[1] * cache.keys[0].shape[1]
         )
         self._logits: torch.Tensor | None = None
-        self._runtime = self._local = None
-        if decoder.embedding.dtype in _OF_OPERATIONS and dist.is_initialized():
-            self._runtime = None if group is None else _runtime(group)
-            if LEAST_HEAD_DIM <= decoder.head_dim <= MOST_HEAD_DIM:
-                self._local = _local_runtime()
+        self._runtime: Runtime | None = None
+        self._local: Runtime | None = None
+        self._kernel: Any = None
+        reason = self._unsupported_reason()
+        self._ran = "one kernel" if reason is None else f"operations: {reason}"
         self._sequences = torch.arange(self.batch, device=decoder.embedding.device)
         self._next_norms = [layer.input_norm for layer in decoder.layers[1:]] + [decoder.norm]
+
+    def _unsupported_reason(self) -> str | None:
+        """Open runtimes, and make the kernel; the reason why it does not serve; collective."""
+        decoder, group = self.decoder, self._group
+        if decoder.embedding.dtype not in _OF_OPERATIONS:
+            return str(decoder.embedding.dtype).removeprefix("torch.")
+        if not dist.is_initialized():
+            return "there is no process group"
+        self._runtime = None if group is None else _runtime(group)
+        if LEAST_HEAD_DIM <= decoder.head_dim <= MOST_HEAD_DIM:
+            self._local = _local_runtime()
+        if (runtime := self._runtime or self._local) is None:
+            return "no fabric serves here"
+        fabric = runtime._fabric
+        if fabric.hardware.architecture != "sm_90":
+            return f"the kernel is not written for {fabric.hardware.architecture}"
+
+        def make() -> Any:
+            from taxfree_kernels.decode_step.step import DecodeStep  # needs a Triton with Gluon
+
+            return DecodeStep(decoder, self.cache, self.batch, fabric, {}, logits=True)
+
+        (made,) = attempt(fabric.group, [lambda: aside(fabric.device, make)])
+        if isinstance(made, Failure):
+            return made.why
+        self._kernel = made
+        return None
 
     @torch.no_grad()
     def __call__(self, tokens: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
@@ -110,12 +139,21 @@ class ModelStep:
                 raise UsageError(
                     f"{name} are {given.dtype} {list(given.shape)}, not {dtype} [{self.batch}]"
                 )
-        self._logits = self.run_operations(tokens, positions)
-        return self._largest(self._logits)
+        report.count("decode_step", self._ran)
+        runtime = self._runtime or self._local
+        if self._kernel is None or runtime is None:
+            self._logits = self.run_operations(tokens, positions)
+            return self._largest(self._logits)
+        with runtime._launching():
+            found: torch.Tensor = self._kernel(tokens, positions).clone()
+        self._logits = self._kernel.logits
+        return found
 
     @property
     def logits(self) -> torch.Tensor:
-        """Those of the last call, [batch, vocabulary], of the model's dtype; collective.
+        """Those of the last call, [batch, vocabulary]; collective.
+
+        They are of the model's dtype; those of the kernel are float32.
 
         Raises:
             UsageError: there was no call.

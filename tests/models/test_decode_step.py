@@ -13,6 +13,7 @@ import torch
 
 import taxfree
 from taxfree.errors import UsageError
+from taxfree.models import report
 from taxfree.models.decoders import decoder_of, local
 from taxfree_kernels.decode_step.decoder import Cache, Decoder, Layer
 from tests.models.decode_reference import exact_logits
@@ -41,6 +42,9 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "Qwen2": ("Qwen2", {}),
     "Mistral": ("Mistral", {"sliding_window": 6, "vocab_size": 127}),  # odd, for two ranks
 }
+#: what the kernel serves, of one sequence
+OF_KERNEL = {"head_dim": 64, "hidden_size": 256, "intermediate_size": 512}
+MODELS["large Qwen3"] = "Qwen3", OF_KERNEL
 BATCH, PROMPT, NEW_TOKENS = 2, 8, 8
 TIE = 0.05  # standard deviations of the logits: what rounding in bfloat16 moves them by
 
@@ -55,8 +59,8 @@ def made(case: str, dtype: torch.dtype = torch.float32) -> Any:
     return model
 
 
-def prompts() -> torch.Tensor:
-    return torch.arange(BATCH * PROMPT).view(BATCH, PROMPT) * 7 % 123 + 5
+def prompts(batch: int = BATCH) -> torch.Tensor:
+    return torch.arange(batch * PROMPT).view(batch, PROMPT) * 7 % 123 + 5
 
 
 def static_cache(model: Any, prompt: list[tuple[torch.Tensor, torch.Tensor]], room: int) -> Any:
@@ -78,7 +82,7 @@ def generated(
         everyone: from this rank's part to those of all ranks.
         is_static: whether the step uses a cache of Transformers.
     """
-    ids, room = prompts().to(model.device), PROMPT + NEW_TOKENS
+    ids, room = prompts(len(first)).to(model.device), PROMPT + NEW_TOKENS
     held = model(ids, return_dict=False)[1]
     if is_static:
         static = static_cache(model, [(each.keys, each.values) for each in held.layers], room)
@@ -87,7 +91,7 @@ def generated(
             each.keys.data_ptr() for each in static.layers
         ]
     else:
-        step = taxfree.decode_step(model, BATCH, room)
+        step = taxfree.decode_step(model, len(first), room)
         length = step.take(held)
     tokens = [first.to(model.device)]
     positions = torch.full_like(tokens[0], length, dtype=torch.int32)
@@ -115,8 +119,8 @@ def check(model: Any, tokens: torch.Tensor, rows: Any, wanted: torch.Tensor) -> 
             assert abs(float(gap)) < TIE
 
 
-def wanted(model: Any) -> torch.Tensor:
-    ids = prompts().to(model.device)
+def wanted(model: Any, batch: int = BATCH) -> torch.Tensor:
+    ids = prompts(batch).to(model.device)
     found: torch.Tensor = model.generate(ids, max_new_tokens=NEW_TOKENS, do_sample=False)
     return found[:, PROMPT:].cpu()
 
@@ -134,6 +138,14 @@ def test_a_static_cache_is_used_in_place(case: str) -> None:
     model = made(case)
     tokens = wanted(model)
     check(model, *generated(model, tokens[:, 0], is_static=True), tokens)
+
+
+def test_the_report_says_what_ran() -> None:
+    report.clear()
+    step = taxfree.decode_step(made("Llama"), 1, 8)
+    for _ in range(2):
+        step(torch.tensor([3]), torch.tensor([0], dtype=torch.int32))
+    assert taxfree.report().layers == {"decode_step": {"operations: float32": 2}}
 
 
 def test_weights_are_read_where_they_are() -> None:
@@ -341,8 +353,10 @@ def parts_of(part: Any) -> list[Any]:
     return [torch.load(io.BytesIO(each), **options) for each in found]
 
 
-def generate(fabric: Any, case: str, folder: str, dtype: torch.dtype) -> Any:
-    """What `check` takes, of a model on all ranks, and the kinds of choices."""
+def generate(
+    fabric: Any, case: str, folder: str, dtype: torch.dtype, batch: int = BATCH
+) -> tuple[list[list[int]], set[str], set[str]]:
+    """Checked tokens of a model on all ranks, the kinds of choices, and what steps ran."""
     from tests.models.records import records_of
     from tests.taxfree.runtime_tasks import runtime_of
 
@@ -360,11 +374,13 @@ def generate(fabric: Any, case: str, folder: str, dtype: torch.dtype) -> Any:
                 tp_size=fabric.world_size, tp_plan="auto"
             ),
         ).eval()
-    theirs = wanted(whole)
+    report.clear()
+    theirs = wanted(whole, batch)
     tokens, rows = generated(loaded, theirs[:, 0], parts_of)
     check(whole, tokens, rows, theirs)
     ran = {} if dtype == torch.float32 else runtime.stats()
-    return tokens.tolist(), {kind for kinds in ran.values() for kind in kinds}
+    kinds = {kind for kinds in ran.values() for kind in kinds}
+    return tokens.tolist(), kinds, set(taxfree.report().layers["decode_step"])
 
 
 @on_every_fabric
@@ -374,10 +390,19 @@ def test_tokens_on_ranks(ranks: Ranks, sample: Sample, tmp_path: Path, world_siz
         found = ranks.run(
             world_size, f"{__name__}:generate", case=case, folder=str(tmp_path), dtype=dtype
         )
-        assert all(tokens == found[0][0] for tokens, _ in found)
-        if ranks.fabric == "host":
+        assert all(tokens == found[0][0] for tokens, *_ in found)
+        if ranks.fabric == "host" and MODELS[case][1] is not OF_KERNEL:
             is_fused = world_size == 2 and dtype == torch.bfloat16
-            assert all(kinds == ({"exact"} if is_fused else set()) for _, kinds in found)
+            assert all(kinds == ({"exact"} if is_fused else set()) for _, kinds, _ in found)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("fabric", ["cuda"], indirect=True)
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_one_kernel_chooses_the_tokens(ranks: Ranks, tmp_path: Path, world_size: int) -> None:
+    options = {"case": "large Qwen3", "folder": str(tmp_path), "dtype": torch.bfloat16}
+    for _, _, ran in ranks.run(world_size, f"{__name__}:generate", **options, batch=1):
+        assert ran == {"one kernel"}
 
 
 def layer_of(block: Any) -> Layer:
