@@ -241,9 +241,9 @@ def _is_rms_norm(module: nn.Module) -> bool:
     }:
         return False
     own: Any = copy.deepcopy(module).to_empty(device="cpu").float()
-    with torch.no_grad():
+    with torch.no_grad(), torch.device("cpu"):
         own.weight.fill_(2)
-        x = torch.arange(1.0, own.weight.numel() + 1)
+        x = torch.arange(own.weight.numel()).float() + 1
         try:
             y = own(x[None])[0]
         except Exception:  # it takes more than rows

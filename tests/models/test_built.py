@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
 
 from taxfree.models.built import built_model
@@ -64,3 +65,15 @@ def test_models_that_are_known_by_name_are_what_is_built(name: str) -> None:
     window = {} if "gemma" in name or "gpt-oss" in name else {"sliding_window": None}
     built = built_model(json.dumps({**read_config(name), **window, **layers}))
     assert replace(built, layers=known.layers) == known
+
+
+def test_defaults_of_the_process_change_nothing() -> None:
+    config = json.dumps({**read_config("llama-3.2-1b"), **FEW_LAYERS})
+    built_model.cache_clear()
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        with torch.device("meta"):
+            found = built_model(config)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert replace(found, layers=16) == load_model("llama-3.2-1b")
