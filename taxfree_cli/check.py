@@ -244,13 +244,15 @@ def _check_compiled(
     """Run the assembly checks on the default configs of variants, of all without `names`."""
     from taxfree_check.cross_compile.coverage import DEVICES, cases
     from taxfree_check.cross_compile.report import check as reports_of
-    from taxfree_check.cross_compile.report import format_report, summary
+    from taxfree_check.cross_compile.report import format_report, summary, triton_version
+    from taxfree_kernels.compilers import assuming
 
-    every = [case for op in ops for device in DEVICES for case in cases(op, device)]
-    _require_variants(ops, [case.variant for case in every], names)
-    every = [case for case in every if not names or case.variant in names]
     found = []
     for compiler in (None, triton) if triton else (None,):
+        with assuming(triton_version(compiler)):
+            every = [case for op in ops for device in DEVICES for case in cases(op, device)]
+        _require_variants(ops, [case.variant for case in every], names)
+        every = [case for case in every if not names or case.variant in names]
         for report in reports_of(every, compiler):
             found.append(report)
             if not json:
