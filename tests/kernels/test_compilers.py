@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from taxfree_kernels.compilers import assuming
@@ -9,20 +11,13 @@ from taxfree_kernels.hardware import KNOWN
 from taxfree_kernels.variant import operation_shapes, variants
 
 H200 = KNOWN["h200"]
-#: operation, variant, what decides of the configs that are refused
-SPOILED = [
-    ("all_gather_matmul", "push", "SOURCES_PER_WAIT"),
-    ("all_gather_matmul", "push_two_kernel", "SOURCES_PER_WAIT"),
-    ("attention", "warp_specialized", "CONSUMERS"),
-]
+REASON = "Triton 3.8 would run its matrix instructions one by one"
 
 
-@pytest.mark.parametrize(("op", "name", "parameter"), SPOILED)
-def test_what_a_compiler_spoils_is_refused_there(op: str, name: str, parameter: str) -> None:
-    variant, refused = variants(op)[name], 0
-    for problem in operation_shapes(op).aligned:
-        if variant.unsupported_reason(problem, H200) is not None:
-            continue
+@pytest.mark.parametrize("name", ["push", "push_two_kernel"])
+def test_gather_tiles_that_wait_once_wait_for_each_source_there(name: str) -> None:
+    variant, refused = variants("all_gather_matmul")[name], 0
+    for problem in operation_shapes("all_gather_matmul").aligned:
         with assuming("3.9.0"):
             config = variant.seed_configs(problem, H200)[0]
             assert variant.illegal_reason(problem, H200, config) is None
@@ -30,9 +25,25 @@ def test_what_a_compiler_spoils_is_refused_there(op: str, name: str, parameter: 
             other = variant.seed_configs(problem, H200)[0]
             assert variant.illegal_reason(problem, H200, other) is None
             reason = variant.illegal_reason(problem, H200, config)
-        assert (reason is None) == (other == config)
-        if reason is not None:
-            assert "Triton 3.8" in reason
-            assert other[parameter] != config[parameter]
+        if reason is None:
+            assert other == config
+        else:
+            assert (reason, other["SOURCES_PER_WAIT"]) == (REASON, 1)
             refused += 1
     assert refused == 1
+
+
+def test_attention_of_warps_with_roles_is_causal_and_of_wide_heads_there() -> None:
+    variant = variants("attention")["warp_specialized"]
+    problem = next(p for p in operation_shapes("attention").aligned if p.causal and not p.packed)
+    problem = replace(problem, head_dim=128)
+    found = {}
+    for changes in ({}, {"causal": False}, {"head_dim": 64}):
+        for version in ("3.7.1", "3.8.0", "3.9.0"):
+            with assuming(version):
+                reason = variant.unsupported_reason(replace(problem, **changes), H200)
+            found[version, str(changes)] = reason
+    assert {where: why for where, why in found.items() if why is not None} == {
+        ("3.8.0", "{'causal': False}"): REASON,
+        ("3.8.0", "{'head_dim': 64}"): REASON,
+    }

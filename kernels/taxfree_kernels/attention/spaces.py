@@ -6,7 +6,6 @@ from typing import Any
 
 from taxfree_kernels.attention.constants import REGISTERS, ROWS
 from taxfree_kernels.attention.problem import ITEM_BYTES, Attention
-from taxfree_kernels.compilers import is_triton
 from taxfree_kernels.device.schedules import ATTENTION_MAPPINGS
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.spaces import cdna_space, distinct, power_of_2, up_to, within
@@ -119,13 +118,9 @@ def specialized_space(problem: Attention, hardware: Hardware) -> Space:
 def specialized_seed_configs(problem: Attention, hardware: Hardware) -> list[dict[str, Any]]:
     """Configs to try first; the first is the default."""
     by_head_dim = {64: [(128, 3, 3), (128, 3, 4)], 128: [(128, 2, 2), (64, 3, 4)]}
-    tiles = by_head_dim.get(power_of_2(problem.head_dim, 64), []) + [(64, 2, 2)]
+    tiles = by_head_dim.get(power_of_2(problem.head_dim, 64), [(64, 2, 2)])
     names = ("BLOCK_N", "CONSUMERS", "num_stages")
-    in_order = {"MAPPING": "naive_head_first"}
-    configs = [in_order | dict(zip(names, each, strict=True)) for each in tiles]
-    return [
-        each for each in configs if specialized_illegal_reason(problem, hardware, each) is None
-    ][:2]
+    return [{"MAPPING": "naive_head_first"} | dict(zip(names, each, strict=True)) for each in tiles]
 
 
 def specialized_illegal_reason(
@@ -141,6 +136,4 @@ def specialized_illegal_reason(
     held = (head_dim + block_n + block_n // 2) // 2
     if held > REGISTERS[config["CONSUMERS"]] - _OTHER_REGISTERS:
         return f"an output and logits of {held} registers a thread"
-    if block_n == 128 and config["CONSUMERS"] == 3 and is_triton(3, 8):
-        return "Triton 3.8 would run its matrix instructions one by one"
     return None
