@@ -19,8 +19,9 @@ BIN := .venv/bin
 ENV := .venv/.stamp
 CONSTRAINTS := constraints-cpu.txt
 TORCH := $(shell grep '^torch==' $(CONSTRAINTS))
-# The oldest, the one that torch brings where it is built for CUDA, and the newest.
-TRITONS := 3.6.0 3.7.1 $(shell sed -n 's/^triton<=//p' $(CONSTRAINTS))
+# The oldest, those that torch brings where it is built for CUDA, the constrained one and the newest
+# on the index, and the newest.
+TRITONS := 3.6.0 3.7.1 3.8.0 $(shell sed -n 's/^triton<=//p' $(CONSTRAINTS))
 COMPILERS := $(TRITONS:%=.tritons/%/.stamp)
 
 DEMO := --op all_gather_matmul --shapes "m=16 n=64 k=64" --gpus 2 --db .demo/tuning.sqlite

@@ -107,6 +107,15 @@ _FirstSeed = Annotated[
         help="Seed of the first schedule.",
     ),
 ]
+_Program = Annotated[
+    str | None,
+    typer.Option(
+        "--program",
+        metavar="ARGUMENTS",
+        help="FILE::FUNCTION is the main function of a program that torchrun would start on each "
+        'rank, with these arguments ("" for none): an example of Iris, as it is.',
+    ),
+]
 
 
 def check(
@@ -118,6 +127,7 @@ def check(
     dtype: options.Dtype = None,
     seeds: _Seeds = None,
     first_seed: _FirstSeed = None,
+    program: _Program = None,
     ranks: _Ranks = None,
     compiled: _Compiled = False,
     triton: _OtherTriton = None,
@@ -136,14 +146,15 @@ def check(
         of_variants = (op, shapes, variant, gpus, dtype, triton, arch, records)
         if compiled or executed or any(option is not None for option in of_variants):
             raise UsageError(
-                "FILE::FUNCTION takes --ranks, --seeds, --first-seed and --json only",
+                "FILE::FUNCTION takes --ranks, --seeds, --first-seed, --program and --json only",
                 "the other options are for the variants of operations",
             )
         _require("greenlet")
-        check_function(target, ranks, seeds, first_seed, json)
+        check_function(target, ranks, seeds, first_seed, json, program)
         return
-    if ranks is not None:
-        raise UsageError("--ranks needs FILE::FUNCTION", "for variants: --gpus")
+    if ranks is not None or program is not None:
+        name = "--ranks" if program is None else "--program"
+        raise UsageError(f"{name} needs FILE::FUNCTION", "for variants: --gpus")
     of_schedules = (shapes, gpus, dtype, seeds, first_seed)
     if compiled and any(option is not None for option in of_schedules):
         raise UsageError(
@@ -244,13 +255,15 @@ def _check_compiled(
     """Run the assembly checks on the default configs of variants, of all without `names`."""
     from taxfree_check.cross_compile.coverage import DEVICES, cases
     from taxfree_check.cross_compile.report import check as reports_of
-    from taxfree_check.cross_compile.report import format_report, summary
+    from taxfree_check.cross_compile.report import format_report, summary, triton_version
+    from taxfree_kernels.compilers import assuming
 
-    every = [case for op in ops for device in DEVICES for case in cases(op, device)]
-    _require_variants(ops, [case.variant for case in every], names)
-    every = [case for case in every if not names or case.variant in names]
     found = []
     for compiler in (None, triton) if triton else (None,):
+        with assuming(triton_version(compiler)):
+            every = [case for op in ops for device in DEVICES for case in cases(op, device)]
+        _require_variants(ops, [case.variant for case in every], names)
+        every = [case for case in every if not names or case.variant in names]
         for report in reports_of(every, compiler):
             found.append(report)
             if not json:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import inspect
+import shlex
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,12 +21,19 @@ _DEFAULT_RANKS = 4
 
 
 def check_function(
-    target: str, ranks: int | None, seeds: int | None, first_seed: int | None, json: bool
+    target: str,
+    ranks: int | None,
+    seeds: int | None,
+    first_seed: int | None,
+    json: bool,
+    program: str | None = None,
 ) -> None:
     """Run a function that checks kernels; it takes a world, or makes its own.
 
     Args:
         target: "FILE::FUNCTION".
+        program: arguments of a command line: the function is the main one of a program that a
+            launcher starts on each rank.
         ranks, seeds, first_seed: in place of those of its worlds; None leaves them.
 
     Raises:
@@ -37,11 +45,17 @@ def check_function(
     from taxfree_check.checker import CheckFailed, Overrides, World, overrides
 
     wanted = "" if ranks is None else f" --ranks {ranks}"
+    wanted += "" if program is None else f" --program {shlex.quote(program)}"
     request = Overrides(ranks, seeds, first_seed, f"taxfree check {target}{wanted}")
     token = overrides.set(request)
     wrong = ""
     try:
-        if _takes_world(function):
+        if program is not None:
+            from taxfree_check.checker.programs import run_program
+
+            with World(_DEFAULT_RANKS) as world:
+                run_program(world, function, shlex.split(program))
+        elif _takes_world(function):
             with World(_DEFAULT_RANKS) as world:
                 function(world)
         else:

@@ -210,6 +210,11 @@ class Ranks:
         if self._schedule is not None:
             self._schedule.barrier(channel)
 
+    def refuse(self, what: str) -> None:
+        """In a kernel: end the run, as it does what is not simulated."""
+        if self._schedule is not None:
+            self._schedule.refuse(what)
+
     def exchange(self, word: torch.Tensor, before: int, after: int, sem: str) -> None:
         """In a call: on the present stream, wait until an int32 word holds `before`; set `after`.
 

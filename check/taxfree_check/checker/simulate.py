@@ -275,6 +275,10 @@ class Schedule:
         del self._at_barrier[channel]
         self._scheduler.touch([here])
 
+    def refuse(self, what: str) -> None:
+        """End the run: the running program does what is not simulated."""
+        self._watch.refuse(what)
+
     def exchange(self, word: torch.Tensor, before: int, after: int, sem: str) -> None:
         """On the present stream, wait until a word holds `before`, and set `after`, atomically."""
         work = partial(self._exchange, word, before, after, sem)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from taxfree_kernels.all_gather_matmul.problem import AllGatherMatmul
+from taxfree_kernels.compilers import is_triton
 from taxfree_kernels.fabric.heap import Pool
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.spaces import allowed, matmul_space, power_of_2, tile_illegal_reason, up_to
@@ -71,6 +72,8 @@ def seed_configs(
         guesses = _first_on_cdna(rows)
     else:
         guesses = _first_on_hopper(rows, sending_chunks(problem))
+        if is_triton(3, 8):
+            guesses += [each | {"SOURCES_PER_WAIT": 1} for each in guesses]
     return allowed(problem, hardware, space, guesses, illegal_reason)
 
 
@@ -264,10 +267,13 @@ def _first_on_cdna(rows: int) -> list[dict[str, Any]]:
 
 def illegal_reason(problem: AllGatherMatmul, hardware: Hardware, config: Config) -> str | None:
     """The reason not to compile a config, or None."""
-    is_wide = hardware.backend == "cuda" and config["BLOCK_M"] * config["BLOCK_N"] > 128 * 128
-    if is_wide and 1 < config["SOURCES_PER_WAIT"] < problem.world_size:
+    tile = config["BLOCK_M"] * config["BLOCK_N"] if hardware.backend == "cuda" else 0
+    if tile > 128 * 128 and 1 < config["SOURCES_PER_WAIT"] < problem.world_size:
         # The loop after a wait may have no steps, for all ptxas knows: it serialises wgmma.
         return "matrix instructions would run one by one"
+    waits_once = problem.gather_dim == 1 and config["SOURCES_PER_WAIT"] == problem.world_size
+    if tile >= 64 * 128 and waits_once and is_triton(3, 8):
+        return "Triton 3.8 would run its matrix instructions one by one"
     return tile_illegal_reason(hardware, config, problem.shard_columns, problem.m * problem.n, 128)
 
 

@@ -32,6 +32,7 @@ from taxfree_kernels.attention import spaces
 from taxfree_kernels.attention.plans import AttentionPlan
 from taxfree_kernels.attention.problem import Attention
 from taxfree_kernels.attention.spaces import REGISTERS, ROWS
+from taxfree_kernels.compilers import is_triton
 from taxfree_kernels.device.specialized import load_box
 from taxfree_kernels.device.tiles import attention_tile
 from taxfree_kernels.fabric.base import Fabric
@@ -352,6 +353,8 @@ class WarpSpecialized(Variant):
             return "heads do not start at multiples of 16 bytes"
         if problem.packed:  # a box of values would reach into the next sequence
             return "sequences are packed"
+        if is_triton(3, 8) and not (problem.causal and problem.head_dim > 64):
+            return "Triton 3.8 would run its matrix instructions one by one"
         return None
 
     def space(self, problem: Attention, hardware: Hardware) -> Space:

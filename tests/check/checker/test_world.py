@@ -334,8 +334,46 @@ CONTRACT = json.loads((ROOT / "tests/kernels/iris_contract.json").read_text())
 @pytest.mark.parametrize("name", CONTRACT["device_signatures"])
 def test_a_stand_in_takes_what_iris_function_takes(name):
     parameters = inspect.signature(getattr(iris, name).fn).parameters.values()
+    assert _bare(parameters) == CONTRACT["device_signatures"][name]
+    former = CONTRACT["parent_signatures"].get(name)
+    assert former is None or CONTRACT["device_signatures"][name].startswith(former[:-1])
+
+
+@pytest.mark.parametrize("name", CONTRACT["context_signatures"])
+def test_a_stand_in_takes_what_a_method_of_iris_context_takes(name):
+    method = getattr(iris.DeviceContext, name)
+    parameters = inspect.signature(method).parameters.values()
+    taken = [each for each in parameters if each.name != "self"]
+    assert _bare(taken) == CONTRACT["context_signatures"][name]
+
+
+def _bare(parameters):
     bare = [each.replace(annotation=inspect.Parameter.empty) for each in parameters]
-    assert str(inspect.Signature(bare)) == CONTRACT["device_signatures"][name]
+    return str(inspect.Signature(bare))
+
+
+@triton.jit
+def put_by_copy_engine(x, inbox, rank, heap_bases, QUEUES: tl.constexpr):
+    lanes = tl.arange(0, 4)
+    iris.put(
+        x + lanes, inbox + lanes, rank, 1 - rank, heap_bases,
+        use_copy_engine=QUEUES, contiguous_copy=True,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("is_used", [False, True])
+def test_copies_by_copy_engines_are_refused_by_name(is_used):
+    with World(2, seeds=1, covered=False) as world:
+        inbox, xs = world.empty((4,)), [torch.ones(4) for _ in range(2)]
+
+        def call(rank):
+            put_by_copy_engine[(1,)](xs[rank], inbox.local(rank), rank, world.heap_bases, is_used)
+
+        if is_used:
+            with pytest.raises(CheckFailed, match=r"not simulated.*\n(.*\n)*.*copy engine"):
+                world.run(call, calls=1)
+        else:
+            world.run(call, calls=1)
 
 
 FILE = Path(__file__).with_name("ring_example.py")

@@ -28,7 +28,9 @@ def stand_in() -> None:
     if "iris" not in sys.modules and importlib.util.find_spec("iris") is None:
         from taxfree_check.checker.conventions import iris
 
-        sys.modules["iris"] = iris
+        # in which modules others find its functions and classes: of today, and before
+        for name in ("", ".mem", ".mem.triton", ".mem.triton.ops", ".mem.triton.context"):
+            sys.modules[f"iris{name}"] = iris
     if "triton_dist" not in sys.modules and importlib.util.find_spec("triton_dist") is None:
         from taxfree_check.checker.conventions import triton_dist
 

@@ -1,6 +1,7 @@
 """A stand-in for Iris: device functions on heaps at `heap_bases`, and a host that allocates there.
 
-Signatures and semantics are those of Iris' own functions (``tests/kernels/iris_contract.json``).
+Signatures and semantics are those of Iris' own functions, in the version and the one before it that
+``tests/kernels/iris_contract.json`` names. Copies by copy engines are refused.
 """
 
 from __future__ import annotations
@@ -12,6 +13,13 @@ import triton
 import triton.language as tl
 
 from taxfree_check.checker.ranks import Ranks, present
+from taxfree_kernels.device.clock import interpreted_only
+
+
+@interpreted_only
+def _refuse_copy_engine(is_used: Any) -> None:
+    if is_used:
+        present().refuse("a copy engine, which moves memory beside the program")
 
 
 @triton.jit
@@ -66,8 +74,12 @@ def get(
 def put(
     from_ptr, to_ptr, from_rank, to_rank, heap_bases, mask=None, other=None,
     load_cache_modifier=None, store_cache_modifier=None, hint: tl.constexpr = None,
+    copy_engine_ctx=None, from_row_stride: tl.constexpr = 0, to_row_stride: tl.constexpr = 0,
+    use_copy_engine: tl.constexpr = False, contiguous_copy: tl.constexpr = False,
+    from_base_ptr=None, to_base_ptr=None,
 ):  # fmt: skip
     """Copy from this rank's memory into that of `to_rank`."""
+    _refuse_copy_engine(use_copy_engine and contiguous_copy)
     target = _translate(to_ptr, from_rank, to_rank, heap_bases)
     tl.store(target, tl.load(from_ptr, mask=mask, other=other), mask=mask)
 
@@ -76,8 +88,10 @@ def put(
 def atomic_cas(
     pointer, cmp, val, from_rank, to_rank, heap_bases,
     sem=None, scope=None, hint: tl.constexpr = None,
+    copy_engine_ctx=None, use_copy_engine: tl.constexpr = False,
 ):  # fmt: skip
     """Compare and swap in the memory of `to_rank`."""
+    _refuse_copy_engine(use_copy_engine)
     there = _translate(pointer, from_rank, to_rank, heap_bases)
     return tl.atomic_cas(there, cmp, val, sem=sem, scope=scope)
 
@@ -86,8 +100,10 @@ def atomic_cas(
 def atomic_add(
     pointer, val, from_rank, to_rank, heap_bases,
     mask=None, sem=None, scope=None, hint: tl.constexpr = None,
+    copy_engine_ctx=None, use_copy_engine: tl.constexpr = False,
 ):  # fmt: skip
     """Add in the memory of `to_rank`."""
+    _refuse_copy_engine(use_copy_engine)
     there = _translate(pointer, from_rank, to_rank, heap_bases)
     return tl.atomic_add(there, val, mask=mask, sem=sem, scope=scope)
 
@@ -162,6 +178,81 @@ def atomic_max(
     return tl.atomic_max(there, val, mask=mask, sem=sem, scope=scope)
 
 
+class Context:
+    """A rank's view of all heaps, in a kernel: the device functions without ranks and bases.
+
+    Args:
+        rank, world_size: of this rank.
+        heap_bases: addresses of all heaps.
+    """
+
+    def __init__(self, rank: Any, world_size: Any, heap_bases: Any) -> None:
+        self.rank, self.world_size, self.heap_bases = rank, world_size, heap_bases
+
+    @staticmethod
+    @interpreted_only
+    def initialize(
+        context_tensor: Any, rank: Any, world_size: Any, tracing: bool = False
+    ) -> Context:
+        """Of what :meth:`Iris.get_device_context` returns."""
+        return Context(rank, world_size, context_tensor + _FIRST_BASE)
+
+    def load(
+        self, pointer, from_rank, mask=None, other=None, cache_modifier=None, volatile=False,
+        hint=None,
+    ):  # fmt: skip
+        """See the function :func:`load`."""
+        return load(pointer, self.rank, from_rank, self.heap_bases, mask, other, None, volatile)
+
+    def store(self, pointer, value, to_rank, mask=None, cache_modifier=None, hint=None):
+        """See the function :func:`store`."""
+        store(pointer, value, self.rank, to_rank, self.heap_bases, mask)
+
+    def get(
+        self, from_ptr, to_ptr, from_rank, mask=None, other=None, load_cache_modifier=None,
+        store_cache_modifier=None, hint=None,
+    ):  # fmt: skip
+        """See the function :func:`get`."""
+        get(from_ptr, to_ptr, self.rank, from_rank, self.heap_bases, mask, other)
+
+    def put(
+        self, from_ptr, to_ptr, to_rank, mask=None, other=None, load_cache_modifier=None,
+        store_cache_modifier=None, hint=None,
+    ):  # fmt: skip
+        """See the function :func:`put`."""
+        put(from_ptr, to_ptr, self.rank, to_rank, self.heap_bases, mask, other)
+
+    def copy(
+        self, src_ptr, dst_ptr, from_rank, to_rank, mask=None, other=None,
+        load_cache_modifier=None, store_cache_modifier=None, hint=None,
+    ):  # fmt: skip
+        """See the function :func:`copy`."""
+        copy(src_ptr, dst_ptr, from_rank, to_rank, self.rank, self.heap_bases, mask, other)
+
+    def atomic_cas(self, pointer, cmp, val, to_rank, sem=None, scope=None, hint=None):
+        """See the function :func:`atomic_cas`."""
+        return atomic_cas(pointer, cmp, val, self.rank, to_rank, self.heap_bases, sem, scope)
+
+
+def _method(function: Any) -> Any:
+    """An atomic as a method of a context."""
+
+    def atomic(self, pointer, val, to_rank, mask=None, sem=None, scope=None, hint=None):
+        return function(pointer, val, self.rank, to_rank, self.heap_bases, mask, sem, scope)
+
+    atomic.__doc__ = f"See the function :func:`{function.__name__}`."
+    return atomic
+
+
+for _function in (
+    atomic_add, atomic_sub, atomic_xchg, atomic_and, atomic_or, atomic_xor, atomic_min, atomic_max,
+):  # fmt: skip
+    setattr(Context, _function.__name__, _method(_function))
+
+DeviceContext = Context
+_FIRST_BASE = 2  # of a context tensor: behind the rank and the number of ranks
+
+
 class Iris:
     """The host of one rank of a world.
 
@@ -211,6 +302,11 @@ class Iris:
     def get_heap_bases(self) -> torch.Tensor:
         return self.heap_bases
 
+    def get_device_context(self) -> torch.Tensor:
+        """int64: the rank, the number of ranks, each heap's base, and 0: nothing is traced."""
+        place = torch.tensor([self.cur_rank, self.num_ranks])
+        return torch.cat([place, self._world.heap_bases, torch.zeros(1, dtype=torch.int64)])
+
     def get_rank(self) -> int:
         return self.cur_rank
 
@@ -223,6 +319,11 @@ class Iris:
     def barrier(self, *_: Any, **__: Any) -> None:
         """A barrier of all hosts, with idle devices."""
         self._world.barrier()
+
+    def debug(self, message: str) -> None:
+        """Nothing is logged: each schedule would say the same."""
+
+    info = warning = error = log = debug
 
 
 def iris(heap_size: int = 1 << 30, *_: Any, **__: Any) -> Iris:
