@@ -96,7 +96,7 @@ def bench_model(
     history = TuningHistory.read(database_path(db), required=db is not None)
     devices.require(fabric, ranks)
     if fabric == "host":
-        announce(bench.problems())
+        announce(bench.problems(), "a layer several calls", "--layers 1 --prefill 16")
     measured: list[PhaseResult] = []
     try:
         for result in watched("bench", len(bench.phases), run(bench, fabric, history)):

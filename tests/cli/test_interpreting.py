@@ -20,3 +20,4 @@ def test_problems_that_take_long_are_named(capsys, m, said):
     else:
         assert f"m={m} n=3584 k=8192" in told
         assert said in told
+        assert told.endswith(", a candidate several calls; --shapes demo is small\n")

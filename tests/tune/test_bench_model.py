@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from taxfree.errors import UsageError, WorkerLost
+from taxfree.shapes import ShapeRequest, expand
 from taxfree.shapes.models import Attention, Block, Column, Model
 from taxfree_kernels.hardware import KNOWN
 from taxfree_tune.benching import model_tasks
@@ -66,6 +67,13 @@ def test_compiled_code_agrees_and_what_needs_gpus_says_so(ranks) -> None:
     assert {each.reason for each in outcomes} == {
         "", "symmetric memory of PyTorch needs GPUs", "there are no graphs on a CPU",
     }  # fmt: skip
+
+
+def test_the_problems_of_a_model_are_those_of_its_shapes() -> None:
+    request = ShapeRequest(["model m=2,6"], "qwen2.5-7b", world_sizes=(2,), paths=("tp",))
+    model, dtype = model_to_bench("qwen2.5-7b", 2, 1, None)
+    bench = ModelBench("qwen2.5-7b", model, dtype, 2, [PROMPT, TOKENS])
+    assert {*bench.problems()} == {*expand("matmul_all_reduce", request)}
 
 
 def spoiled(fabric: Any, how: str, **arguments: Any) -> list[ModeOutcome]:
