@@ -178,6 +178,11 @@ class Lines:
         ]
         found = [each for row in rows for each in row[: WINDOW.value]] + [decoder.head]
         low = min(each.data_ptr() for each in found)
+        # lines at which heads of the cache begin are counted, too: TMA reads zeros behind the last
+        last = max(
+            *(each.data_ptr() for each in found),
+            *(each[-1, -1].data_ptr() for each in (*cache.keys, *cache.values)),
+        )
         item, strides = decoder.head.itemsize, cache.keys[0].stride()[:2]
         bits = 256  # a larger power of two needs no line
         for offset in (
@@ -186,7 +191,7 @@ class Lines:
         ):
             bits |= offset
         size = bits & -bits
-        count = (max(each.data_ptr() for each in found) - low) // size + 1
+        count = (last - low) // size + 1
         if low % 16 or size < 16 or count >= 1 << 31:
             raise PlanError(
                 "decode_step: addresses of weights are no multiples of 16 bytes, or too far apart"
