@@ -66,6 +66,8 @@ class Work(NamedTuple):
         LIMIT: chunks that a program's loader has on their way: deep queues in memory delay
             barriers.
         SPLITS: units of attention for each program, about.
+        DOWN_PARTS: units of 8 rows of down, each of a part of K: who waits for the last unit of a
+            phase idles once rings are full, and a ring is not much more than 8 long rows.
         LOGITS: whether logits are stored, too.
         LINE: bytes of a line, in which addresses of weights are given.
     """
@@ -73,6 +75,7 @@ class Work(NamedTuple):
     STAGES: int
     LIMIT: int
     SPLITS: int
+    DOWN_PARTS: int
     LOGITS: bool
     LINE: int
 
@@ -107,6 +110,8 @@ def model_of(decoder: Decoder, cache: Cache, batch: int) -> Model:
 
 
 def _unsupported_reason(model: Model, decoder: Decoder, cache: Cache) -> str | None:
+    if model.BATCH > 1:
+        return "several sequences"
     if model.HEAD_DIM not in (64, 128, 256):
         return f"heads of {model.HEAD_DIM} elements; 64, 128 and 256 are supported"
     if cache.block_table is not None:
