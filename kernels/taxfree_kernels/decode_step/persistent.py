@@ -59,11 +59,13 @@ from taxfree_kernels.decode_step.sums import (
     staging_shapes,
     targets_of,
 )
-from taxfree_kernels.decode_step.tape import INPUT_NORM, POST_NORM, Q_BIAS, VECTORS
+from taxfree_kernels.decode_step.tape import EVENTS, INPUT_NORM, POST_NORM, Q_BIAS, VECTORS
 from taxfree_kernels.device import packets, sync
 from taxfree_kernels.device.peers import NO_CHANNEL, Peers
 from taxfree_kernels.device.sync import abort, is_aborted
+from taxfree_kernels.device.trace import cycles
 
+_EVENTS = gl.constexpr(len(EVENTS))
 _LEAST = gl.constexpr(-(1 << 63))
 
 
@@ -84,6 +86,7 @@ class Buffers(NamedTuple):
         best: int64 [BATCH], the largest logit so far, and its token.
         counters: int32, zeros between launches.
         inbox: int32, the pool's first slot of Lamport words.
+        times: int64 [programs, layers + 1, EVENTS], in cycles of a program's unit.
         control_ptr, heap_bases: of the fabric.
     """
 
@@ -103,6 +106,7 @@ class Buffers(NamedTuple):
     best: Any
     counters: Any
     inbox: Any
+    times: Any
     control_ptr: Any
     heap_bases: Any
 
@@ -133,6 +137,14 @@ def _vector_at(vectors, row, column, element: gl.constexpr):
 
 
 @gluon.jit
+def _note(buffers, layer, layers, event: gl.constexpr, WORK: gl.constexpr):
+    """Store the time of an event."""
+    if WORK.TRACE:
+        at = (gl.program_id(0) * (layers + 1) + layer) * _EVENTS + event
+        gl.store(buffers.times + at, cycles("cuda"))
+
+
+@gluon.jit
 def _compute(
     buffers, step, layers, widest, rank, vocab_start, inbox, shared, staging, pipe,
     GROUP: gl.constexpr, MODEL: gl.constexpr, WORK: gl.constexpr,
@@ -158,6 +170,7 @@ def _compute(
     first = gl.to_tensor(0)  # unit of the phase
     before = gl.to_tensor(0)  # units and programs of the counted phases before
     for layer in range(layers):
+        _note(buffers, layer, layers, 0, WORK)
         done = gl.to_tensor(0)
         end = first + counts.qkv
         while unit < end:
@@ -171,19 +184,24 @@ def _compute(
             gl.store(buffers.qkv + at + row, products * rstd + bias)
             done += 1
             unit, claims = next_unit(claims, pipe)
+        _note(buffers, layer, layers, 1, WORK)
         count_units(counters, done)
+        _note(buffers, layer, layers, 2, WORK)
         before += counts.qkv + programs
         first = end
 
         end = first + counts.attention
         done = gl.to_tensor(0)
         wait_for_units(counters, before, control)
+        _note(buffers, layer, layers, 3, WORK)
         empty_area(area_of(inbox, 2 * layer + 2, MODEL, WORK, GROUP), AREA)  # of the last down
         while unit < end:
             n = attend(unit - first, layer, counts, n, step, pipe, shared, MODEL, WORK)
             done += 1
             unit, claims = next_unit(claims, pipe)
+        _note(buffers, layer, layers, 4, WORK)
         count_units(counters, done)
+        _note(buffers, layer, layers, 5, WORK)
         before += counts.attention + programs
         first = end
 
@@ -191,16 +209,19 @@ def _compute(
         area = area_of(inbox, 2 * layer, MODEL, WORK, GROUP)
         targets = targets_of(area, inbox, MODEL, GROUP)
         wait_for_units(counters, before, control)
+        _note(buffers, layer, layers, 6, WORK)
         attended = slabs_of(buffers.attended, WIDTH)
         while unit < end:
             products, n = multiply(attended, 0, slabs_in(WIDTH), n, pipe, WORK)
             send(targets, (unit - first) * 8 + row, products, inbox, GROUP)
             unit, claims = next_unit(claims, pipe)
+        _note(buffers, layer, layers, 7, WORK)
         first = end
 
         weight = columns_of(_vector_at(vectors, layer, POST_NORM, element), MODEL, WORK, GROUP)
         residual = add_sum(residual, area, GROUP.WORLD, inbox, MODEL, WORK, GROUP)
         x, rstd = normed(residual, weight, staging, MODEL, WORK, GROUP)
+        _note(buffers, layer, layers, 8, WORK)
         done = gl.to_tensor(0)
         end = first + counts.gate
         while unit < end:
@@ -213,12 +234,15 @@ def _compute(
             gl.store(buffers.activated + to, activated.to(element))
             done += 1
             unit, claims = next_unit(claims, pipe)
+        _note(buffers, layer, layers, 9, WORK)
         count_units(counters, done)
+        _note(buffers, layer, layers, 10, WORK)
         before += counts.gate + programs
         first = end
 
         end = first + counts.down
         wait_for_units(counters, before, control)
+        _note(buffers, layer, layers, 11, WORK)
         empty_area(area, AREA)
         area = area_of(inbox, 2 * layer + 1, MODEL, WORK, GROUP)
         targets = targets_of(area, inbox, MODEL, GROUP)
@@ -235,6 +259,7 @@ def _compute(
             place = at % PARTS * (GROUP.WORLD * HIDDEN) + at // PARTS * 8
             send(targets, place + row, products, inbox, GROUP)
             unit, claims = next_unit(claims, pipe)
+        _note(buffers, layer, layers, 12, WORK)
         first = end
 
         # in the row behind the last layer it is the last norm
@@ -242,6 +267,7 @@ def _compute(
         residual = add_sum(residual, area, GROUP.WORLD * PARTS, inbox, MODEL, WORK, GROUP)
         x, rstd = normed(residual, weight, staging, MODEL, WORK, GROUP)
 
+    _note(buffers, layers, layers, 0, WORK)
     best = gl.full([8], float("-inf"), gl.float32, OF_ROWS)
     chosen = gl.zeros([8], gl.int32, OF_ROWS)
     while unit < first + MODEL.VOCAB // 8:
@@ -254,6 +280,7 @@ def _compute(
         best = gl.where(better, products, best)
         chosen = gl.where(better, at, chosen)
         unit, claims = next_unit(claims, pipe)
+    _note(buffers, layers, layers, 1, WORK)
     best = gl.max(_ordered(best, chosen + vocab_start), 0)
     gl.atomic_max(buffers.best, best, sem="relaxed", scope="gpu")
 

@@ -28,6 +28,7 @@ class DecodeStep:
         config: STAGES, LIMIT, SPLITS, DOWN_PARTS, see ``tape.Work``; missing ones are those of
             :func:`seed_config`.
         logits: whether :attr:`logits` are stored.
+        trace: whether times of events are stored in ``buffers.times``.
 
     Attributes:
         logits: float32 [batch, vocabulary of this rank] of the last call.
@@ -44,6 +45,7 @@ class DecodeStep:
         fabric: Fabric,
         config: Mapping[str, int],
         logits: bool = False,
+        trace: bool = False,
     ) -> None:
         from triton.experimental.gluon import language as gl
         from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
@@ -54,7 +56,7 @@ class DecodeStep:
         programs, world = fabric.hardware.compute_units, fabric.world_size
         lines = tape.Lines.of(decoder, cache)
         config = {**seed_config(model, fabric.hardware.shared_memory, world), **config}
-        work = tape.Work(LOGITS=logits, LINE=lines.size, **config)
+        work = tape.Work(LOGITS=logits, TRACE=trace, LINE=lines.size, **config)
 
         def descriptor(matrices: Any, box: list[int]) -> Any:
             element = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16}[dtype]
@@ -98,6 +100,7 @@ class DecodeStep:
                 chunks.SPLITS_DONE.value + model.PAIRS, dtype=torch.int32, device=device
             ),
             inbox=inbox,
+            times=empty(programs, len(layers) + 1, len(tape.EVENTS), of=torch.int64),
             control_ptr=fabric.pool.control,
             heap_bases=fabric.heap_bases,
         )
@@ -167,4 +170,4 @@ def seed_config(model: tape.Model, shared_memory: int, world: int) -> dict[str, 
     width = sums.width_of(model.HIDDEN, world * parts)
     staging = math.ceil(model.HIDDEN / width) * width * 2
     room = shared_memory - _OTHER_SHARED - heads * 8 * (model.HEAD_DIM + 2) * 4 - staging
-    return {"STAGES": min(12, room // _CHUNK_BYTES), "LIMIT": 2, "SPLITS": 2, "DOWN_PARTS": parts}
+    return {"STAGES": min(12, room // _CHUNK_BYTES), "LIMIT": 2, "SPLITS": 1, "DOWN_PARTS": parts}

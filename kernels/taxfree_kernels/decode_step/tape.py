@@ -18,6 +18,12 @@ import triton.language as tl
 from taxfree_kernels.decode_step.decoder import Cache, Decoder, Layer
 from taxfree_kernels.errors import PlanError
 
+#: of a program in a layer; the head has the first two
+EVENTS = (
+    "x of qkv", "qkv", "counted", "waited", "attention", "counted", "waited", "o", "x of gate",
+    "gate", "counted", "waited", "down",
+)  # fmt: skip
+
 PHASES = 5  # qkv, attention, o, gate and up, down
 CHUNK_ROWS, CHUNK_K = 8, 1024  # of a weight, in one stage of the ring
 
@@ -69,6 +75,7 @@ class Work(NamedTuple):
         DOWN_PARTS: units of 8 rows of down, each of a part of K: who waits for the last unit of a
             phase idles once rings are full, and a ring is not much more than 8 long rows.
         LOGITS: whether logits are stored, too.
+        TRACE: whether the times of EVENTS are stored, too.
         LINE: bytes of a line, in which addresses of weights are given.
     """
 
@@ -77,6 +84,7 @@ class Work(NamedTuple):
     SPLITS: int
     DOWN_PARTS: int
     LOGITS: bool
+    TRACE: bool
     LINE: int
 
 
