@@ -215,7 +215,7 @@ def reference(
 def error_of(found: torch.Tensor, wanted: torch.Tensor) -> float:
     """The relative error; NaN if a number is missing."""
     found, wanted = found.double().flatten(), wanted.double().flatten()
-    return ((found - wanted).norm() / wanted.norm()).item()
+    return float((found - wanted).norm() / wanted.norm())
 
 
 def difference(found: torch.Tensor, wanted: torch.Tensor) -> str:
