@@ -25,6 +25,7 @@ from taxfree_kernels.decode_step.tape import (
     PHASES,
     WINDOW,
 )
+from taxfree_kernels.device.peers import ABORT, LIMIT
 from taxfree_kernels.device.specialized import load_box
 
 WARPS = gl.constexpr(8)
@@ -84,6 +85,7 @@ class Counts(NamedTuple):
     attention: Any
     o: Any
     gate: Any
+    down: Any
     layer: Any
     splits: Any
 
@@ -102,7 +104,8 @@ def counts_of(positions, widest, MODEL: gl.constexpr, WORK: gl.constexpr):
     o = gl.to_tensor(MODEL.HIDDEN // 8)
     gate = gl.to_tensor(MODEL.INTERMEDIATE // 4)
     attention = splits * MODEL.PAIRS
-    return Counts(qkv, attention, o, gate, qkv + attention + 2 * o + gate, splits)
+    down = o * WORK.DOWN_PARTS
+    return Counts(qkv, attention, o, gate, down, qkv + attention + o + gate + down, splits)
 
 
 @gluon.jit
@@ -126,6 +129,18 @@ def weight_of_row(row, MODEL: gl.constexpr):
     return which, row - gl.where(which > 0, Q, 0) - gl.where(which > 1, K, 0)
 
 
+@gluon.constexpr_function
+def slabs_in(k):
+    """Slabs of 1024 elements in a row."""
+    return -(-k // 1024)
+
+
+@gluon.constexpr_function
+def first_slab(k, part, parts):
+    """The first slab of a part of rows."""
+    return min(part * -(-slabs_in(k) // parts), slabs_in(k))
+
+
 # ---- the loader -----------------------------------------------------------------------------
 
 
@@ -142,9 +157,12 @@ def _next_stage(n, pipe, WORK: gl.constexpr):
 
 
 @gluon.jit
-def _load_rows(desc, line, row, other, other_row, K: gl.constexpr, n, pipe, WORK: gl.constexpr):
-    """Load 4 rows of a matrix and 4 of another, all of K."""
-    for slab in gl.static_range((K + 1023) // 1024):
+def _load_rows(
+    desc, line, row, other, other_row, FIRST: gl.constexpr, END: gl.constexpr, n, pipe,
+    WORK: gl.constexpr,
+):  # fmt: skip
+    """Load 4 rows of a matrix and 4 of another, so many slabs."""
+    for slab in gl.static_range(FIRST, END):
         stage = _next_stage(n, pipe, WORK)
         full = pipe.full.index(stage)
         load_box(desc, [line, row, slab * 16, 0], full, pipe.rows.index(2 * stage))
@@ -197,7 +215,7 @@ def load(
     MODEL: gl.constexpr, WORK: gl.constexpr,
 ):  # fmt: skip
     """Claim units until there are no more, and load what they read; the loader's whole life."""
-    HIDDEN: gl.constexpr = MODEL.HIDDEN
+    HIDDEN: gl.constexpr = slabs_in(MODEL.HIDDEN)
     counts = counts_of(positions, widest, MODEL, WORK)
     total = layers * counts.layer
     n, claims = gl.to_tensor(0), gl.to_tensor(0)
@@ -210,11 +228,11 @@ def load(
         table = weights.lines + layer * LINES
         if layer == layers:
             line = gl.load(table)
-            n = _load_rows(weights.hidden, line, at * 8, line, at * 8 + 4, HIDDEN, n, pipe, WORK)
+            n = _load_rows(weights.hidden, line, at * 8, line, at * 8 + 4, 0, HIDDEN, n, pipe, WORK)
         elif at < counts.qkv:
             which, row = weight_of_row(at * 8, MODEL)
             line = gl.load(table + which)
-            n = _load_rows(weights.hidden, line, row, line, row + 4, HIDDEN, n, pipe, WORK)
+            n = _load_rows(weights.hidden, line, row, line, row + 4, 0, HIDDEN, n, pipe, WORK)
         elif at < counts.qkv + counts.attention:
             n = _load_keys(
                 weights, at - counts.qkv, layer, positions, heads, counts, n, pipe, MODEL, WORK
@@ -222,20 +240,27 @@ def load(
         else:
             at -= counts.qkv + counts.attention
             if at < counts.o:
-                WIDTH: gl.constexpr = MODEL.HEADS * MODEL.HEAD_DIM
+                WIDTH: gl.constexpr = slabs_in(MODEL.HEADS * MODEL.HEAD_DIM)
                 line = gl.load(table + LINE_O)
-                n = _load_rows(weights.heads, line, at * 8, line, at * 8 + 4, WIDTH, n, pipe, WORK)
+                n = _load_rows(
+                    weights.heads, line, at * 8, line, at * 8 + 4, 0, WIDTH, n, pipe, WORK
+                )
             elif at < counts.o + counts.gate:
                 row = (at - counts.o) * 4
                 gate, up = gl.load(table + LINE_GATE), gl.load(table + LINE_UP)
-                n = _load_rows(weights.hidden, gate, row, up, row, HIDDEN, n, pipe, WORK)
+                n = _load_rows(weights.hidden, gate, row, up, row, 0, HIDDEN, n, pipe, WORK)
             else:
-                row = (at - counts.o - counts.gate) * 8
+                at -= counts.o + counts.gate
+                row = at // WORK.DOWN_PARTS * 8
                 line = gl.load(table + LINE_DOWN)
-                n = _load_rows(
-                    weights.intermediate, line, row, line, row + 4, MODEL.INTERMEDIATE, n, pipe,
-                    WORK,
-                )  # fmt: skip
+                for part in gl.static_range(WORK.DOWN_PARTS):
+                    if at % WORK.DOWN_PARTS == part:
+                        n = _load_rows(
+                            weights.intermediate, line, row, line, row + 4,
+                            first_slab(MODEL.INTERMEDIATE, part, WORK.DOWN_PARTS),
+                            first_slab(MODEL.INTERMEDIATE, part + 1, WORK.DOWN_PARTS),
+                            n, pipe, WORK,
+                        )  # fmt: skip
         unit = gl.atomic_add(counters + CLAIMED, 1, sem="relaxed", scope="gpu")
     _publish(unit, claims, pipe)
 
@@ -267,10 +292,10 @@ def hand_back(stage, pipe):
 
 
 @gluon.jit
-def multiply(xs, K: gl.constexpr, n, pipe, WORK: gl.constexpr):
-    """float32 [8]: the products of a unit's rows with x, in slabs of 1024 of K."""
+def multiply(xs, FIRST: gl.constexpr, END: gl.constexpr, n, pipe, WORK: gl.constexpr):
+    """float32 [8]: the products of a unit's rows with so many slabs of x."""
     acc = gl.zeros([8, 16, 64], gl.float32, TILE)
-    for slab in gl.static_range((K + 1023) // 1024):
+    for slab in gl.static_range(FIRST, END):
         stage = n % WORK.STAGES
         mbarrier.wait(pipe.full.index(stage), n // WORK.STAGES & 1)
         rows = pipe.tiles.index(stage).load(TILE)
@@ -298,10 +323,12 @@ def slabs_of(ptr, K: gl.constexpr):
 
 
 @gluon.jit
-def wait_for_units(counters, count, limit):
+def wait_for_units(counters, count, control_ptr):
     """Wait until so many units and programs of this launch are done; bounded.
 
-    Whoever waits too long says so in FAILED, which ends all later waits early. One warp polls.
+    Whoever waits too long says so in FAILED, which ends all later waits early, as the abort of the
+    pool does. A wait for units is in vain only if others wait for words, half as long. One warp
+    polls.
     """
     gl.inline_asm_elementwise(
         """{
@@ -323,6 +350,9 @@ def wait_for_units(counters, count, limit):
         and.b64 m, n, 255;
         setp.ne.u64 q, m, 0;
         @q bra LOOP;
+        ld.relaxed.sys.global.u64 m, [$5];
+        setp.ne.u64 q, m, 0;
+        @q bra DONE;
         ld.relaxed.gpu.global.u32 t, [$3];
         setp.ne.u32 q, t, 0;
         @q bra DONE;
@@ -333,12 +363,15 @@ def wait_for_units(counters, count, limit):
         DONE:
         mov.u32 $0, v;
         }""",
-        "=r,l,r,l,l",
-        [counters + DONE, count, counters + FAILED, limit],
+        "=r,l,r,l,l,l",
+        [
+            counters + DONE, count, counters + FAILED, 2 * gl.load(control_ptr + LIMIT),
+            (control_ptr + ABORT).to(gl.int64),  # Triton 3.6 refuses pointers of two types
+        ],
         dtype=gl.int32,
         is_pure=False,
         pack=1,
-    )
+    )  # fmt: skip
     tl.debug_barrier()
 
 

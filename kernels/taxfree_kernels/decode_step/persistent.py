@@ -7,11 +7,12 @@ multiply, as activations allow.
 
 Phases of a layer: products of q, k and v; attention, with the norms and the rotary embedding of q
 and k; o; gate and up; down. RMSNorm: each program has the whole residual in registers. It adds the
-sums that the last phase left, multiplies by the weight of the norm, and the products by the
+sums of o or down (see ``sums``), multiplies by the weight of the norm, and the products by the
 reciprocal of the root of the mean square.
 
-Programs hand activations on by counting done units in one word, which all wait for. A program also
-counts itself in each phase: so no buffer is written again that another program still reads.
+Programs hand other activations on by counting done units in one word, which all wait for. A program
+also counts itself in each such phase: so no buffer is written again that another program still
+reads.
 """
 
 from __future__ import annotations
@@ -32,21 +33,39 @@ from taxfree_kernels.decode_step.chunks import (
     OF_ROWS,
     WARPS,
     Weights,
-    X,
     count_units,
     counts_of,
+    first_slab,
     load,
     make_pipe,
     multiply,
     next_unit,
+    reinterpreted,
+    slabs_in,
     slabs_of,
     wait_for_units,
     weight_of_row,
 )
-from taxfree_kernels.decode_step.tape import INPUT_NORM, POST_NORM, Q_BIAS, VECTORS
-from taxfree_kernels.device.peers import LIMIT, NO_CHANNEL, Peers
+from taxfree_kernels.decode_step.sums import (
+    Inbox,
+    add_sum,
+    area_of,
+    best_of_ranks,
+    columns_of,
+    empty_area,
+    empty_last_turn,
+    normed,
+    send,
+    staging_shapes,
+    targets_of,
+)
+from taxfree_kernels.decode_step.tape import EVENTS, INPUT_NORM, POST_NORM, Q_BIAS, VECTORS
+from taxfree_kernels.device import packets, sync
+from taxfree_kernels.device.peers import NO_CHANNEL, Peers
 from taxfree_kernels.device.sync import abort, is_aborted
+from taxfree_kernels.device.trace import cycles
 
+_EVENTS = gl.constexpr(len(EVENTS))
 _LEAST = gl.constexpr(-(1 << 63))
 
 
@@ -63,11 +82,11 @@ class Buffers(NamedTuple):
         qkv: float32 [BATCH, rows of q, k, v].
         parts, softmax: float32, of splits: sums; the largest logit, and the total relative to it.
         attended: [BATCH, HEADS * HEAD_DIM].
-        o_sums, down_sums: float32 [BATCH, HIDDEN].
         activated: [BATCH, INTERMEDIATE].
         best: int64 [BATCH], the largest logit so far, and its token.
         counters: int32, zeros between launches.
-        origin: of lines, as elements.
+        inbox: int32, the pool's first slot of Lamport words.
+        times: int64 [programs, layers + 1, EVENTS], in cycles of a program's unit.
         control_ptr, heap_bases: of the fabric.
     """
 
@@ -83,11 +102,11 @@ class Buffers(NamedTuple):
     parts: Any
     softmax: Any
     attended: Any
-    o_sums: Any
-    down_sums: Any
     activated: Any
     best: Any
     counters: Any
+    inbox: Any
+    times: Any
     control_ptr: Any
     heap_bases: Any
 
@@ -118,78 +137,40 @@ def _vector_at(vectors, row, column, element: gl.constexpr):
 
 
 @gluon.jit
-def _normed(residual, sums, weight, there, count, counters, limit, MODEL: gl.constexpr):
-    """Wait for sums, and add them to the residual.
-
-    Args:
-        residual: slabs of the residual, in the model's dtype.
-        there: whether there are sums; before the first layer there are none.
-        count: of units and programs that are waited for.
-
-    Returns:
-        The new residual; it times the norm's weight; the factor of the products.
-    """
-    HIDDEN: gl.constexpr = MODEL.HIDDEN
-    element: gl.constexpr = residual[0].dtype
-    weights = slabs_of(weight, HIDDEN)  # on their way while this waits
-    wait_for_units(counters, count, limit)
-    part = gl.arange(0, 16, gl.SliceLayout(1, X))
-    at = part[:, None] * 64 + gl.arange(0, 64, gl.SliceLayout(0, X))[None, :]
-    new, x = (), ()
-    squares = gl.zeros([16, 64], gl.float32, X)
-    for slab in gl.static_range((HIDDEN + 1023) // 1024):
-        mask = (slab * 1024 + at < HIDDEN) & there
-        added = gl.load(sums + slab * 1024 + at, mask=mask, other=0.0, cache_modifier=".cg")
-        value = (residual[slab].to(gl.float32) + added).to(element)
-        new = new + (value,)
-        value = value.to(gl.float32)
-        squares += value * value
-        x = x + ((value * weights[slab].to(gl.float32)).to(element),)
-    mean = gl.sum(gl.sum(squares, 1), 0) * (1.0 / HIDDEN)
-    return new, x, gl.rsqrt(mean + MODEL.EPS)
-
-
-@gluon.jit
-def _rows_phase(
-    x, K: gl.constexpr, out, first, end, unit, claims, n, counters, pipe, WORK: gl.constexpr
-):
-    """Products of a program's units of a phase, as sums that others add."""
-    done = gl.to_tensor(0)
-    row = gl.arange(0, 8, OF_ROWS)
-    while unit < end:
-        sums, n = multiply(x, K, n, pipe, WORK)
-        gl.store(out + (unit - first) * 8 + row, sums)
-        done += 1
-        unit, claims = next_unit(claims, pipe)
-    count_units(counters, done)
-    return unit, claims, n
+def _note(buffers, layer, layers, event: gl.constexpr, WORK: gl.constexpr):
+    """Store the time of an event."""
+    if WORK.TRACE:
+        at = (gl.program_id(0) * (layers + 1) + layer) * _EVENTS + event
+        gl.store(buffers.times + at, cycles("cuda"))
 
 
 @gluon.jit
 def _compute(
-    buffers, step, rope_layers, widest, limit, shared, pipe,
-    MODEL: gl.constexpr, WORK: gl.constexpr,
+    buffers, step, layers, widest, rank, vocab_start, inbox, shared, staging, pipe,
+    GROUP: gl.constexpr, MODEL: gl.constexpr, WORK: gl.constexpr,
 ):  # fmt: skip
     """All phases of all layers, then the head: the life of the warps that compute."""
     HIDDEN: gl.constexpr = MODEL.HIDDEN
+    SLABS: gl.constexpr = slabs_in(HIDDEN)
     WIDTH: gl.constexpr = MODEL.HEADS * MODEL.HEAD_DIM
+    WIDE: gl.constexpr = MODEL.INTERMEDIATE
+    PARTS: gl.constexpr = WORK.DOWN_PARTS
+    AREA: gl.constexpr = GROUP.WORLD * PARTS * HIDDEN
     element: gl.constexpr = buffers.attended.dtype.element_ty
-    layers = rope_layers
     programs = gl.num_programs(0)
-    counters, vectors = buffers.counters, buffers.vectors
+    counters, vectors, control = buffers.counters, buffers.vectors, buffers.control_ptr
     row = gl.arange(0, 8, OF_ROWS)
     n, claims = gl.to_tensor(0), gl.to_tensor(0)
     counts = counts_of(buffers.positions, widest, MODEL, WORK)
     token = gl.maximum(gl.load(buffers.tokens), 0)
-    residual = slabs_of(buffers.embedding + token.to(gl.int64) * HIDDEN, HIDDEN)
+    residual = columns_of(buffers.embedding + token.to(gl.int64) * HIDDEN, MODEL, WORK, GROUP)
+    weight = columns_of(_vector_at(vectors, 0, INPUT_NORM, element), MODEL, WORK, GROUP)
+    x, rstd = normed(residual, weight, staging, MODEL, WORK, GROUP)
     unit, claims = next_unit(claims, pipe)
     first = gl.to_tensor(0)  # unit of the phase
-    before = gl.to_tensor(0)  # units and programs of the phases before
+    before = gl.to_tensor(0)  # units and programs of the counted phases before
     for layer in range(layers):
-        weight = _vector_at(vectors, layer, INPUT_NORM, element)
-        residual, x, rstd = _normed(
-            residual, buffers.down_sums, weight, layer > 0, before, counters, limit, MODEL
-        )
+        _note(buffers, layer, layers, 0, WORK)
         done = gl.to_tensor(0)
         end = first + counts.qkv
         while unit < end:
@@ -199,128 +180,174 @@ def _compute(
                 which, within = weight_of_row(at, MODEL)
                 ptr = _vector_at(vectors, layer, Q_BIAS + which, element)
                 bias = gl.load(ptr + within + row).to(gl.float32)
-            sums, n = multiply(x, HIDDEN, n, pipe, WORK)
-            gl.store(buffers.qkv + at + row, sums * rstd + bias)
+            products, n = multiply(x, 0, SLABS, n, pipe, WORK)
+            gl.store(buffers.qkv + at + row, products * rstd + bias)
             done += 1
             unit, claims = next_unit(claims, pipe)
+        _note(buffers, layer, layers, 1, WORK)
         count_units(counters, done)
+        _note(buffers, layer, layers, 2, WORK)
         before += counts.qkv + programs
         first = end
 
         end = first + counts.attention
         done = gl.to_tensor(0)
-        wait_for_units(counters, before, limit)
+        wait_for_units(counters, before, control)
+        _note(buffers, layer, layers, 3, WORK)
+        empty_area(area_of(inbox, 2 * layer + 2, MODEL, WORK, GROUP), AREA)  # of the last down
         while unit < end:
             n = attend(unit - first, layer, counts, n, step, pipe, shared, MODEL, WORK)
             done += 1
             unit, claims = next_unit(claims, pipe)
+        _note(buffers, layer, layers, 4, WORK)
         count_units(counters, done)
+        _note(buffers, layer, layers, 5, WORK)
         before += counts.attention + programs
         first = end
 
         end = first + counts.o
-        wait_for_units(counters, before, limit)
-        x = slabs_of(buffers.attended, WIDTH)
-        unit, claims, n = _rows_phase(
-            x, WIDTH, buffers.o_sums, first, end, unit, claims, n, counters, pipe, WORK
-        )
-        before += counts.o + programs
+        area = area_of(inbox, 2 * layer, MODEL, WORK, GROUP)
+        targets = targets_of(area, inbox, MODEL, GROUP)
+        wait_for_units(counters, before, control)
+        _note(buffers, layer, layers, 6, WORK)
+        attended = slabs_of(buffers.attended, WIDTH)
+        while unit < end:
+            products, n = multiply(attended, 0, slabs_in(WIDTH), n, pipe, WORK)
+            send(targets, (unit - first) * 8 + row, products, inbox, GROUP)
+            unit, claims = next_unit(claims, pipe)
+        _note(buffers, layer, layers, 7, WORK)
         first = end
 
-        weight = _vector_at(vectors, layer, POST_NORM, element)
-        residual, x, rstd = _normed(
-            residual, buffers.o_sums, weight, layer >= 0, before, counters, limit, MODEL
-        )
+        weight = columns_of(_vector_at(vectors, layer, POST_NORM, element), MODEL, WORK, GROUP)
+        residual = add_sum(residual, area, GROUP.WORLD, inbox, MODEL, WORK, GROUP)
+        x, rstd = normed(residual, weight, staging, MODEL, WORK, GROUP)
+        _note(buffers, layer, layers, 8, WORK)
         done = gl.to_tensor(0)
         end = first + counts.gate
         while unit < end:
-            sums, n = multiply(x, HIDDEN, n, pipe, WORK)
+            products, n = multiply(x, 0, SLABS, n, pipe, WORK)
             PAIR: gl.constexpr = gl.BlockedLayout([1, 2], [32, 1], [WARPS, 1], [1, 0])
-            both = (sums * rstd).reshape([2, 4]).permute((1, 0))
+            both = (products * rstd).reshape([2, 4]).permute((1, 0))
             gate, up = gl.split(gl.convert_layout(both, PAIR))
             to = (unit - first) * 4 + gl.arange(0, 4, gate.type.layout)
             activated = gate / (1 + gl.exp(-gate)) * up
             gl.store(buffers.activated + to, activated.to(element))
             done += 1
             unit, claims = next_unit(claims, pipe)
+        _note(buffers, layer, layers, 9, WORK)
         count_units(counters, done)
+        _note(buffers, layer, layers, 10, WORK)
         before += counts.gate + programs
         first = end
 
-        end = first + counts.o
-        wait_for_units(counters, before, limit)
-        x = slabs_of(buffers.activated, MODEL.INTERMEDIATE)
-        unit, claims, n = _rows_phase(
-            x, MODEL.INTERMEDIATE, buffers.down_sums, first, end, unit, claims, n, counters, pipe,
-            WORK,
-        )  # fmt: skip
-        before += counts.o + programs
+        end = first + counts.down
+        wait_for_units(counters, before, control)
+        _note(buffers, layer, layers, 11, WORK)
+        empty_area(area, AREA)
+        area = area_of(inbox, 2 * layer + 1, MODEL, WORK, GROUP)
+        targets = targets_of(area, inbox, MODEL, GROUP)
+        wide = slabs_of(buffers.activated, WIDE)
+        while unit < end:
+            at = unit - first
+            products = gl.zeros([8], gl.float32, OF_ROWS)
+            for part in gl.static_range(PARTS):
+                if at % PARTS == part:
+                    products, n = multiply(
+                        wide, first_slab(WIDE, part, PARTS), first_slab(WIDE, part + 1, PARTS), n,
+                        pipe, WORK,
+                    )  # fmt: skip
+            place = at % PARTS * (GROUP.WORLD * HIDDEN) + at // PARTS * 8
+            send(targets, place + row, products, inbox, GROUP)
+            unit, claims = next_unit(claims, pipe)
+        _note(buffers, layer, layers, 12, WORK)
         first = end
 
-    weight = _vector_at(vectors, layers, INPUT_NORM, element)
-    residual, x, rstd = _normed(
-        residual, buffers.down_sums, weight, layers > 0, before, counters, limit, MODEL
-    )
+        # in the row behind the last layer it is the last norm
+        weight = columns_of(_vector_at(vectors, layer + 1, INPUT_NORM, element), MODEL, WORK, GROUP)
+        residual = add_sum(residual, area, GROUP.WORLD * PARTS, inbox, MODEL, WORK, GROUP)
+        x, rstd = normed(residual, weight, staging, MODEL, WORK, GROUP)
+
+    _note(buffers, layers, layers, 0, WORK)
     best = gl.full([8], float("-inf"), gl.float32, OF_ROWS)
     chosen = gl.zeros([8], gl.int32, OF_ROWS)
     while unit < first + MODEL.VOCAB // 8:
         at = (unit - first) * 8 + row
-        sums, n = multiply(x, HIDDEN, n, pipe, WORK)
-        sums *= rstd
+        products, n = multiply(x, 0, SLABS, n, pipe, WORK)
+        products *= rstd
         if WORK.LOGITS:
-            gl.store(buffers.logits + at, sums)
-        better = (sums > best) | (sums != sums)
-        best = gl.where(better, sums, best)
+            gl.store(buffers.logits + at, products)
+        better = (products > best) | (products != products)
+        best = gl.where(better, products, best)
         chosen = gl.where(better, at, chosen)
         unit, claims = next_unit(claims, pipe)
-    gl.atomic_max(buffers.best, gl.max(_ordered(best, chosen), 0), sem="relaxed", scope="gpu")
+    _note(buffers, layers, layers, 1, WORK)
+    best = gl.max(_ordered(best, chosen + vocab_start), 0)
+    gl.atomic_max(buffers.best, best, sem="relaxed", scope="gpu")
 
 
 @gluon.jit
 def _ordered(value, token):
-    """int64 that are ordered as values are, and of equal ones as tokens, the lowest first."""
+    """int64 that are ordered as values are, and of equal ones as tokens, the lowest first.
+
+    Neither half is -1, which -0.0 would be: they are sent as Lamport words.
+    """
     bits = value.to(gl.int32, bitcast=True)
     bits = bits ^ ((bits >> 31) & 0x7FFFFFFF)
+    bits = gl.where(bits == -1, 0, bits)
     return (bits.to(gl.int64) << 32) | (0x7FFFFFFF - token).to(gl.int64)
 
 
 @gluon.jit
-def _leave(buffers, rank, vocab_start, GROUP: gl.constexpr, MODEL: gl.constexpr):
+def _leave(buffers, rank, inbox, GROUP: gl.constexpr, MODEL: gl.constexpr, WORK: gl.constexpr):
     """The last program writes the token, and leaves all counters at zero."""
-    counters = buffers.counters
+    counters, control = buffers.counters, buffers.control_ptr
     tl.debug_barrier()
     left = gl.atomic_add(counters + LEFT, 1, sem="acq_rel", scope="gpu")
     if left == gl.num_programs(0) - 1:
         best = gl.atomic_xchg(buffers.best, _LEAST, sem="relaxed", scope="gpu")
-        token = 0x7FFFFFFF - (best & 0xFFFFFFFF) + vocab_start
+        if GROUP.WORLD > 1:
+            best = best_of_ranks(best, inbox, MODEL, WORK, GROUP)
+        token = 0x7FFFFFFF - (best & 0xFFFFFFFF)
         failed = gl.atomic_xchg(counters + FAILED, 0, sem="relaxed", scope="gpu") != 0
-        if failed | is_aborted(buffers.control_ptr):
+        if failed | is_aborted(control):
             none = tl.cast(0, tl.int64)
-            peers = Peers(buffers.control_ptr, buffers.heap_bases, rank, none)
-            abort(peers, NO_CHANNEL, none + rank, none, GROUP)
+            abort(inbox.peers, NO_CHANNEL, none + rank, none, GROUP)
             token = none - 1
         gl.store(buffers.next_tokens, token)
         gl.store(counters + DONE, 0)
         gl.store(counters + CLAIMED, 0)
         gl.store(counters + LEFT, 0)
+    packets.leave_turn(control)
+    sync.leave(control)
 
 
 @gluon.jit
 def _compute_and_leave(
-    buffers, step, layers, widest, rank, vocab_start, shared, pipe,
+    buffers, step, layers, widest, rank, vocab_start, stride_slot, used, shared, staging, pipe,
     GROUP: gl.constexpr, MODEL: gl.constexpr, WORK: gl.constexpr,
 ):  # fmt: skip
-    limit = gl.load(buffers.control_ptr + LIMIT)
-    _compute(buffers, step, layers, widest, limit, shared, pipe, MODEL, WORK)
-    _leave(buffers, rank, vocab_start, GROUP, MODEL)
+    control = buffers.control_ptr
+    generation, turn = sync.running_generation(control), packets.running_turn(control)
+    peers = Peers(control, buffers.heap_bases, rank, generation)
+    slot = gl.multiple_of(buffers.inbox + turn % 3 * stride_slot, 16)
+    inbox = Inbox(slot, peers, buffers.counters + FAILED)
+    empty_last_turn(control, buffers.inbox, stride_slot, turn, used)
+    _compute(
+        buffers, step, layers, widest, rank, vocab_start, inbox, shared, staging, pipe, GROUP,
+        MODEL, WORK,
+    )  # fmt: skip
+    _leave(buffers, rank, inbox, GROUP, MODEL, WORK)
 
 
 @gluon.jit(
-    do_not_specialize=["layers", "widest", "rank", "vocab_start", "head_lines", "sequence_lines"]
-)
+    do_not_specialize=[
+        "layers", "widest", "rank", "vocab_start", "head_lines", "sequence_lines", "stride_slot",
+        "used",
+    ]
+)  # fmt: skip
 def decode_step(
     hidden_desc, heads_desc, intermediate_desc, cache_desc, buffers, origin, rope_scale, stride_key,
-    layers, widest, sequence_lines, head_lines, rank, vocab_start,
+    layers, widest, sequence_lines, head_lines, rank, vocab_start, stride_slot, used,
     GROUP: gl.constexpr, MODEL: gl.constexpr, WORK: gl.constexpr,
 ):  # fmt: skip
     """See the module.
@@ -333,6 +360,8 @@ def decode_step(
         stride_key: elements from a key to the next.
         widest: of the layers' windows.
         sequence_lines, head_lines: from one sequence, or KV head, of the cache to the next.
+        stride_slot, used: words from one slot of Lamport words to the next; of a slot that a step
+            uses.
     """
     DIM: gl.constexpr = MODEL.HEAD_DIM
     HEADS: gl.constexpr = triton.next_power_of_2(MODEL.HEADS // MODEL.KV_HEADS)
@@ -341,13 +370,16 @@ def decode_step(
     weights = Weights(hidden_desc, heads_desc, intermediate_desc, cache_desc, buffers.lines)
     pipe = make_pipe(weights, MODEL, WORK)
     PLAIN: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
+    DEEP: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [2, 1, 0])
     shared = (
-        gl.allocate_shared_memory(
-            gl.float32, [HEADS, 8, DIM], gl.SwizzledSharedLayout(1, 1, 1, [2, 1, 0])
-        ),
+        gl.allocate_shared_memory(gl.float32, [HEADS, 8, DIM], DEEP),
         gl.allocate_shared_memory(gl.float32, [HEADS, 8], PLAIN),
         gl.allocate_shared_memory(gl.float32, [HEADS, 8], PLAIN),
     )
+    SHAPES: gl.constexpr = staging_shapes(MODEL.HIDDEN, GROUP.WORLD * WORK.DOWN_PARTS)
+    slabs = gl.allocate_shared_memory(element, SHAPES[0], PLAIN)
+    flat: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
+    staging = (slabs, reinterpreted(slabs, SHAPES[1], flat))
     cache = tl.cast(gl.multiple_of(origin, 16), gl.pointer_type(element))
     step = Step(
         buffers.lines, buffers.vectors, cache, buffers.inv_freq, rope_scale, buffers.positions,
@@ -365,7 +397,10 @@ def decode_step(
                     widest,
                     rank,
                     vocab_start,
+                    stride_slot,
+                    used,
                     shared,
+                    staging,
                     pipe,
                     GROUP,
                     MODEL,

@@ -8,26 +8,27 @@ from typing import Any
 
 import torch
 
-from taxfree_kernels.decode_step import chunks, persistent, tape
+from taxfree_kernels.decode_step import chunks, persistent, sums, tape
 from taxfree_kernels.decode_step.decoder import Cache, Decoder
 from taxfree_kernels.device.peers import Group
 from taxfree_kernels.fabric.base import Fabric
-from taxfree_kernels.launch import Kernel
+from taxfree_kernels.launch import Kernel, compiling
 
 _CHUNK_BYTES = 16384
 _OTHER_SHARED = 6144  # barriers, claims, and what reductions need
 
 
 class DecodeStep:
-    """All layers of a decoder for one token of each sequence, in one launch.
+    """All layers of a decoder for one token of each sequence, in one launch; collective.
 
     Args:
         decoder, cache: this rank's parts; they are read, and the cache is written, in place.
         batch: number of sequences.
         fabric: this rank's.
-        config: STAGES, LIMIT, SPLITS, see ``tape.Work``; missing ones are those of
+        config: STAGES, LIMIT, SPLITS, DOWN_PARTS, see ``tape.Work``; missing ones are those of
             :func:`seed_config`.
         logits: whether :attr:`logits` are stored.
+        trace: whether times of events are stored in ``buffers.times``.
 
     Attributes:
         logits: float32 [batch, vocabulary of this rank] of the last call.
@@ -44,6 +45,7 @@ class DecodeStep:
         fabric: Fabric,
         config: Mapping[str, int],
         logits: bool = False,
+        trace: bool = False,
     ) -> None:
         from triton.experimental.gluon import language as gl
         from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
@@ -51,10 +53,10 @@ class DecodeStep:
         self._held = decoder, cache
         self.model = model = tape.model_of(decoder, cache, batch)
         device, dtype = decoder.head.device, decoder.head.dtype
-        programs = fabric.hardware.compute_units
+        programs, world = fabric.hardware.compute_units, fabric.world_size
         lines = tape.Lines.of(decoder, cache)
-        config = {**seed_config(model, fabric.hardware.shared_memory), **config}
-        work = tape.Work(LOGITS=logits, LINE=lines.size, **config)
+        config = {**seed_config(model, fabric.hardware.shared_memory, world), **config}
+        work = tape.Work(LOGITS=logits, TRACE=trace, LINE=lines.size, **config)
 
         def descriptor(matrices: Any, box: list[int]) -> Any:
             element = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16}[dtype]
@@ -75,6 +77,8 @@ class DecodeStep:
         def empty(*shape: int, of: torch.dtype = torch.float32) -> torch.Tensor:
             return torch.empty(shape, dtype=of, device=device)
 
+        used = sums.words_of(model.HIDDEN, world, work.DOWN_PARTS)
+        inbox, stride_slot = fabric.pool.lamport_slots(used)
         splits = math.ceil(programs * work.SPLITS / model.PAIRS) + 1
         group = model.HEADS // model.KV_HEADS
         self.buffers = persistent.Buffers(
@@ -90,13 +94,13 @@ class DecodeStep:
             parts=empty(model.PAIRS * splits * group * dim),
             softmax=empty(model.PAIRS * splits * group * 2),
             attended=empty(batch, model.HEADS * dim, of=dtype),
-            o_sums=empty(batch, model.HIDDEN),
-            down_sums=empty(batch, model.HIDDEN),
             activated=empty(batch, model.INTERMEDIATE, of=dtype),
             best=torch.full((batch,), -(1 << 63), dtype=torch.int64, device=device),
             counters=torch.zeros(
                 chunks.SPLITS_DONE.value + model.PAIRS, dtype=torch.int32, device=device
             ),
+            inbox=inbox,
+            times=empty(programs, len(layers) + 1, len(tape.EVENTS), of=torch.int64),
             control_ptr=fabric.pool.control,
             heap_bases=fabric.heap_bases,
         )
@@ -113,11 +117,13 @@ class DecodeStep:
             *strides,
             fabric.rank,
             decoder.vocab_start,
+            stride_slot,
+            used,
         )
         self._kernel = Kernel(
             persistent.decode_step,
             programs,
-            {"GROUP": Group(fabric.world_size, fabric.backend), "MODEL": model, "WORK": work},
+            {"GROUP": Group(world, fabric.backend), "MODEL": model, "WORK": work},
             {
                 "num_warps": chunks.WARPS.value,
                 "maxnreg": 168,
@@ -125,6 +131,10 @@ class DecodeStep:
                 "launch_cooperative_grid": True,
             },
         )
+        self._fabric = fabric
+        with compiling():  # so that no rank waits in the kernel for another's compiler
+            self.run()
+        fabric.barrier()
 
     @property
     def logits(self) -> torch.Tensor:
@@ -133,12 +143,16 @@ class DecodeStep:
     def __call__(self, tokens: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """Process one token of each sequence; returns the tokens with the largest logits.
 
-        The result is overwritten by the next call. Of this rank's part of the vocabulary.
+        The result is overwritten by the next call; all ranks get the same.
 
         Args:
             tokens: int64 [batch].
             positions: int64 [batch], of these tokens in their sequences: keys before are read.
+
+        Raises:
+            PeerTimeout: an earlier call has lost a peer.
         """
+        self._fabric.pool.check()
         self.buffers.tokens.copy_(tokens)
         self.buffers.positions.copy_(positions)
         self.run()
@@ -149,8 +163,11 @@ class DecodeStep:
         self._kernel(*self._args)
 
 
-def seed_config(model: tape.Model, shared_memory: int) -> dict[str, int]:
+def seed_config(model: tape.Model, shared_memory: int, world: int) -> dict[str, int]:
     """The config that is tried first: as many stages as there is room for."""
+    parts = 1 + (model.INTERMEDIATE > 8 * tape.CHUNK_K)
     heads = 1 << (model.HEADS // model.KV_HEADS - 1).bit_length()
-    room = shared_memory - _OTHER_SHARED - heads * 8 * (model.HEAD_DIM + 2) * 4
-    return {"STAGES": min(12, room // _CHUNK_BYTES), "LIMIT": 2, "SPLITS": 2}
+    width = sums.width_of(model.HIDDEN, world * parts)
+    staging = math.ceil(model.HIDDEN / width) * width * 2
+    room = shared_memory - _OTHER_SHARED - heads * 8 * (model.HEAD_DIM + 2) * 4 - staging
+    return {"STAGES": min(12, room // _CHUNK_BYTES), "LIMIT": 2, "SPLITS": 1, "DOWN_PARTS": parts}

@@ -18,6 +18,12 @@ import triton.language as tl
 from taxfree_kernels.decode_step.decoder import Cache, Decoder, Layer
 from taxfree_kernels.errors import PlanError
 
+#: of a program in a layer; the head has the first two
+EVENTS = (
+    "x of qkv", "qkv", "counted", "waited", "attention", "counted", "waited", "o", "x of gate",
+    "gate", "counted", "waited", "down",
+)  # fmt: skip
+
 PHASES = 5  # qkv, attention, o, gate and up, down
 CHUNK_ROWS, CHUNK_K = 8, 1024  # of a weight, in one stage of the ring
 
@@ -66,14 +72,19 @@ class Work(NamedTuple):
         LIMIT: chunks that a program's loader has on their way: deep queues in memory delay
             barriers.
         SPLITS: units of attention for each program, about.
+        DOWN_PARTS: units of 8 rows of down, each of a part of K: who waits for the last unit of a
+            phase idles once rings are full, and a ring is not much more than 8 long rows.
         LOGITS: whether logits are stored, too.
+        TRACE: whether the times of EVENTS are stored, too.
         LINE: bytes of a line, in which addresses of weights are given.
     """
 
     STAGES: int
     LIMIT: int
     SPLITS: int
+    DOWN_PARTS: int
     LOGITS: bool
+    TRACE: bool
     LINE: int
 
 
@@ -107,6 +118,8 @@ def model_of(decoder: Decoder, cache: Cache, batch: int) -> Model:
 
 
 def _unsupported_reason(model: Model, decoder: Decoder, cache: Cache) -> str | None:
+    if model.BATCH > 1:
+        return "several sequences"
     if model.HEAD_DIM not in (64, 128, 256):
         return f"heads of {model.HEAD_DIM} elements; 64, 128 and 256 are supported"
     if cache.block_table is not None:
@@ -178,6 +191,11 @@ class Lines:
         ]
         found = [each for row in rows for each in row[: WINDOW.value]] + [decoder.head]
         low = min(each.data_ptr() for each in found)
+        # lines at which heads of the cache begin are counted, too: TMA reads zeros behind the last
+        last = max(
+            *(each.data_ptr() for each in found),
+            *(each[-1, -1].data_ptr() for each in (*cache.keys, *cache.values)),
+        )
         item, strides = decoder.head.itemsize, cache.keys[0].stride()[:2]
         bits = 256  # a larger power of two needs no line
         for offset in (
@@ -186,7 +204,7 @@ class Lines:
         ):
             bits |= offset
         size = bits & -bits
-        count = (max(each.data_ptr() for each in found) - low) // size + 1
+        count = (last - low) // size + 1
         if low % 16 or size < 16 or count >= 1 << 31:
             raise PlanError(
                 "decode_step: addresses of weights are no multiples of 16 bytes, or too far apart"

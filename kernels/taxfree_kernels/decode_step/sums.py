@@ -1,0 +1,271 @@
+"""Sums of products over all ranks in the persistent step, as Lamport words.
+
+Whoever has products of o or of down stores them, in float32, to the memory of every rank; each
+program of each rank polls all of them, and adds them in the order of their sources: all ranks get
+the same bits. A word shows its own arrival, so there is no barrier and no release.
+
+Sums of a step take turns in three areas. Programs empty an area behind the barrier that follows
+its last read, and count themselves in the next barrier before the second sum from there is sent. A
+peer that sends the third has read all of the second, so the area is empty by then. What the last
+sum leaves, the next call with Lamport words empties, as of every call (``fabric.heap.Pool``).
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import triton
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+from taxfree_kernels.decode_step.chunks import WARPS, X
+from taxfree_kernels.device import packets
+from taxfree_kernels.device.peers import ABORT, EMPTY, LIMIT, NO_CHANNEL, USED, translate
+from taxfree_kernels.device.sync import abort
+
+AREAS = 3
+
+#: of columns of the residual: 16 bytes of words of a thread at a time
+COLUMNS = gl.constexpr(gl.BlockedLayout([4], [32], [WARPS.value], [0]))
+_ANY = gl.constexpr(gl.BlockedLayout([1], [32], [WARPS.value], [0]))
+_EMPTIED = gl.constexpr(256)
+
+
+class Inbox(NamedTuple):
+    """Where sums arrive.
+
+    Args:
+        slot: int32, of the running turn: areas [source, HIDDEN], then [rank, 2] of the arg-max.
+        peers: of the fabric.
+        failed: int32, one of the step's counters: a wait of this launch has exceeded its bound.
+    """
+
+    slot: Any
+    peers: Any
+    failed: Any
+
+
+@gluon.constexpr_function
+def width_of(hidden, sources):
+    """Columns that are polled at a time: at most 64 words of a thread."""
+    return min(triton.next_power_of_2(hidden), 16384 // triton.next_power_of_2(sources))
+
+
+def words_of(hidden: int, world: int, parts: int) -> Any:
+    """Words of a slot, with what is polled behind the last row, but never sent."""
+    sources = world * parts
+    return AREAS * sources * hidden + 2 * world + width_of(hidden, sources)
+
+
+@gluon.constexpr_function
+def _blocks(hidden, sources):
+    return -(-hidden // width_of(hidden, sources))
+
+
+@gluon.constexpr_function
+def _polled(sources):
+    """The layout of words, [sources, columns]: a thread has all words that it adds."""
+    return gl.BlockedLayout([sources, 4], [1, 32], [1, WARPS.value], [1, 0])
+
+
+@gluon.jit
+def area_of(inbox, number, MODEL: gl.constexpr, WORK: gl.constexpr, GROUP: gl.constexpr):
+    """The area of a sum, by its number in the step."""
+    return inbox.slot + number % 3 * (GROUP.WORLD * WORK.DOWN_PARTS * MODEL.HIDDEN)
+
+
+@gluon.jit
+def targets_of(area, inbox, MODEL: gl.constexpr, GROUP: gl.constexpr):
+    """Where this rank's products go, on each rank, its own last."""
+    own = area + inbox.peers.rank * MODEL.HIDDEN
+    targets = ()
+    for step in gl.static_range(1, GROUP.WORLD + 1):
+        targets = targets + (translate(own, inbox.peers, (inbox.peers.rank + step) % GROUP.WORLD),)
+    return targets
+
+
+@gluon.jit
+def send(targets, at, products, inbox, GROUP: gl.constexpr):
+    """Send float32 products to offsets `at` on every rank."""
+    words = products.to(gl.int32, bitcast=True)
+    for step in gl.static_range(GROUP.WORLD):
+        peer = (inbox.peers.rank + step + 1) % GROUP.WORLD
+        packets.send(inbox.peers, targets[step] + at, words, peer)
+
+
+@gluon.constexpr_function
+def _poll(pack):
+    """PTX that polls so many words in a row until none of them is EMPTY; bounded."""
+    own = [f"${each}" for each in range(pack)]
+    moves = "".join(f"mov.b32 {to}, ${pack + each};" for each, to in enumerate(own))
+    late = "".join(f"setp.eq.or.b32 p, {each}, -1, p;" for each in own)
+    words, vector = (own[0], "") if pack == 1 else ("{" + ", ".join(own) + "}", f".v{pack}")
+    address, limit, aborted, failed = (f"${each * pack}" for each in (2, 3, 4, 5))
+    return f"""{{
+        .reg .pred p, q;
+        .reg .u64 n, m;
+        {moves}
+        mov.u64 n, 0;
+        AGAIN:
+        setp.ne.u64 p, n, n;
+        {late}
+        @!p bra DONE;
+        ld.volatile.global{vector}.b32 {words}, [{address}];
+        add.u64 n, n, 1;
+        and.b64 m, n, 255;
+        setp.ne.u64 q, m, 0;
+        @q bra AGAIN;
+        ld.relaxed.sys.global.u64 m, [{aborted}];
+        setp.ne.u64 q, m, 0;
+        @q bra DONE;
+        ld.relaxed.gpu.global.u32 m, [{failed}];
+        setp.ne.u64 q, m, 0;
+        @q bra DONE;
+        setp.lt.u64 q, n, {limit};
+        @q bra AGAIN;
+        st.relaxed.gpu.global.u32 [{failed}], 1;
+        DONE:
+        }}"""
+
+
+@gluon.constexpr_function
+def _poll_constraints(pack):
+    return ",".join(["=&r"] * pack + ["r"] * pack + ["l"] * 4 * pack)
+
+
+@gluon.jit
+def _receive(words, source, mask, inbox, PACK: gl.constexpr, GROUP: gl.constexpr):
+    """Words that are not EMPTY, where `mask` is set; bounded.
+
+    All are loaded at once. Then each thread polls what it lacks, so many words in a row at a time:
+    polls of all would take as much of the L2 cache's rate as the weights do.
+    """
+    seen = gl.where(mask, gl.load(words, volatile=True), 0)
+    peers = inbox.peers
+    limit = gl.load(peers.control_ptr + LIMIT)
+    aborted, failed = peers.control_ptr + ABORT, inbox.failed
+    seen = gl.inline_asm_elementwise(
+        _poll(PACK), _poll_constraints(PACK),
+        [seen, words.to(gl.int64), limit, aborted.to(gl.int64), failed.to(gl.int64)],
+        dtype=gl.int32, is_pure=False, pack=PACK,
+    )  # fmt: skip
+    is_late = seen == EMPTY
+    of = gl.reshape(gl.where(is_late, source + 1, 0), [is_late.numel])
+    late = gl.max(of, 0)
+    if late > 0:
+        abort(peers, NO_CHANNEL, late.to(gl.int64) - 1, peers.generation - 1, GROUP)
+    return seen
+
+
+@gluon.jit
+def columns_of(ptr, MODEL: gl.constexpr, WORK: gl.constexpr, GROUP: gl.constexpr):
+    """HIDDEN elements in blocks of columns, with zeros behind the last."""
+    SOURCES: gl.constexpr = GROUP.WORLD * WORK.DOWN_PARTS
+    WIDTH: gl.constexpr = width_of(MODEL.HIDDEN, SOURCES)
+    found = ()
+    for block in gl.static_range(_blocks(MODEL.HIDDEN, SOURCES)):
+        at = block * WIDTH + gl.arange(0, WIDTH, COLUMNS)
+        found = found + (gl.load(ptr + at, mask=at < MODEL.HIDDEN, other=0.0),)
+    return found
+
+
+@gluon.jit
+def add_sum(
+    residual, area, COUNT: gl.constexpr, inbox,
+    MODEL: gl.constexpr, WORK: gl.constexpr, GROUP: gl.constexpr,
+):  # fmt: skip
+    """Wait for all of a sum, and add it to the residual, which is NaN where words are missing.
+
+    Args:
+        residual: blocks of columns, in the model's dtype.
+        COUNT: of sources.
+    """
+    HIDDEN: gl.constexpr = MODEL.HIDDEN
+    WIDTH: gl.constexpr = width_of(HIDDEN, GROUP.WORLD * WORK.DOWN_PARTS)
+    SOURCES: gl.constexpr = triton.next_power_of_2(COUNT)
+    POLLED: gl.constexpr = _polled(SOURCES)
+    number = gl.arange(0, SOURCES, gl.SliceLayout(1, POLLED))[:, None]
+    source = gl.minimum(number, COUNT - 1)
+    element: gl.constexpr = residual[0].dtype
+    new = ()
+    for block in gl.static_range(_blocks(HIDDEN, GROUP.WORLD * WORK.DOWN_PARTS)):
+        at = block * WIDTH + gl.arange(0, WIDTH, gl.SliceLayout(0, POLLED))[None, :]
+        mask = (at < HIDDEN) & (number < COUNT)
+        words = _receive(area + source * HIDDEN + at, source % GROUP.WORLD, mask, inbox, 4, GROUP)
+        values = gl.where(mask, words.to(gl.float32, bitcast=True), 0.0)
+        added = gl.convert_layout(gl.sum(values, 0), COLUMNS, assert_trivial=True)
+        new = new + ((residual[block].to(gl.float32) + added).to(element),)
+    return new
+
+
+@gluon.jit
+def normed(residual, weight, staging, MODEL: gl.constexpr, WORK: gl.constexpr, GROUP: gl.constexpr):
+    """The residual times the weight of a norm, in slabs as products read it; the norm's factor.
+
+    Args:
+        weight: blocks of columns.
+        staging: shared memory, [slabs, 16, 64] of the model's dtype, and the same as
+            [blocks, WIDTH].
+    """
+    slabs, blocks = staging
+    WIDTH: gl.constexpr = width_of(MODEL.HIDDEN, GROUP.WORLD * WORK.DOWN_PARTS)
+    squares = gl.zeros([WIDTH], gl.float32, COLUMNS)
+    for block in gl.static_range(_blocks(MODEL.HIDDEN, GROUP.WORLD * WORK.DOWN_PARTS)):
+        value = residual[block].to(gl.float32)
+        squares += value * value
+        scaled = (value * weight[block].to(gl.float32)).to(residual[block].dtype)
+        blocks.index(block).store(scaled)
+    mean = gl.sum(squares, 0) * (1.0 / MODEL.HIDDEN)
+    x = ()
+    for slab in gl.static_range((MODEL.HIDDEN + 1023) // 1024):
+        x = x + (slabs.index(slab).load(X),)
+    return x, gl.rsqrt(mean + MODEL.EPS)
+
+
+@gluon.constexpr_function
+def staging_shapes(hidden, sources):
+    """Of ``normed``."""
+    width = width_of(hidden, sources)
+    blocks = -(-hidden // width)
+    return [-(-blocks * width // 1024), 16, 64], [blocks, width]
+
+
+@gluon.jit
+def empty_area(area, WORDS: gl.constexpr):
+    """This program's share of an area."""
+    at = gl.arange(0, _EMPTIED, _ANY)
+    first = gl.program_id(0) * _EMPTIED
+    while first < WORDS:
+        words = gl.full([_EMPTIED], EMPTY, gl.int32, _ANY)
+        gl.store(area + first + at, words, mask=first + at < WORDS, cache_modifier=".wt")
+        first += gl.num_programs(0) * _EMPTIED
+
+
+@gluon.jit
+def empty_last_turn(control_ptr, slots_ptr, stride_slot, turn, used):
+    """See ``packets.empty_last_turn``."""
+    if gl.program_id(0) == 0:
+        gl.store(control_ptr + USED + turn % 2, used)
+    last = gl.load(control_ptr + USED + (turn + 1) % 2)
+    slot = slots_ptr + (turn + 2) % 3 * stride_slot
+    at = gl.arange(0, _EMPTIED, _ANY)
+    for first in range(gl.program_id(0) * _EMPTIED, last, gl.num_programs(0) * _EMPTIED):
+        words = gl.full([_EMPTIED], EMPTY, gl.int32, _ANY)
+        gl.store(slot + first + at, words, mask=first + at < last, cache_modifier=".wt")
+
+
+@gluon.jit
+def best_of_ranks(best, inbox, MODEL: gl.constexpr, WORK: gl.constexpr, GROUP: gl.constexpr):
+    """The largest of all ranks' `best`, int64, whose halves are never EMPTY; collective."""
+    rank = gl.arange(0, 32, _ANY)
+    source = gl.minimum(rank, GROUP.WORLD - 1)
+    place = inbox.slot + 3 * GROUP.WORLD * WORK.DOWN_PARTS * MODEL.HIDDEN
+    half = gl.where(rank == 0, (best >> 32).to(gl.int32), (best & 0xFFFFFFFF).to(gl.int32))
+    for step in gl.static_range(1, GROUP.WORLD + 1):
+        peer = (inbox.peers.rank + step) % GROUP.WORLD
+        target = translate(place + 2 * inbox.peers.rank, inbox.peers, peer)
+        packets.send(inbox.peers, target + rank, half, peer, mask=rank < 2)
+    there = rank < GROUP.WORLD
+    high = _receive(place + 2 * source, source, there, inbox, 1, GROUP).to(gl.int64)
+    low = _receive(place + 2 * source + 1, source, there, inbox, 1, GROUP).to(gl.int64)
+    return gl.max((high << 32) | (low & 0xFFFFFFFF), 0)
