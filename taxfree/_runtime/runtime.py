@@ -130,8 +130,8 @@ class Runtime(contextlib.AbstractContextManager["Runtime"]):
         self._process = os.getpid()
         self.group_name: str = fabric.group.group_name
         self.world_size = fabric.world_size
-        _runtimes[self.group_name] = self
-        _open.add(self)
+        _runtimes[self.group_name] = _open[next(_numbers)] = self
+        _groups.add(self.group_name)
 
     def __repr__(self) -> str:
         fabric, state = self._fabric, ", closed" if self._is_closed else ""
@@ -784,9 +784,12 @@ class Runtime(contextlib.AbstractContextManager["Runtime"]):
         if self._is_closed or self._process != os.getpid():
             return False
         self._is_closed = True
-        _open.discard(self)
-        if _runtimes.get(self.group_name) is self:
-            del _runtimes[self.group_name]
+        _runtimes.pop(self.group_name, None)
+        for number, each in list(_open.items()):
+            if each is self:
+                del _open[number]
+            elif each.group_name == self.group_name:  # the one that was opened last
+                _runtimes[self.group_name] = each
         for held in (
             self._plans, self._gather_plans, self._by_arguments, self._seen, self._given,
             self._numbers,
@@ -830,14 +833,17 @@ def runtimes() -> list[Runtime]:
 
 
 _runtimes: weakref.WeakValueDictionary[str, Runtime] = weakref.WeakValueDictionary()
-_open: weakref.WeakSet[Runtime] = weakref.WeakSet()  # more than the above: two may share a group
+#: more than the above, by the order of their opening: two may share a group
+_open: weakref.WeakValueDictionary[int, Runtime] = weakref.WeakValueDictionary()
+_numbers = itertools.count()
+_groups: set[str] = set()  # names of those that have or had a runtime
 _plans_of_parent: list[Any] = []
 
 
 @atexit.register
 def _release_all() -> None:
     """Free what was never closed, while the interpreter still serves the groups' threads."""
-    for runtime in list(_open):
+    for runtime in list(_open.values()):
         runtime._release()
 
 
@@ -846,7 +852,7 @@ def _after_fork() -> None:
 
     They are kept: to free memory of a device is not this process's business.
     """
-    for runtime in list(_open):
+    for runtime in list(_open.values()):
         _plans_of_parent.append((runtime._plans, runtime._gather_plans, runtime._by_arguments))
         runtime._plans = Plans(runtime._fabric, runtime._dispatcher)
         runtime._gather_plans = Plans(runtime._fabric, runtime._dispatcher)
@@ -867,6 +873,16 @@ def runtime_of(group_name: str) -> Runtime:
     if runtime is None:
         raise UsageError(f"no taxfree runtime on group {group_name!r}", "call taxfree.init() first")
     return runtime
+
+
+def running(group_name: str) -> Runtime | None:
+    """The runtime of a process group; None if it is closed.
+
+    Raises:
+        UsageError: there never was one.
+    """
+    runtime = _runtimes.get(group_name)
+    return runtime if runtime is not None or group_name in _groups else runtime_of(group_name)
 
 
 def table_digest(group_name: str) -> str:
