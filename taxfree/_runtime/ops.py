@@ -15,7 +15,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch.distributed import ProcessGroup
 from torch.distributed.distributed_c10d import _resolve_process_group
+from torch.fx.node import has_side_effect
 from torch.library import Library
 
 from taxfree._runtime.runtime import requires_grad, running
@@ -24,6 +26,10 @@ from taxfree_kernels.gradients import Gradients, gather
 from taxfree_kernels.signature import Signature, signatures
 
 _library = Library("taxfree", "DEF")
+
+
+def _process_group(name: Any) -> ProcessGroup:
+    return _resolve_process_group(name)
 
 
 def _register(signature: Signature) -> None:
@@ -39,6 +45,7 @@ def _register(signature: Signature) -> None:
         )
     fake = functools.partial(_fake, signature)
     torch.library.register_fake(f"taxfree::{name}", fake, lib=_library)
+    has_side_effect(getattr(torch.ops.taxfree, name).default)  # peers wait for unused calls, too
 
 
 def _run(signature: Signature, *arguments: Any) -> torch.Tensor:
@@ -48,7 +55,7 @@ def _run(signature: Signature, *arguments: Any) -> torch.Tensor:
     if signature.library is None:
         raise UsageError("the runtime is closed", "call taxfree.init() again")
     *given, group_name = arguments
-    return signature.library(_resolve_process_group(group_name).size(), group_name, *given)
+    return signature.library(_process_group(group_name).size(), group_name, *given)
 
 
 def _fake(signature: Signature, *arguments: Any) -> torch.Tensor:
@@ -58,7 +65,7 @@ def _fake(signature: Signature, *arguments: Any) -> torch.Tensor:
 
         inductor.install()
     *call_arguments, group_name = arguments
-    world_size = _resolve_process_group(group_name).size()
+    world_size = _process_group(group_name).size()
     rows, *_ = signature.sizes(world_size, *call_arguments)
     shape = signature.shape(world_size, rows, *call_arguments)
     empty: torch.Tensor = call_arguments[0].new_empty(shape)
@@ -69,7 +76,7 @@ def _keep(ctx: Any, inputs: Sequence[Any], output: torch.Tensor) -> None:
     """Save what :attr:`Signature.gradient` reads."""
     ctx.save_for_backward(*inputs[:2])
     ctx.arguments = [None if isinstance(tensor, torch.Tensor) else tensor for tensor in inputs]
-    group = _resolve_process_group(inputs[-1])
+    group = _process_group(inputs[-1])
     ctx.world_size, ctx.rank = group.size(), group.rank()
 
 
@@ -106,7 +113,7 @@ def _gather_once(
         outs = runtime._all_gather_matmuls(a_shard, weights, biases, returns_a)
         assert outs is not None
         return outs
-    world_size = _resolve_process_group(group_name).size()
+    world_size = _process_group(group_name).size()
     a = gather(a_shard, 0, len(a_shard) * world_size, world_size, group_name)()
     products = [a @ weight for weight in weights]
     outs = [y if bias is None else y + bias for y, bias in zip(products, biases, strict=True)]
@@ -120,7 +127,7 @@ def _fake_gather_once(
     returns_a: bool,
     group_name: str,
 ) -> list[torch.Tensor]:
-    m = a_shard.shape[0] * _resolve_process_group(group_name).size()
+    m = a_shard.shape[0] * _process_group(group_name).size()
     columns = [weight.shape[1] for weight in weights] + [a_shard.shape[1]] * returns_a
     return [a_shard.new_empty(m, n) for n in columns]
 

@@ -22,6 +22,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch._C import _len_torch_dispatch_stack
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.compiler import is_compiling
 
 from taxfree._runtime.arguments import no_tensors, require_like, require_output, usage_errors
@@ -416,8 +418,14 @@ class Runtime(contextlib.AbstractContextManager["Runtime"]):
     def _call(
         self, signature: Signature, arguments: tuple[Any, ...], out: torch.Tensor | None
     ) -> torch.Tensor:
-        """Run an operation; as its torch op if the compiler or autograd must see it."""
-        if not is_compiling() and not (torch.is_grad_enabled() and requires_grad(*arguments)):
+        """Run an operation; as its torch op if the compiler, autograd or a mode must see it."""
+        is_seen = (
+            is_compiling()
+            or _len_torch_dispatch_stack()
+            or type(arguments[0]) is FakeTensor
+            or (torch.is_grad_enabled() and requires_grad(*arguments))
+        )
+        if not is_seen:
             return self._run(signature, arguments, out)
         result: torch.Tensor = getattr(torch.ops.taxfree, signature.name)(
             *arguments, self.group_name
@@ -785,11 +793,11 @@ class Runtime(contextlib.AbstractContextManager["Runtime"]):
             return False
         self._is_closed = True
         _runtimes.pop(self.group_name, None)
-        for number, each in list(_open.items()):
-            if each is self:
+        for number, other in list(_open.items()):
+            if other is self:
                 del _open[number]
-            elif each.group_name == self.group_name:  # the one that was opened last
-                _runtimes[self.group_name] = each
+            elif other.group_name == self.group_name:  # the one that was opened last
+                _runtimes[self.group_name] = other
         for held in (
             self._plans, self._gather_plans, self._by_arguments, self._seen, self._given,
             self._numbers,
