@@ -763,6 +763,16 @@ class Runtime(contextlib.AbstractContextManager["Runtime"]):
         return self._calling.is_within
 
     @property
+    def collects_problems(self) -> bool:
+        """Whether ``TAXFREE_LOG`` is set: rank 0 collects problems without their own records."""
+        return self._dispatcher.settings.log is not None
+
+    @property
+    def tunes_problems(self) -> bool:
+        """Whether ``TAXFREE_AUTOTUNE`` is set: what has no record is tuned when it is planned."""
+        return self._dispatcher.settings.autotune_s is not None
+
+    @property
     def is_closed(self) -> bool:
         """Whether it was closed, or its block raised."""
         return self._is_closed

@@ -69,6 +69,21 @@ def count_compiled(pattern: str, ran: str) -> None:
     counters["inductor"][f"{_COMPILED}{pattern}\t{ran}"] += 1
 
 
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def count_calls(layer: str, ran: str, calls: int = 1, runtime: Runtime | None = None) -> None:
+    """Let :func:`taxfree.report` count calls of a layer, for plugins of engines.
+
+    Args:
+        layer: its name.
+        ran: the operation; or "library: " and the reason.
+        calls: to add; 0 lists the layer before it is called.
+        runtime: whose problems are reported from now on; None for no other than before.
+    """
+    count(layer, ran, calls)
+    if runtime is not None:
+        include(runtime)
+
+
 def include(runtime: Runtime) -> None:
     """Report the problems of a runtime, from its start on."""
     _runtimes[runtime.group_name] = runtime
