@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from taxfree.errors import NoRecord, TaxfreeError, UsageError
     from taxfree.models.decode import ModelStep, decode_step
     from taxfree.models.parallel import enable
-    from taxfree.models.report import Report, report
+    from taxfree.models.report import Report, count_calls, report
     from taxfree_kernels.all_gather_matmul.problem import AllGatherMatmul
     from taxfree_kernels.attention.problem import Attention
     from taxfree_kernels.errors import FabricUnavailable, PeerTimeout
@@ -52,6 +52,7 @@ _HOMES = {
     "TaxfreeError": "taxfree.errors",
     "UsageError": "taxfree.errors",
     "autotune": "taxfree._runtime.autotune",
+    "count_calls": "taxfree.models.report",
     "decode_step": "taxfree.models.decode",
     "enable": "taxfree.models.parallel",
     "init": "taxfree._runtime.startup",
@@ -78,6 +79,7 @@ __all__ = [
     "UsageError",
     "__version__",
     "autotune",
+    "count_calls",
     "decode_step",
     "enable",
     "init",

@@ -10,6 +10,7 @@ model = AutoModelForCausalLM.from_pretrained(
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -22,19 +23,50 @@ from taxfree._runtime.runtime import Runtime
 from taxfree.models import report, rows
 from taxfree.models.parallel import runtime_on
 
+#: styles that communicate in a forward, for which there is no operation
+_OF_TRANSFORMERS = (
+    "all_reduce", "colwise_gather_output", "colwise_rep", "embedding_colwise", "embedding_rowwise",
+    "ep_dispatch_experts", "moe_tp_experts",
+)  # fmt: skip
+
 
 def enable() -> None:
     """Let models that are loaded from now on run their row-parallel layers on taxfree.
 
-    These are all layers whose style is ``rowwise``: the output projections of attention and of the
-    MLP. The first such layer of a model opens a runtime on the model's group, on all ranks; close
-    it with :meth:`taxfree.Runtime.close`, or leave that to the end of the process. What the
-    operations do not serve runs Transformers' own forward; :func:`taxfree.report` says what and
-    why.
+    These are all linear layers whose style is ``rowwise``, ``rowwise_split_input`` or
+    ``rowwise_rep``: the output projections of attention and of the MLP. The first such layer of a
+    model opens a runtime on the model's group, on all ranks; close it with
+    :meth:`taxfree.Runtime.close`, or leave that to the end of the process. What the operations do
+    not serve, and other styles that communicate, run Transformers' own forward;
+    :func:`taxfree.report` says what and why.
     """
-    ALL_PARALLEL_STYLES.register(
-        "rowwise", _Rowwise(input_layouts=Shard(-1), output_layouts=Replicate())
-    )
+    for name in ("rowwise", "rowwise_split_input", "rowwise_rep"):
+        style = ALL_PARALLEL_STYLES[name]
+        ours = _Rowwise(input_layouts=style.input_layouts, output_layouts=style.output_layouts)
+        ALL_PARALLEL_STYLES.register(name, ours)
+    for name in set(_OF_TRANSFORMERS).intersection(ALL_PARALLEL_STYLES):
+        ALL_PARALLEL_STYLES.register(name, _counted(name, ALL_PARALLEL_STYLES[name]))
+
+
+def _counted(name: str, style: Any) -> Any:
+    """A style of Transformers whose modules count their calls."""
+    if "install_forward" in vars(style):
+        return style
+
+    def install_forward(module: torch.nn.Module, mesh: DeviceMesh) -> torch.nn.Module:
+        module = style.install_forward(module, mesh)
+        library: Callable[..., Any] = module.forward
+
+        def forward(*args: Any, **options: Any) -> Any:
+            report.count(f"{name} {type(module).__name__}", "library: no operation does this")
+            return library(*args, **options)
+
+        module.forward = forward
+        return module
+
+    counted = copy.copy(style)
+    counted.install_forward = install_forward
+    return counted
 
 
 class _Rowwise(RowwiseParallel):  # type: ignore[misc]
@@ -43,22 +75,26 @@ class _Rowwise(RowwiseParallel):  # type: ignore[misc]
     def install_forward(self, module: torch.nn.Module, mesh: DeviceMesh) -> torch.nn.Module:
         reason = rows.linear_unsupported_reason(module)  # before the style gives it one
         module = super().install_forward(module, mesh)
-        runtime = runtime_on(mesh if mesh.ndim == 1 else mesh["tp"])
-        module.forward = _forward(module, module.forward, runtime, reason)
+        mesh = mesh if mesh.ndim == 1 else mesh["tp"]
+        is_split = self.input_layouts == Shard(-1)
+        module.forward = _forward(module, module.forward, mesh, reason, is_split)
         return module
 
 
 def _forward(
     module: Any,
     library: Callable[..., torch.Tensor],
-    runtime: Runtime,
+    mesh: DeviceMesh,
     unsupported_reason: str | None,
+    is_split: bool,
 ) -> Callable[..., torch.Tensor]:
-    """The forward of a row-parallel layer, whose input is this rank's columns.
+    """The forward of a row-parallel layer.
 
     Args:
         unsupported_reason: the reason why the library always runs, or None.
+        is_split: whether the input is this rank's columns, not all of them.
     """
+    runtime = runtime_on(mesh)
     name = f"rowwise {type(module).__name__}({module.in_features}, {module.out_features})"
 
     def forward(x: torch.Tensor, *others: Any, **options: Any) -> torch.Tensor:
@@ -67,6 +103,9 @@ def _forward(
             report.count(name, f"library: {reason}")
             return library(x, *others, **options)
         report.count(name, "matmul_all_reduce")
+        if not is_split:  # as DTensor does it, whose backward gathers
+            whole = DTensor.from_local(x, mesh, [Replicate()], run_check=False)
+            x = whole.redistribute(placements=[Shard(x.dim() - 1)]).to_local()
         bias = module.bias
         return rows.matmul_all_reduce(
             runtime, x, module.weight.to_local().t(), None if bias is None else bias.to_local()

@@ -40,6 +40,8 @@ class Signature:
             tensor of numbers.
         shape: (world_size, rows) -> that of the output.
         reusable: the input whose memory the output may take, by its place; None if there is none.
+        library: (world_size, group_name) -> the result of PyTorch's own collectives, for code that
+            was compiled with a runtime, and runs after its end. None: it must not.
         gradient: (context, gradient of the output) -> those of the first arguments, as in
             :mod:`.gradients`. The context's `saved_tensors` are the first two arguments, its
             `arguments` all that are no tensors, the last the group's name; it also has the
@@ -56,6 +58,7 @@ class Signature:
     inputs: Callable[..., tuple[torch.Tensor | None, ...]]
     shape: Callable[..., tuple[int, ...]]
     reusable: int | None = None
+    library: Callable[..., torch.Tensor] | None = None
     gradient: Callable[..., Gradients] | None = None
 
     @cached_property

@@ -104,16 +104,16 @@ class Dispatcher:
     ) -> None:
         self._fingerprint = fingerprints.hardware_fingerprint(hardware)
         self._table, self._hardware, self._only = table.own(self._fingerprint), hardware, only
-        self._settings = settings or Settings.from_environment()
+        self.settings = settings or Settings.from_environment()
 
     def limited_to(self, names: Collection[str]) -> Dispatcher:
         """The same, for calls that only these variants and the baseline can run."""
-        return Dispatcher(self._table, self._hardware, self._settings, names)
+        return Dispatcher(self._table, self._hardware, self.settings, names)
 
     @property
     def is_disabled(self) -> bool:
         """Whether only the baseline may run."""
-        return self._settings.disable
+        return self.settings.disable
 
     def add(self, records: Iterable[Record]) -> None:
         """Choose by these records of the user's, too, from now on; on all ranks the same."""
@@ -132,7 +132,7 @@ class Dispatcher:
             )
             for record in self._table.records()
         )
-        said = repr((winners, self._settings.disable, self._settings.strict, self._fingerprint))
+        said = repr((winners, self.settings.disable, self.settings.strict, self._fingerprint))
         return hashlib.sha256(said.encode()).hexdigest()[:16]
 
     def answer(self, op: str, problem: Problem) -> LookUp:
@@ -145,10 +145,10 @@ class Dispatcher:
         Raises:
             NoRecord: with ``TAXFREE_STRICT``, when the problem has no record of its own.
         """
-        if self._settings.disable:
+        if self.settings.disable:
             return Choice("disabled", "baseline", why="TAXFREE_DISABLE is set, or ranks differ")
         answer = self.answer(op, problem)
-        if self._settings.strict and answer.kind != "exact":
+        if self.settings.strict and answer.kind != "exact":
             raise NoRecord(*_explain_miss(problem, self._fingerprint, answer))
         if answer.record is None or answer.kind == "refused":
             return self._library(answer)
@@ -177,7 +177,7 @@ class Dispatcher:
     @property
     def tries_lent(self) -> bool:
         """Whether lent choices are tried before they run."""
-        return self._settings.verify
+        return self.settings.verify
 
     def after_trial(self, choice: Choice, problem: Problem, record: Record) -> Choice:
         """What a lent choice becomes by the record of its trial on these ranks."""
@@ -201,7 +201,7 @@ class Dispatcher:
             name: the field that holds the size.
         """
         size: int = getattr(problem, name)
-        if self._settings.strict:
+        if self.settings.strict:
             return size, size
         apart = {*fingerprints.interpolated_fields(op), *fingerprints.ignored_fields(op)}
         family = tuple((k, v) for k, v in dataclasses.asdict(problem).items() if k not in apart)

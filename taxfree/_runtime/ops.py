@@ -1,7 +1,8 @@
 """The operations as torch ops, so that ``torch.compile`` and graph capture see them.
 
 They are registered when this module is imported, which ``taxfree.init`` does. Each takes the name
-of a process group, as torch's own fused ops do, and runs on that group's runtime. The ops signal
+of a process group, as torch's own fused ops do, and runs on that group's runtime; code that was
+compiled runs PyTorch's own collectives when the runtime is closed. The ops signal
 peers, so all ranks must make the same calls in the same order. All compile the same graph, and a
 pass keeps the order that it has. The ops have no ordered effects: a checkpoint could not compute
 them again.
@@ -14,14 +15,21 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch.distributed import ProcessGroup
+from torch.distributed.distributed_c10d import _resolve_process_group
+from torch.fx.node import has_side_effect
 from torch.library import Library
 
-from taxfree._runtime.runtime import requires_grad, runtime_of
+from taxfree._runtime.runtime import requires_grad, running
 from taxfree.errors import UsageError
-from taxfree_kernels.gradients import Gradients
+from taxfree_kernels.gradients import Gradients, gather
 from taxfree_kernels.signature import Signature, signatures
 
 _library = Library("taxfree", "DEF")
+
+
+def _process_group(name: Any) -> ProcessGroup:
+    return _resolve_process_group(name)
 
 
 def _register(signature: Signature) -> None:
@@ -37,10 +45,17 @@ def _register(signature: Signature) -> None:
         )
     fake = functools.partial(_fake, signature)
     torch.library.register_fake(f"taxfree::{name}", fake, lib=_library)
+    has_side_effect(getattr(torch.ops.taxfree, name).default)  # peers wait for unused calls, too
 
 
 def _run(signature: Signature, *arguments: Any) -> torch.Tensor:
-    return runtime_of(arguments[-1])._run(signature, arguments[:-1])
+    runtime = running(arguments[-1])
+    if runtime is not None:
+        return runtime._run(signature, arguments[:-1])
+    if signature.library is None:
+        raise UsageError("the runtime is closed", "call taxfree.init() again")
+    *given, group_name = arguments
+    return signature.library(_process_group(group_name).size(), group_name, *given)
 
 
 def _fake(signature: Signature, *arguments: Any) -> torch.Tensor:
@@ -50,7 +65,7 @@ def _fake(signature: Signature, *arguments: Any) -> torch.Tensor:
 
         inductor.install()
     *call_arguments, group_name = arguments
-    world_size = runtime_of(group_name).world_size
+    world_size = _process_group(group_name).size()
     rows, *_ = signature.sizes(world_size, *call_arguments)
     shape = signature.shape(world_size, rows, *call_arguments)
     empty: torch.Tensor = call_arguments[0].new_empty(shape)
@@ -61,8 +76,8 @@ def _keep(ctx: Any, inputs: Sequence[Any], output: torch.Tensor) -> None:
     """Save what :attr:`Signature.gradient` reads."""
     ctx.save_for_backward(*inputs[:2])
     ctx.arguments = [None if isinstance(tensor, torch.Tensor) else tensor for tensor in inputs]
-    fabric = runtime_of(inputs[-1])._fabric
-    ctx.world_size, ctx.rank = fabric.world_size, fabric.rank
+    group = _process_group(inputs[-1])
+    ctx.world_size, ctx.rank = group.size(), group.rank()
 
 
 def _backward(formula: Callable[..., Gradients], ctx: Any, grad: torch.Tensor) -> Gradients:
@@ -93,10 +108,16 @@ def _gather_once(
     returns_a: bool,
     group_name: str,
 ) -> list[torch.Tensor]:
-    runtime = runtime_of(group_name)
-    outs = runtime._all_gather_matmuls(a_shard, weights, biases, returns_a)
-    assert outs is not None
-    return outs
+    runtime = running(group_name)
+    if runtime is not None:
+        outs = runtime._all_gather_matmuls(a_shard, weights, biases, returns_a)
+        assert outs is not None
+        return outs
+    world_size = _process_group(group_name).size()
+    a = gather(a_shard, 0, len(a_shard) * world_size, world_size, group_name)()
+    products = [a @ weight for weight in weights]
+    outs = [y if bias is None else y + bias for y, bias in zip(products, biases, strict=True)]
+    return [*outs, a] if returns_a else outs
 
 
 def _fake_gather_once(
@@ -106,7 +127,7 @@ def _fake_gather_once(
     returns_a: bool,
     group_name: str,
 ) -> list[torch.Tensor]:
-    m = a_shard.shape[0] * runtime_of(group_name).world_size
+    m = a_shard.shape[0] * _process_group(group_name).size()
     columns = [weight.shape[1] for weight in weights] + [a_shard.shape[1]] * returns_a
     return [a_shard.new_empty(m, n) for n in columns]
 

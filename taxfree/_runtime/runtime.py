@@ -22,6 +22,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch._C import _len_torch_dispatch_stack
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.compiler import is_compiling
 
 from taxfree._runtime.arguments import no_tensors, require_like, require_output, usage_errors
@@ -130,8 +132,8 @@ class Runtime(contextlib.AbstractContextManager["Runtime"]):
         self._process = os.getpid()
         self.group_name: str = fabric.group.group_name
         self.world_size = fabric.world_size
-        _runtimes[self.group_name] = self
-        _open.add(self)
+        _runtimes[self.group_name] = _open[next(_numbers)] = self
+        _groups.add(self.group_name)
 
     def __repr__(self) -> str:
         fabric, state = self._fabric, ", closed" if self._is_closed else ""
@@ -416,8 +418,14 @@ class Runtime(contextlib.AbstractContextManager["Runtime"]):
     def _call(
         self, signature: Signature, arguments: tuple[Any, ...], out: torch.Tensor | None
     ) -> torch.Tensor:
-        """Run an operation; as its torch op if the compiler or autograd must see it."""
-        if not is_compiling() and not (torch.is_grad_enabled() and requires_grad(*arguments)):
+        """Run an operation; as its torch op if the compiler, autograd or a mode must see it."""
+        is_seen = (
+            is_compiling()
+            or _len_torch_dispatch_stack()
+            or type(arguments[0]) is FakeTensor
+            or (torch.is_grad_enabled() and requires_grad(*arguments))
+        )
+        if not is_seen:
             return self._run(signature, arguments, out)
         result: torch.Tensor = getattr(torch.ops.taxfree, signature.name)(
             *arguments, self.group_name
@@ -768,6 +776,16 @@ class Runtime(contextlib.AbstractContextManager["Runtime"]):
         return self._calling.is_within
 
     @property
+    def collects_problems(self) -> bool:
+        """Whether ``TAXFREE_LOG`` is set: rank 0 collects problems without their own records."""
+        return self._dispatcher.settings.log is not None
+
+    @property
+    def tunes_problems(self) -> bool:
+        """Whether ``TAXFREE_AUTOTUNE`` is set: what has no record is tuned when it is planned."""
+        return self._dispatcher.settings.autotune_s is not None
+
+    @property
     def is_closed(self) -> bool:
         """Whether it was closed, or its block raised."""
         return self._is_closed
@@ -797,9 +815,12 @@ class Runtime(contextlib.AbstractContextManager["Runtime"]):
         if self._is_closed or self._process != os.getpid():
             return False
         self._is_closed = True
-        _open.discard(self)
-        if _runtimes.get(self.group_name) is self:
-            del _runtimes[self.group_name]
+        _runtimes.pop(self.group_name, None)
+        for number, other in list(_open.items()):
+            if other is self:
+                del _open[number]
+            elif other.group_name == self.group_name:  # the one that was opened last
+                _runtimes[self.group_name] = other
         for held in (
             self._plans, self._gather_plans, self._by_arguments, self._seen, self._given,
             self._numbers,
@@ -843,14 +864,17 @@ def runtimes() -> list[Runtime]:
 
 
 _runtimes: weakref.WeakValueDictionary[str, Runtime] = weakref.WeakValueDictionary()
-_open: weakref.WeakSet[Runtime] = weakref.WeakSet()  # more than the above: two may share a group
+#: more than the above, by the order of their opening: two may share a group
+_open: weakref.WeakValueDictionary[int, Runtime] = weakref.WeakValueDictionary()
+_numbers = itertools.count()
+_groups: set[str] = set()  # names of those that have or had a runtime
 _plans_of_parent: list[Any] = []
 
 
 @atexit.register
 def _release_all() -> None:
     """Free what was never closed, while the interpreter still serves the groups' threads."""
-    for runtime in list(_open):
+    for runtime in list(_open.values()):
         runtime._release()
 
 
@@ -859,7 +883,7 @@ def _after_fork() -> None:
 
     They are kept: to free memory of a device is not this process's business.
     """
-    for runtime in list(_open):
+    for runtime in list(_open.values()):
         _plans_of_parent.append((runtime._plans, runtime._gather_plans, runtime._by_arguments))
         runtime._plans = Plans(runtime._fabric, runtime._dispatcher)
         runtime._gather_plans = Plans(runtime._fabric, runtime._dispatcher)
@@ -880,6 +904,16 @@ def runtime_of(group_name: str) -> Runtime:
     if runtime is None:
         raise UsageError(f"no taxfree runtime on group {group_name!r}", "call taxfree.init() first")
     return runtime
+
+
+def running(group_name: str) -> Runtime | None:
+    """The runtime of a process group; None if it is closed.
+
+    Raises:
+        UsageError: there never was one.
+    """
+    runtime = _runtimes.get(group_name)
+    return runtime if runtime is not None or group_name in _groups else runtime_of(group_name)
 
 
 def table_digest(group_name: str) -> str:

@@ -29,20 +29,26 @@ from torch.utils._ordered_set import OrderedSet
 from torch.utils._pytree import tree_leaves
 
 import taxfree._runtime.ops  # noqa: F401  registers the operations
-from taxfree._runtime.runtime import runtime_of, table_digest
+from taxfree._runtime.runtime import Runtime, runtime_of, table_digest
 from taxfree.errors import NoRecord, UsageError
 from taxfree.models import norms, report, rows
 
 _aten, _c10d, _ops = torch.ops.aten, torch.ops._c10d_functional, torch.ops.taxfree
 _VIEWS = (_aten.view.default, _aten.reshape.default, _aten._unsafe_view.default)
+_runtimes: dict[str, Runtime] = {}  # that were enabled, by their groups' names
 _NOT_FASTER = "library: no variant of ours is faster"
 _WEIGHT_VIEWS = (*_VIEWS, _aten.permute.default, _aten.t.default, _aten.transpose.int)
 
 
-def enable(group_name: str) -> None:
-    """Let code that is compiled from now on run the operations on a group."""
-    _PASS.groups.add(group_name)
+def enable(runtime: Runtime) -> None:
+    """Let code that is compiled until a runtime is closed run the operations on its group."""
+    _runtimes[runtime.group_name] = runtime
     install()
+
+
+def _groups() -> set[str]:
+    """The groups whose enabled runtimes are not closed; another may have such a name by now."""
+    return {name for name, runtime in _runtimes.items() if not runtime.is_closed}
 
 
 def install() -> None:
@@ -58,27 +64,21 @@ def install() -> None:
 
 
 class _FusionPass(CustomGraphPass):
-    """Rewrites all collectives of the enabled groups that stand beside a matmul.
-
-    Args:
-        groups: names of process groups.
-    """
-
-    def __init__(self) -> None:
-        self.groups: set[str] = set()
+    """Rewrites all collectives of the enabled groups that stand beside a matmul."""
 
     def __call__(self, graph: Graph) -> None:
+        groups = _groups()
         for wait in list(graph.nodes):
             if wait.target is not _c10d.wait_tensor.default:
                 continue
             collective = wait.args[0]
             fuse = _FUSIONS.get(collective.target)
-            if fuse is None or collective.args[-1] not in self.groups:
+            if fuse is None or collective.args[-1] not in groups:
                 continue
             name = f"compiled {collective.target.__name__.partition('.')[0]}"
-            report.count(name, fuse(graph, wait, collective))
+            report.count_compiled(name, fuse(graph, wait, collective))
         for node in list(graph.nodes):
-            if node.target is _ops.layer_matmul_all_reduce.default and node.args[-1] in self.groups:
+            if node.target is _ops.layer_matmul_all_reduce.default and node.args[-1] in groups:
                 _decide_layer(graph, node)
         _keep_order(graph)
         graph.lint()
@@ -88,7 +88,7 @@ class _FusionPass(CustomGraphPass):
         folder = Path(__file__).parent
         names = "inductor.py", "norms.py", "rows.py", "../_runtime/dispatch.py"
         files = (*names, "../_runtime/library.json")
-        tables = [(name, table_digest(name)) for name in sorted(self.groups)]
+        tables = [(name, table_digest(name)) for name in sorted(_groups())]
         return get_hash_for_files(tuple(str(folder / name) for name in files), repr(tables))
 
 
@@ -353,7 +353,7 @@ def _decide_layer(graph: Graph, node: Node) -> None:
         _replace(old, new)
     taken = {"bias": behind.bias, "residual": behind.residual, "RMSNorm": norm}
     names = [name for name, each in taken.items() if each is not None]
-    report.count("compiled matmul_all_reduce", f"with {', '.join(names)}")
+    report.count_compiled("compiled matmul_all_reduce", f"with {', '.join(names)}")
 
 
 # -- where the library runs --
@@ -391,7 +391,7 @@ def _leave_to_library(graph: Graph, node: Node) -> None:
         total = _call(graph, _c10d.wait_tensor.default, started)
         for addend in (bias, residual):
             total = total if addend is None else _call(graph, _aten.add.Tensor, total, addend)
-    report.count(f"compiled {_name(node)}", _NOT_FASTER)
+    report.count_compiled(f"compiled {_name(node)}", _NOT_FASTER)
     _replace(node, total)
 
 

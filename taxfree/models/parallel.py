@@ -97,7 +97,7 @@ def runtime_on(mesh: DeviceMesh) -> Runtime:
     except UsageError:
         runtime = init(group)
     report.include(runtime)
-    inductor.enable(runtime.group_name)
+    inductor.enable(runtime)
     symm_mem.enable(runtime)
     return runtime
 

@@ -7,9 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
+from torch._dynamo.utils import counters
 
 from taxfree._runtime.runtime import Runtime
 
+_COMPILED = "taxfree\t"  # of counters of Inductor, which its cache stores with a graph
 _layers: dict[str, Counter[str]] = {}
 _runtimes: dict[str, Runtime] = {}
 
@@ -20,7 +22,8 @@ class Report:
 
     Args:
         layers: by layer, or by pattern of compiled graphs: what ran, and how often. That is an
-            operation, or "library: " and the reason. A compiled layer counts once per compilation.
+            operation, or "library: " and the reason. A compiled layer counts once per compilation,
+            also where a cache has the code.
         problems: the runtimes' calls, by problem and kind of choice; see
             :meth:`taxfree.Runtime.stats`.
     """
@@ -44,8 +47,13 @@ def report() -> Report:
     for runtime in _runtimes.values():
         for problem, kinds in runtime.stats().items():
             problems.setdefault(problem, Counter()).update(kinds)
+    layers = {layer: dict(ran) for layer, ran in _layers.items()}
+    for name, calls in counters["inductor"].items():
+        if name.startswith(_COMPILED):
+            _, pattern, ran = name.split("\t")
+            layers.setdefault(pattern, {})[ran] = calls
     return Report(
-        {layer: dict(ran) for layer, ran in _layers.items()},
+        layers,
         {problem: dict(kinds) for problem, kinds in problems.items()},
     )
 
@@ -56,6 +64,26 @@ def count(layer: str, ran: str, calls: int = 1) -> None:
     _layers.setdefault(layer, Counter())[ran] += calls
 
 
+def count_compiled(pattern: str, ran: str) -> None:
+    """Count a pattern of a graph that Inductor compiles now."""
+    counters["inductor"][f"{_COMPILED}{pattern}\t{ran}"] += 1
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def count_calls(layer: str, ran: str, calls: int = 1, runtime: Runtime | None = None) -> None:
+    """Let :func:`taxfree.report` count calls of a layer, for plugins of engines.
+
+    Args:
+        layer: its name.
+        ran: the operation; or "library: " and the reason.
+        calls: to add; 0 lists the layer before it is called.
+        runtime: whose problems are reported from now on; None for no other than before.
+    """
+    count(layer, ran, calls)
+    if runtime is not None:
+        include(runtime)
+
+
 def include(runtime: Runtime) -> None:
     """Report the problems of a runtime, from its start on."""
     _runtimes[runtime.group_name] = runtime
@@ -64,3 +92,5 @@ def include(runtime: Runtime) -> None:
 def clear() -> None:
     """Forget all counts of layers."""
     _layers.clear()
+    for name in [each for each in counters["inductor"] if each.startswith(_COMPILED)]:
+        del counters["inductor"][name]

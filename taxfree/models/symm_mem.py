@@ -18,18 +18,17 @@ import torch
 from torch.distributed import _symmetric_memory as own
 from torch.library import Library
 
-from taxfree._runtime.runtime import Runtime, runtime_of
-from taxfree.errors import UsageError
+from taxfree._runtime.runtime import Runtime
 from taxfree.models import report, rows
 from taxfree_kernels.all_gather_matmul.signature import ALL_GATHER_MATMUL
 from taxfree_kernels.matmul_reduce_scatter.signature import MATMUL_REDUCE_SCATTER
 
-_groups: set[str] = set()
+_runtimes: dict[str, Runtime] = {}
 
 
 def enable(runtime: Runtime) -> None:
     """Run the fused ops of a runtime's group on it."""
-    _groups.add(runtime.group_name)
+    _runtimes[runtime.group_name] = runtime
     _register()
     ask_for: Any = getattr(own, "enable_symm_mem_for_group", None)
     if ask_for is not None:  # PyTorch's pass leaves other groups out, in silence
@@ -132,8 +131,5 @@ def _matrix_dim(x: torch.Tensor, dim: int) -> int:
 
 def _open_runtime(group_name: str) -> Runtime | None:
     """The runtime of an enabled group; None once it is closed, and for the ops that it runs."""
-    try:
-        runtime = runtime_of(group_name) if group_name in _groups else None
-    except UsageError:
-        return None
-    return None if runtime is None or runtime._is_calling else runtime
+    runtime = _runtimes.get(group_name)
+    return None if runtime is None or runtime.is_closed or runtime._is_calling else runtime

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import tomllib
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -73,8 +75,12 @@ def tune_and_call(fabric: Any, database: str) -> Any:
     return error, report, most
 
 
-def compile_norm(fabric: Any, database: str, rows: int) -> Any:
-    """Whether compiled code with the plugin's pass is right, its ops, the report, cache keys."""
+def compile_norm(fabric: Any, database: str, rows: int, most: int | None = None) -> Any:
+    """Whether compiled code with the plugin's pass is right, its ops, the report, cache keys.
+
+    Args:
+        most: the largest number of rows that it is compiled for; None for the same.
+    """
     from torch._dynamo.backends.common import aot_autograd
     from torch._functorch import config as functorch_config
     from torch._functorch.aot_autograd import make_boxed_func
@@ -90,6 +96,7 @@ def compile_norm(fabric: Any, database: str, rows: int) -> Any:
     targets: list[str] = []
 
     def fused(graph_module: Any, inputs: Any) -> Any:
+        assert installed.is_applicable_for_range(SimpleNamespace(start=rows, end=most or rows))
         installed(graph_module.graph)
         graph_module.recompile()
         targets.extend(
@@ -126,7 +133,8 @@ def refuse(fabric: Any, database: str) -> Any:
 
     opened(database)
     x = torch.randn(2, K)
-    layer(quant_config=QuantizedLinearMethod)(x.bfloat16())
+    name = "model.layers.7.mlp.down_proj"
+    layer(quant_config=QuantizedLinearMethod, prefix=name)(x.bfloat16())
     layer(params_dtype=torch.float32)(x)
     layer(reduce_results=False)(x.bfloat16())
     layer(disable_tp=True)
@@ -213,18 +221,27 @@ def test_a_layer_may_be_tuned_when_it_is_made(ranks: Ranks, tmp_path: Path) -> N
         assert list(report.problems.values()) == [{"exact": 1}]
 
 
-@pytest.mark.dealt("rows")
-@pytest.mark.parametrize("rows", [RECORDED_ROWS, 20])
-def test_compiled_code_takes_the_rms_norm_along(ranks: Ranks, database: str, rows: int) -> None:
-    for is_right, targets, report, keys in run(ranks, "compile_norm", database=database, rows=rows):
+@pytest.mark.dealt("most")
+@pytest.mark.parametrize("most", [RECORDED_ROWS, 2 * RECORDED_ROWS, 20])
+def test_compiled_code_takes_the_rms_norm_along_where_records_serve_all_its_rows(
+    ranks: Ranks, database: str, most: int
+) -> None:
+    for is_right, targets, report, keys in run(
+        ranks, "compile_norm", database=database, rows=RECORDED_ROWS, most=most
+    ):
         assert is_right == [True, True]
-        assert targets == ["taxfree_vllm.row_parallel_rms_norm.default", *["aten.select.int"] * 2]
         ran = report.layers[NAME]
-        if rows == RECORDED_ROWS:
+        if most == 20:
+            assert targets == [
+                "taxfree_vllm.row_parallel.default",
+                "vllm_ir.fused_add_rms_norm.default",
+            ]
+            assert ran == {"matmul_all_reduce": 2}
+        else:
+            norm = "taxfree_vllm.row_parallel_rms_norm.default"
+            assert targets == [norm, *["aten.select.int"] * 2]
             assert ran == {"matmul_all_reduce": 1, "matmul_all_reduce_rms_norm": 1}
             assert any("rms_norm=True" in each for each in report.problems)
-        else:
-            assert ran["library: no record of so many rows"] == 2
         assert len(set(keys)) == 2  # another layer has other records
         assert all(key.startswith("taxfree 0.") for key in keys)
 
@@ -246,13 +263,21 @@ def test_what_is_not_served_runs_vllms_own_forward_and_is_counted(
     for layers, overlapping in run(ranks, "refuse", database=database):
         assert layers == {
             NAME: {
-                "library: quantized, QuantizedLinearMethod": 1,
+                "library: quantized, QuantizedLinearMethod: model.layers.*.mlp.down_proj": 1,
                 "library: float32": 1,
                 "library: its sums are reduced elsewhere": 1,
                 "matmul_all_reduce": 1,
             }
         }
         assert overlapping == {NAME: {"library: two batches overlap": 1}}
+
+
+def test_the_plugin_uses_public_names_alone() -> None:
+    import taxfree
+
+    source = (FOLDER / "taxfree_vllm" / "row_parallel.py").read_text()
+    assert re.findall(r"^(?:from|import) (taxfree\S*)", source, re.MULTILINE) == ["taxfree"]
+    assert set(re.findall(r"\btaxfree\.(\w+)\b", source)) <= set(taxfree.__all__)
 
 
 def test_the_plugin_is_found_by_vllm_and_off_by_default() -> None:

@@ -416,6 +416,84 @@ def keys_of_caches(fabric: Any) -> list[Any]:
     return [*keys, _PASS.uuid()]
 
 
+def compile_again(fabric: Any) -> list[Any]:
+    """What is reported of a graph that is compiled, and that comes from Inductor's cache then."""
+    import torch.distributed._functional_collectives as collectives
+    from torch._dynamo.utils import counters
+    from torch._inductor.utils import fresh_cache
+
+    import taxfree
+    from taxfree.models import report
+    from tests.models.meshes import new_mesh
+
+    mesh, told = new_mesh(), []
+    x = torch.ones(4, 4).bfloat16()
+    with taxfree.enable(mesh), torch.no_grad(), fresh_cache():
+        for _ in range(2):
+            report.clear()
+            torch.compiler.reset()
+            torch.compile(lambda x: collectives.all_reduce(x @ x, "sum", mesh.get_group()) * 2)(x)
+            told.append(report.report().layers)
+        return [*told, counters["inductor"]["fxgraph_cache_hit"] > 0]
+
+
+def call_after_the_end(fabric: Any) -> Any:
+    """Errors of compiled code with two runtimes, one, and none; and of code compiled afterwards."""
+    import torch.distributed._functional_collectives as collectives
+    from torch._inductor import config
+
+    import taxfree
+    from taxfree.models import report
+    from tests.models.meshes import new_mesh
+
+    mesh, group = new_mesh(), new_mesh().get_group()
+    torch.manual_seed(0)
+    x = torch.randn(6, WIDTH).bfloat16()
+    square, bias = torch.randn(WIDTH, WIDTH).bfloat16(), torch.randn(WIDTH).bfloat16()
+
+    def gathered(x: torch.Tensor) -> torch.Tensor:
+        return collectives.all_gather_tensor(x, 0, group)
+
+    def models(rt: Any) -> list[Any]:
+        return [
+            lambda x: collectives.all_reduce(x @ square, "sum", group) * 2,
+            lambda x: collectives.reduce_scatter_tensor(x @ square, "sum", 0, group) * 2,
+            lambda x: torch.addmm(bias, gathered(x), square) * 2,
+            lambda x: torch.stack((torch.addmm(bias, y := gathered(x), square), y @ square, y)),
+            lambda x: rt.matmul_all_reduce_rms_norm(x, square, bias, bias, x)[0] * 2,
+            lambda x: rt.matmul_reduce_scatter(x[:5], square) * 2,
+            lambda x: rt.matmul_reduce_scatter(x, square, 1) * 2,
+            lambda x: rt.all_gather_matmul(x[:, : WIDTH // 2].contiguous(), square, bias, 1) * 2,
+        ]
+
+    report.clear()
+    torch.compiler.reset()
+    with torch.no_grad(), config.patch(fx_graph_cache=False), ours_run():
+        first = taxfree.enable(mesh)
+        eager = models(first)
+        compiled = [torch.compile(each) for each in eager]
+        expected = [each(x) for each in eager]
+
+        def errors() -> float:
+            ys = [each(x) for each in compiled]
+            return max(float((y - z).norm() / z.norm()) for y, z in zip(ys, expected, strict=True))
+
+        found = [errors()]
+        second = taxfree.init(group)
+        found.append(errors())
+        second.close()
+        found.append(errors())
+        calls = sum(kinds["baseline"] for kinds in first.stats().values())
+        patterns = report.report().layers
+        first.close()
+        found.append(errors())
+        compiled = [torch.compile(each) for each in models(None)[:4]]
+        expected = expected[:4]
+        torch.compiler.reset()
+        found.append(errors())
+        return found, calls, report.report().layers == patterns
+
+
 def schedule_last_nodes_first(fabric: Any) -> list[int]:
     """Columns of a graph's two operations as they are called, if each node comes when it can."""
     from torch._inductor import config
@@ -483,6 +561,20 @@ def test_a_cached_graph_is_of_the_table_that_decided_it(ranks: Ranks) -> None:
         assert first == again
         assert len({first, tuned, closed}) == 3
     assert found[0] == found[1]  # ranks share a cache
+
+
+def test_code_from_a_cache_is_reported(ranks: Ranks) -> None:
+    for first, again, is_hit in run(ranks, "compile_again"):
+        assert is_hit
+        assert first["compiled all_reduce"] == {"library: no variant of ours is faster": 1}
+        assert again == first
+
+
+def test_compiled_code_runs_the_library_when_the_runtime_is_closed(ranks: Ranks) -> None:
+    for errors, calls, is_forgotten in run(ranks, "call_after_the_end"):
+        assert max(errors) < 0.01, errors
+        assert calls == 4 + 8 + 8  # eager by methods; compiled code, before and after the second
+        assert is_forgotten
 
 
 def test_operations_are_called_in_the_order_of_the_graph(ranks: Ranks) -> None:

@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._pytree import tree_map_only
 
 from taxfree.errors import UsageError
 from tests.ranks import Ranks, on_every_fabric
@@ -74,7 +76,7 @@ def joined(result: Any) -> torch.Tensor:
 
 
 def call(fabric: Any, op: str, fields: dict[str, Any], variant: str) -> Any:
-    """Whether calls are right: plain ones, with an output, and compiled, each on other inputs."""
+    """Whether calls are right: plain, with an output, compiled, and without memory."""
     problem = problem_of(op, **fields)
     records = [] if variant == "baseline" else [record_of(fabric, problem, variant)]
     rt = runtime_of(fabric, *records)
@@ -99,6 +101,10 @@ def call(fabric: Any, op: str, fields: dict[str, Any], variant: str) -> Any:
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
     result, twice = compiled(arguments, out)
     right += [torch.equal(each, expected) for each in (result, out, twice / 2)]
+    with FakeTensorMode() as mode:
+        given = arguments, options
+        faked, others = tree_map_only(torch.Tensor, mode.from_tensor, given)
+        right.append(joined(method(*faked, **others)).shape == expected.shape)
     rt.check()
     return right, rt.choice(problem).variant, list(rt.stats().values())
 

@@ -2,8 +2,9 @@
 
 A layer is served if a record of its size serves some number of rows. Then its forward is one torch
 op, which chooses by the number of rows at run time: taxfree, or vLLM's own matmul and all-reduce.
-In code that vLLM compiles, a pass lets the op take a following ``fused_add_rms_norm`` along. All
-other layers run vLLM's own forward, with whatever vLLM fuses there.
+In code that vLLM compiles, a pass lets the op take a following ``fused_add_rms_norm`` along, if
+records of that serve all numbers of rows that the code is compiled for. All other layers run vLLM's
+own forward, with whatever vLLM fuses there.
 
 The ops are no ordered effects, as taxfree's own are: vLLM could not cache compiled code then. All
 ranks compile the same graph, so they make the same calls in the same order all the same.
@@ -12,6 +13,7 @@ ranks compile the same graph, so they make the same calls in the same order all 
 from __future__ import annotations
 
 import dataclasses
+import re
 from bisect import bisect
 from collections.abc import Sequence
 from multiprocessing.util import Finalize
@@ -22,7 +24,6 @@ import torch
 import vllm.envs as envs
 from torch.fx import Graph
 from torch.library import Library
-from vllm import ir
 from vllm.compilation.passes.inductor_pass import InductorPass
 from vllm.config import CompilationMode, VllmConfig, get_current_vllm_config
 from vllm.distributed.parallel_state import GroupCoordinator, get_tp_group
@@ -31,11 +32,6 @@ from vllm.model_executor.layers.linear import RowParallelLinear, UnquantizedLine
 from vllm.platforms import current_platform
 
 import taxfree
-from taxfree._runtime.runtime import Runtime
-from taxfree.fingerprints import versions
-from taxfree.models import report
-from taxfree.settings import Settings
-from taxfree_kernels.errors import FabricUnavailable
 
 _DTYPES = {torch.float16: "float16", torch.bfloat16: "bfloat16"}
 _logger = init_logger("vllm.taxfree")
@@ -48,10 +44,11 @@ class TaxfreeRowParallelLinear(RowParallelLinear):  # type: ignore[misc]
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._taxfree_name = _name(self.output_size_per_partition, self.input_size_per_partition)
-        self._taxfree_unsupported_reason = _unsupported_reason(self)
+        self._taxfree_unsupported_reason = _unsupported_reason(self, kwargs.get("prefix", ""))
         if self.tp_size > 1:
             why = self._taxfree_unsupported_reason
-            report.count(self._taxfree_name, f"library: {why}" if why else "matmul_all_reduce", 0)
+            ran = f"library: {why}" if why else "matmul_all_reduce"
+            taxfree.count_calls(self._taxfree_name, ran, 0, None if why else _group().runtime)
         if self._taxfree_unsupported_reason is None:
             self._taxfree_group = get_tp_group().unique_name
             self._cpu_skip_gemm_dispatch = True  # vLLM on a CPU would replace the weight
@@ -60,7 +57,8 @@ class TaxfreeRowParallelLinear(RowParallelLinear):  # type: ignore[misc]
         """The sum over the ranks, and the bias if vLLM adds it later."""
         if self._taxfree_unsupported_reason is not None:
             if self.tp_size > 1:
-                report.count(self._taxfree_name, f"library: {self._taxfree_unsupported_reason}")
+                ran = f"library: {self._taxfree_unsupported_reason}"
+                taxfree.count_calls(self._taxfree_name, ran)
             return super().forward(input_)
         bias = None if self.skip_bias_add else self.bias
         x = input_ if input_.dim() == 2 else input_.flatten(0, -2)
@@ -75,8 +73,12 @@ def _name(n: int, k: int) -> str:
     return f"RowParallelLinear({k}, {n})"
 
 
-def _unsupported_reason(layer: Any) -> str | None:
-    """The reason why a layer runs vLLM's own forward, or None; collective."""
+def _unsupported_reason(layer: Any, name: str) -> str | None:
+    """The reason why a layer runs vLLM's own forward, or None; collective.
+
+    Args:
+        name: in the model.
+    """
     if layer.tp_size == 1:
         return "one rank"
     if not layer.reduce_results:
@@ -84,7 +86,8 @@ def _unsupported_reason(layer: Any) -> str | None:
     if not layer.input_is_parallel:
         return "its input is not split"
     if type(layer.quant_method) is not UnquantizedLinearMethod:
-        return f"quantized, {type(layer.quant_method).__name__}"
+        each = re.sub(r"\.\d+\.", ".*.", name)
+        return f"quantized, {type(layer.quant_method).__name__}: {each}"
     if layer.params_dtype not in _DTYPES:
         return str(layer.params_dtype).removeprefix("torch.")
     if layer.bias is not None and layer.bias.dtype != layer.params_dtype:
@@ -108,16 +111,15 @@ class _Group:
 
     def __init__(self, coordinator: GroupCoordinator) -> None:
         self.coordinator = coordinator
-        self.runtime: Runtime | None = None
+        self.runtime: taxfree.Runtime | None = None
         self.unsupported_reason = ""
         self.sizes: dict[Any, _Size] = {}
         try:
             self.runtime = taxfree.init(coordinator.device_group)
-        except FabricUnavailable as error:
+        except taxfree.FabricUnavailable as error:
             self.unsupported_reason = str(error)
             _logger.warning("taxfree serves nothing: %s", error)
             return
-        report.include(self.runtime)
         # Workers may end without `atexit`. Peers end at their own time: nobody is waited for.
         Finalize(None, self.runtime.__exit__, (SystemExit, None, None), exitpriority=100)
 
@@ -164,15 +166,16 @@ class _Size:
         choices: rows -> the table's choice, as text.
     """
 
-    def __init__(self, runtime: Runtime, problem: taxfree.MatmulAllReduce, max_rows: int) -> None:
+    def __init__(
+        self, runtime: taxfree.Runtime, problem: taxfree.MatmulAllReduce, max_rows: int
+    ) -> None:
         self._runtime, self._problem = runtime, problem
         self._found: dict[tuple[int, str], bool] = {}
-        settings = Settings.from_environment()
-        if settings.autotune_s is not None:  # what has no record is tuned before it is prepared
+        if runtime.tunes_problems:  # what has no record is tuned before it is prepared
             runtime.prepare([problem.for_rows(1, max_rows)])
-        tried = sorted({*(1 << bits for bits in range(max_rows.bit_length())), max_rows})
+        tried = _tried(1, max_rows)
         self.choices = {rows: str(runtime.choice(self._of(rows))) for rows in tried}
-        self._collects = settings.log is not None
+        self._collects = runtime.collects_problems
         self.max_rows = max_rows if self._collects else self._largest(tried)
         if self.max_rows:
             runtime.prepare([problem.for_rows(1, self.max_rows)])
@@ -186,6 +189,12 @@ class _Size:
 
     def _has_record(self, rows: int) -> bool:
         return any(self._is_ours(rows, mode) for mode in ("graph", "eager"))
+
+    def serves_all(self, least: int, most: int) -> bool:
+        """Whether a record serves all numbers of rows in a range, or problems are collected."""
+        return self._collects or (
+            most <= self.max_rows and all(map(self._has_record, _tried(least, most)))
+        )
 
     def serves(self, rows: int) -> bool:
         """Whether taxfree runs a call of this moment; with ``TAXFREE_LOG`` it always does."""
@@ -205,6 +214,12 @@ class _Size:
 
     def _of(self, rows: int) -> taxfree.MatmulAllReduce:
         return dataclasses.replace(self._problem, m=rows)
+
+
+def _tried(least: int, most: int) -> list[int]:
+    """Both ends of a range and the powers of two between: a record that serves one serves less."""
+    powers = (1 << bits for bits in range(most.bit_length()))
+    return sorted({least, *(power for power in powers if power >= least), most})
 
 
 _groups: dict[str, _Group] = {}
@@ -236,13 +251,13 @@ def _row_parallel(
     group = _groups[group_name]
     size = group.sizes.get(_key(weight, bias, has_norm=False))
     if size is None or not size.serves(x.shape[0]):
-        report.count(_name(*weight.shape), "library: no record of so many rows")
+        taxfree.count_calls(_name(*weight.shape), "library: no record of so many rows")
         own = bias if group.coordinator.rank_in_group == 0 else None
         summed: torch.Tensor = group.coordinator.all_reduce(
             torch.nn.functional.linear(x, weight, own)
         )
         return summed
-    report.count(_name(*weight.shape), "matmul_all_reduce")
+    taxfree.count_calls(_name(*weight.shape), "matmul_all_reduce")
     assert group.runtime is not None
     return group.runtime.matmul_all_reduce(x, weight.t(), bias)
 
@@ -260,17 +275,11 @@ def _row_parallel_rms_norm(
 
     One tensor, since outputs of a torch op must not share memory, as taxfree's do.
     """
-    group = _groups[group_name]
-    size = group.sizes.get(_key(weight, bias, has_norm=True))
-    if size is None or not size.serves(x.shape[0]):
-        y = _row_parallel(x, weight, bias, group_name)
-        return torch.stack(ir.ops.fused_add_rms_norm(y, residual, norm_weight, eps))
-    report.count(_name(*weight.shape), "matmul_all_reduce_rms_norm")
-    assert group.runtime is not None
+    taxfree.count_calls(_name(*weight.shape), "matmul_all_reduce_rms_norm")
+    runtime = _groups[group_name].runtime
+    assert runtime is not None
     out = x.new_empty(2, x.shape[0], weight.shape[0])
-    group.runtime.matmul_all_reduce_rms_norm(
-        x, weight.t(), norm_weight, bias, residual, eps, out=out
-    )
+    runtime.matmul_all_reduce_rms_norm(x, weight.t(), norm_weight, bias, residual, eps, out=out)
     return out
 
 
@@ -293,6 +302,13 @@ _register("row_parallel_rms_norm", f"{_ARGUMENTS}, {_NORM}", _row_parallel_rms_n
 class _RmsNormPass(InductorPass):  # type: ignore[misc]
     """Rewrites a row-parallel matmul and the fused add + RMSNorm behind it into one op."""
 
+    _rows = 1, 0  # least and most of the code that is compiled now
+
+    def is_applicable_for_range(self, compile_range: Any) -> bool:
+        """What vLLM asks first: it tells the numbers of rows."""
+        self._rows = compile_range.start, compile_range.end
+        return True
+
     def __call__(self, graph: Graph) -> None:
         for norm in graph.find_nodes(
             op="call_function", target=torch.ops.vllm_ir.fused_add_rms_norm.default
@@ -305,6 +321,12 @@ class _RmsNormPass(InductorPass):  # type: ignore[misc]
             if norm_weight.meta["val"].dtype != y.meta["val"].dtype:
                 continue
             *factors, group_name = y.args
+            _, weight, bias = factors
+            own_bias = None if bias is None else bias.meta["val"]
+            key = _key(weight.meta["val"], own_bias, has_norm=True)
+            size = _groups[group_name].sizes.get(key)
+            if size is None or not size.serves_all(*self._rows):
+                continue
             with graph.inserting_before(norm):
                 both = graph.call_function(
                     torch.ops.taxfree_vllm.row_parallel_rms_norm.default,
@@ -321,11 +343,10 @@ class _RmsNormPass(InductorPass):  # type: ignore[misc]
                 graph.erase_node(replaced)
 
     def uuid(self) -> str:
-        """vLLM's cache key of compiled code: the version, the kernels, this file, the table."""
+        """vLLM's cache key of compiled code: the version, this file, the table."""
         choices = {name: group.choices() for name, group in _groups.items()}
-        variants = sorted(versions("matmul_all_reduce").items())
         source = Path(__file__).read_text(encoding="utf-8")
-        known: str = self.hash_dict({"versions": variants, "choices": choices, "source": source})
+        known: str = self.hash_dict({"choices": choices, "source": source})
         return f"taxfree {taxfree.__version__} {known}"
 
 

@@ -57,6 +57,20 @@ def _problem(
     return problem
 
 
+def _library(
+    world_size: int,
+    group_name: str,
+    a_shard: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    gather_dim: int,
+    m: int | None,
+) -> torch.Tensor:
+    m = m if m is not None else a_shard.shape[0] * (world_size if gather_dim == 0 else 1)
+    product = gather(a_shard, gather_dim, m, world_size, group_name)() @ weight
+    return product if bias is None else product + bias
+
+
 def _gradient(context: Any, grad: torch.Tensor) -> Gradients:
     a_shard, weight = context.saved_tensors
     *_, dim, _, group_name = context.arguments
@@ -90,6 +104,7 @@ ALL_GATHER_MATMUL = Signature(
     problem=_problem,
     inputs=lambda _, a, weight, bias, *others: (aligned(a), weight, bias),
     shape=lambda _, m, a, weight, *others: (m, weight.shape[-1]),
+    library=_library,
     gradient=_gradient,
 )  # fmt: skip
 

@@ -50,6 +50,26 @@ def _problem(
     )  # fmt: skip
 
 
+def _library(
+    _: int,
+    group_name: str,
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    residual: torch.Tensor | None,
+    norm_weight: torch.Tensor | None = None,
+    eps: float | None = None,
+) -> torch.Tensor:
+    c10d = torch.ops._c10d_functional
+    total: torch.Tensor = c10d.wait_tensor(c10d.all_reduce(x @ weight, "sum", group_name))
+    for added in (bias, residual):
+        total = total if added is None else total + added
+    if norm_weight is None:
+        return total
+    normed = torch.nn.functional.rms_norm(total, norm_weight.shape, norm_weight, eps)
+    return torch.stack((normed, total))
+
+
 def _gradient(context: Any, grad: torch.Tensor) -> Gradients:
     """All ranks have the same gradient, since all compute the same from the same sum."""
     x, weight = context.saved_tensors
@@ -83,6 +103,7 @@ MATMUL_ALL_REDUCE = Signature(
     ),
     shape=lambda _, m, x, weight, *others: (m, weight.shape[-1]),
     reusable=3,
+    library=_library,
     gradient=_gradient,
 )  # fmt: skip
 

@@ -34,6 +34,20 @@ def _problem(
     )  # fmt: skip
 
 
+def _library(
+    world_size: int, group_name: str, x: torch.Tensor, weight: torch.Tensor, scatter_dim: int
+) -> torch.Tensor:
+    product = x @ weight
+    if scatter_dim == 1:
+        product = torch.cat(product.chunk(world_size, 1))
+    else:
+        product = torch.nn.functional.pad(product, (0, 0, 0, -len(x) % world_size))
+    c10d = torch.ops._c10d_functional
+    shard = c10d.reduce_scatter_tensor(product, "sum", world_size, group_name)
+    found: torch.Tensor = c10d.wait_tensor(shard)
+    return found
+
+
 def _gradient(context: Any, grad: torch.Tensor) -> Gradients:
     """Both gradients are of the gathered one, which travels once."""
     x, weight = context.saved_tensors
@@ -69,6 +83,7 @@ MATMUL_REDUCE_SCATTER = Signature(
         if scatter_dim == 1
         else (-(-m // world_size), weight.shape[-1])
     ),
+    library=_library,
     gradient=_gradient,
 )  # fmt: skip
 
