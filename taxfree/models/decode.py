@@ -100,6 +100,8 @@ class ModelStep:
         self._runtime = None if group is None else _runtime(group)
         if LEAST_HEAD_DIM <= decoder.head_dim <= MOST_HEAD_DIM:
             self._local = _local_runtime()
+        elif group is None:
+            return f"heads of {decoder.head_dim} values"
         if (runtime := self._runtime or self._local) is None:
             return "no fabric serves here"
         fabric = runtime._fabric
@@ -396,8 +398,8 @@ def _local_runtime() -> Runtime | None:
     everyone = dist.group.WORLD
     if everyone not in _local_runtimes:
         alone = dist.new_group([dist.get_rank()], use_local_synchronization=True)
-        # A step writes nothing into a cache but the newest keys and values.
-        found = _opened(alone, heap_bytes=arena_bytes(_LOCAL_SLOT_BYTES), static_cache=True)
+        # Without static_cache: compiled code may compute lengths right before attention.
+        found = _opened(alone, heap_bytes=arena_bytes(_LOCAL_SLOT_BYTES))
         if found is None:
             return None
         _local_runtimes[everyone] = found

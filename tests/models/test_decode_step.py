@@ -396,6 +396,35 @@ def test_tokens_on_ranks(ranks: Ranks, sample: Sample, tmp_path: Path, world_siz
             assert all(kinds == ({"exact"} if is_fused else set()) for _, kinds, _ in found)
 
 
+def replayed(fabric: Any, case: str) -> list[list[int]]:
+    """Tokens of eager steps, and of replays of a graph with one step."""
+    step = taxfree.decode_step(made(case, torch.bfloat16).to(fabric.device), 1, NEW_TOKENS)
+    tokens = torch.zeros(1, dtype=torch.int64, device=fabric.device)
+    positions = torch.zeros(1, dtype=torch.int32, device=fabric.device)
+
+    def advance() -> None:
+        tokens.copy_(step(tokens, positions))
+        positions.add_(1)
+
+    def all_tokens(run: Callable[[], None]) -> list[int]:
+        tokens.fill_(3)
+        positions.zero_()
+        return [run() or int(tokens) for _ in range(NEW_TOKENS)]
+
+    eager, graph = all_tokens(advance), torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        advance()
+    return [eager, all_tokens(graph.replay)]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("fabric", ["cuda"], indirect=True)
+@pytest.mark.parametrize("case", ["Qwen3", "large Qwen3"])
+def test_a_captured_step_chooses_the_same_tokens(ranks: Ranks, case: str) -> None:
+    ((eager, graph),) = ranks.run(1, f"{__name__}:replayed", case=case)
+    assert eager == graph
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("fabric", ["cuda"], indirect=True)
 @pytest.mark.parametrize("world_size", [1, 2])
