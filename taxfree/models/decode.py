@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -108,14 +109,24 @@ class ModelStep:
         if fabric.hardware.architecture != "sm_90":
             return f"the kernel is not written for {fabric.hardware.architecture}"
 
+        def check() -> None:  # to make the kernel is collective: all must know of one that cannot
+            from taxfree_kernels.decode_step import tape  # needs a Triton with Gluon
+
+            tape.model_of(decoder, self.cache, self.batch)
+            tape.addresses_of(decoder)
+            tape.Lines.of(decoder, self.cache)
+
         def make() -> Any:
-            from taxfree_kernels.decode_step.step import DecodeStep  # needs a Triton with Gluon
+            from taxfree_kernels.decode_step.step import DecodeStep
 
             return DecodeStep(decoder, self.cache, self.batch, fabric, {}, logits=True)
 
-        (made,) = attempt(fabric.group, [lambda: aside(fabric.device, make)])
-        if isinstance(made, Failure):
-            return made.why
+        made: Any = None
+        steps: tuple[Callable[[], Any], ...] = (check, make)
+        for step in steps:
+            (made,) = attempt(fabric.group, [partial(aside, fabric.device, step)])
+            if isinstance(made, Failure):
+                return made.why
         self._kernel = made
         return None
 
