@@ -396,6 +396,61 @@ def test_tokens_on_ranks(ranks: Ranks, sample: Sample, tmp_path: Path, world_siz
             assert all(kinds == ({"exact"} if is_fused else set()) for _, kinds, _ in found)
 
 
+class StandIn:
+    """In the place of the kernel: one token more than the last one; its result is overwritten."""
+
+    logits = torch.ones(1, 128)
+
+    def __init__(self) -> None:
+        self._next = torch.zeros(1, dtype=torch.int64)
+
+    def __call__(self, tokens: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        return torch.add(tokens, 1, out=self._next)
+
+
+def stood_in(fabric: Any) -> tuple[list[int], bool]:
+    step = taxfree.decode_step(made("Qwen3", torch.bfloat16), 1, 8)
+    step._kernel = StandIn()
+    tokens, positions = torch.tensor([3]), torch.tensor([0], dtype=torch.int32)
+    found = [tokens]
+    for _ in range(3):
+        found.append(step(found[-1], positions))
+    return [int(each) for each in found], step.logits is StandIn.logits
+
+
+def test_tokens_of_a_kernel_outlive_the_next_call(ranks: Ranks) -> None:
+    assert ranks.run(1, f"{__name__}:stood_in") == [([3, 4, 5, 6], True)]
+
+
+def replayed(fabric: Any, case: str) -> list[list[int]]:
+    """Tokens of eager steps, and of replays of a graph with one step."""
+    step = taxfree.decode_step(made(case, torch.bfloat16).to(fabric.device), 1, NEW_TOKENS)
+    tokens = torch.zeros(1, dtype=torch.int64, device=fabric.device)
+    positions = torch.zeros(1, dtype=torch.int32, device=fabric.device)
+
+    def advance() -> None:
+        tokens.copy_(step(tokens, positions))
+        positions.add_(1)
+
+    def all_tokens(run: Callable[[], None]) -> list[int]:
+        tokens.fill_(3)
+        positions.zero_()
+        return [run() or int(tokens) for _ in range(NEW_TOKENS)]
+
+    eager, graph = all_tokens(advance), torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        advance()
+    return [eager, all_tokens(graph.replay)]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("fabric", ["cuda"], indirect=True)
+@pytest.mark.parametrize("case", ["Qwen3", "large Qwen3"])
+def test_a_captured_step_chooses_the_same_tokens(ranks: Ranks, case: str) -> None:
+    ((eager, graph),) = ranks.run(1, f"{__name__}:replayed", case=case)
+    assert eager == graph
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("fabric", ["cuda"], indirect=True)
 @pytest.mark.parametrize("world_size", [1, 2])
