@@ -420,7 +420,8 @@ def _gathers(
         if len(features) > 1:  # whatever bias they have is added behind the matmul
             found.append(_fields(sum(features), hidden))
     found += [_fields(each.features(tp), hidden, bias=each.bias) for each in columns]
-    if is_training:  # the gradients of what the last layers read
+    if is_training:  # gathered rows are kept, and a bias is added behind; then the gradients
+        found += [_fields(each.features(tp), hidden) for each in columns if each.bias]
         found += [_fields(each.inputs // tp, hidden, weight_layout="kn") for each in blocks]
     return [each | {"gather_dim": 0} for each in found]
 
