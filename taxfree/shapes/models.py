@@ -378,7 +378,7 @@ def split_layers(
     _require_split(model, tp)
     blocks = [each for each in model.blocks if is_cast or not each.quantised]
     columns = [column for block in blocks for column in block.columns]
-    if model.vocabulary % tp == 0:
+    if model.vocabulary and model.vocabulary % tp == 0:
         columns.append(model.head)
     if role == "gather_rows":
         return _gathers(model.hidden, blocks, columns, tp, is_training)
