@@ -283,7 +283,7 @@ def _notes(decoder: Any, row: str) -> Iterator[str]:
     style = plan.get(re.sub(r"\.\d+\.", ".*.", row))
     if not plan:
         yield f"all layers under Transformers, which has no plan for {decoder.config.model_type}"
-    elif style != "rowwise":
+    elif not str(style).startswith("rowwise"):
         yield plan_note(re.sub(r".*\.\d+\.", "", row), style)
 
 
