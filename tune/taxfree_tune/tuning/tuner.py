@@ -419,20 +419,27 @@ class Tuner:
     def _finalists(self, op: str, problem: Problem, search: Search) -> list[Candidate]:
         """The fastest in the deciding mode, then in the other, where dispatch may run them too.
 
-        The recorded winner is one of them, so that it is replaced by what is faster side by side. A
-        search restricted to some variants keeps all of the record's candidates.
+        In each mode the fastest of those that can run several weights is one of them. So is the
+        recorded winner, that it is replaced by what is faster side by side. A search restricted to
+        some variants keeps all of the record's candidates.
         """
         finalists = [candidate for _, candidate in search.best(FINALISTS)]
         trials = self._database.trials(self._key(op, problem))
-        for mode in self.modes[1:]:
+        searched = variants_for(problem, self.hardware, self._only)
+        several = {
+            name for name, variant in searched.items() if variant.serves_several_weights(problem)
+        }
+        for mode in self.modes:
             tried = [
                 (trial.median_us[mode], Candidate(trial.variant, trial.config))
                 for trial in trials
                 if mode in trial.median_us and not trial.reason
             ]
             valid = [pair for pair in tried if search.knows(pair[1])]
-            fastest = sorted(valid, key=lambda pair: pair[0])[:OTHER_FINALISTS]
-            finalists += [candidate for _, candidate in fastest if candidate not in finalists]
+            ranked = [candidate for _, candidate in sorted(valid, key=lambda pair: pair[0])]
+            fastest = [] if mode == self.mode else ranked[:OTHER_FINALISTS]
+            fastest += [candidate for candidate in ranked if candidate.variant in several][:1]
+            finalists += [candidate for candidate in fastest if candidate not in finalists]
         known = self._known(op, problem)[: 1 if self._only is None else None]
         return [*finalists, *(candidate for candidate in known if candidate not in finalists)]
 
