@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 
 from taxfree_check.checker.ranks import Ranks, present
-from taxfree_kernels.device.clock import interpreted_only
+from taxfree_kernels.device.trace import interpreted_only
 
 
 @interpreted_only
