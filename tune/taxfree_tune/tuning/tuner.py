@@ -162,7 +162,6 @@ class Tuner:
         search = self._search(op, problem)
         if self._most is not None:
             budget = dataclasses.replace(budget, trials=min(budget.trials, self._most))
-        self._store_told_elsewhere(op, problem, search)
         asked = tried = 0
         most = _TRIED_PER_TRIAL * budget.trials
         baseline_us: float | None = None
@@ -201,6 +200,7 @@ class Tuner:
                 if self._is_hasty:
                     return None
                 time.sleep(_PAUSE_S)
+        self._store_told_elsewhere(op, problem, search)
         if variants_for(problem, self.hardware, self._only) and not search.has_tried:
             return None
         if self._fleet is None:
@@ -258,9 +258,11 @@ class Tuner:
             every,
         )
         self._formerly_illegal: set[str] = set()
-        self._stored: set[str] = set()
-        for candidate, trial in self._trials(op, problem):
-            self._stored.add(key(candidate))
+        last = {
+            key(candidate): (candidate, trial) for candidate, trial in self._trials(op, problem)
+        }
+        self._stored = set(last)
+        for candidate, trial in last.values():
             if trial.state == "refused":  # by rules and a compiler that may have changed
                 self._formerly_illegal.add(key(candidate))
             else:
@@ -394,12 +396,13 @@ class Tuner:
             seconds=outcome.seconds,
             version=fingerprints.versions(op)[candidate.variant],
         )
+        self._stored.add(key(candidate))
         self._database.add_trial(self._key(op, problem), trial)
 
     def _store_told_elsewhere(self, op: str, problem: Problem, search: Search) -> None:
         """Keep what other nodes have measured like what was measured here."""
         versions = fingerprints.versions(op)
-        for candidate, times in search.take_told_elsewhere():
+        for candidate, times in search.told():
             if key(candidate) not in self._stored:
                 self._stored.add(key(candidate))
                 trial = TrialRecord(
@@ -466,6 +469,8 @@ class Tuner:
         measured = self._side_by_side(op, problem, search, finalists)
         if self.disturbed:
             return None
+        trials = search.measured
+        self._store_told_elsewhere(op, problem, search)  # these are in this database, too
         commit = fingerprints.source_commit()
         return record_of(
             op,
@@ -473,7 +478,7 @@ class Tuner:
             self._fingerprint,
             fingerprints.software_fingerprint(),
             measured,
-            trials=search.measured,
+            trials=trials,
             seconds=seconds,
             created=datetime.now(UTC).isoformat(timespec="seconds"),
             incumbent=incumbent,
