@@ -220,13 +220,13 @@ class ModelStep:
         """
         decoder = self.decoder
         x = embedding(tokens, decoder.embedding)
-        turns, seen, own = self._turns(positions), _Seen(positions), self._places(positions.long())
+        turns, seen, index = self._turns(positions), _Seen(positions), self._index(positions.long())
         normalised = self._normalised(x, decoder.layers[0].input_norm)
         for layer, keys, values, next_norm in zip(
             decoder.layers, *self._tensors(), self._next_norms, strict=True
         ):
             q, k, v = self._projected(layer, normalised, turns)
-            keys[own], values[own] = k, v
+            keys[index], values[index] = k, v
             y = self._attended(q, keys, values, layer.window, seen)
             normalised, x = self._added(y, layer.o, x, layer.post_norm)
             y = silu(linear(normalised, layer.gate)) * linear(normalised, layer.up)
@@ -261,7 +261,7 @@ class ModelStep:
                 y = torch.addcmul(halves * cos, halves.flip(2), sin).flatten(2)
             yield y
 
-    def _places(self, positions: torch.Tensor) -> tuple[Any, ...]:
+    def _index(self, positions: torch.Tensor) -> tuple[Any, ...]:
         """The index of these positions in keys or values: of [batch, heads, head_dim]."""
         table = self.cache.block_table
         if table is None:

@@ -14,8 +14,8 @@ import torch
 import taxfree
 from taxfree.errors import UsageError
 from taxfree.models import report
-from taxfree.models.decoders import decoder_of, local
-from taxfree_kernels.decode_step.decoder import Cache, Decoder, Layer
+from taxfree.models.decoders import decoder_of
+from taxfree_kernels.decode_step.decoder import Cache
 from tests.models.decode_reference import exact_logits
 from tests.ranks import Ranks, on_every_fabric
 from tests.sample import Sample
@@ -460,16 +460,6 @@ def test_one_kernel_chooses_the_tokens(ranks: Ranks, tmp_path: Path, world_size:
         assert ran == {"one kernel"}
 
 
-def layer_of(block: Any) -> Layer:
-    """A rank's part of a layer of the bench's model."""
-    attention, mlp = block.attention, block.mlp
-    q, k, v = local(attention.qkv.weight).split([8 * heads for heads in attention.heads])
-    gate, up = local(mlp.gate_up.weight).chunk(2)
-    norms = local(block.attention_norm.weight), local(block.mlp_norm.weight)
-    o, down = local(attention.o.weight), local(mlp.down.weight)
-    return Layer(norms[0], q, k, v, o, norms[1], gate, up, down)
-
-
 def steps_of_bench(fabric: Any) -> Any:
     """Logits of a step of the bench's model, of the model itself, and of float64."""
     from taxfree_tune.benching import decoder as bench
@@ -479,17 +469,7 @@ def steps_of_bench(fabric: Any) -> Any:
     mesh, rank = new_mesh(), fabric.rank
     model = bench.parallel_decoder(MODEL, mesh)
     bench.take_weights(model, bench.random_weights(model, rank, fabric.device, torch.float32))
-    head = local(model.head.weight)
-    decoder = Decoder(
-        layers=tuple(map(layer_of, model.blocks)),
-        embedding=local(model.embedding.weight),
-        norm=local(model.norm.weight),
-        head=head,
-        inv_freq=10000.0 ** (torch.arange(4) / -4),
-        head_dim=8,
-        eps=1e-6,
-        vocab_start=rank * len(head),
-    )
+    decoder = bench.for_step(model, rank)
     step = taxfree.decode_step(decoder, BATCH, PROMPT + 1, group=mesh.get_group())
     caches = zip(step.cache.keys, step.cache.values, strict=True)
     held = [(keys.transpose(1, 2), values.transpose(1, 2)) for keys, values in caches]
