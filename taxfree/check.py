@@ -17,6 +17,7 @@ installed. ``docs/check.md`` says what is found, and how to read a report.
 from __future__ import annotations
 
 import importlib.util
+from typing import TYPE_CHECKING, Any
 
 if importlib.util.find_spec("greenlet") is None:
     raise ImportError("taxfree.check needs greenlet: pip install 'taxfree[check]'")
@@ -24,6 +25,26 @@ if importlib.util.find_spec("greenlet") is None:
 from taxfree_check.checker import Checked, CheckFailed, Reason, Symmetric, Violation, World
 from taxfree_check.checker.conventions import stand_in
 
+if TYPE_CHECKING:
+    from taxfree_check.executed.world import ExecutedWorld
+
 stand_in()
 
-__all__ = ["CheckFailed", "Checked", "Reason", "Symmetric", "Violation", "World"]
+__all__ = [
+    "CheckFailed",
+    "Checked",
+    "ExecutedWorld",
+    "Reason",
+    "Symmetric",
+    "Violation",
+    "World",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """The class that compiles, and needs Numba."""
+    if name != "ExecutedWorld":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from taxfree_check.executed.world import ExecutedWorld
+
+    return ExecutedWorld

@@ -68,7 +68,7 @@ OnlyModes: TypeAlias = Annotated[
     typer.Option(
         "--mode",
         metavar="NAME",
-        help="Only this mode of a whole model: eager, compiled, micro-pipeline or graph; "
+        help="Only this mode of a whole model: eager, compiled, micro-pipeline, graph or step; "
         "repeatable.",
     ),
 ]

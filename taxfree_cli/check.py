@@ -14,7 +14,7 @@ import typer
 from taxfree.errors import TaxfreeError, UsageError, WrongResult
 from taxfree.shapes import DTYPE_ALIASES, expand, require_operation
 from taxfree_cli import options
-from taxfree_cli.check_executed import checked_records, show_executed
+from taxfree_cli.check_executed import checked_records, execute_function, show_executed
 from taxfree_cli.check_function import check_function, require_pass, show
 from taxfree_cli.output import note, print_json, print_lines
 from taxfree_kernels.variant import operation_names, operation_shapes, variants
@@ -143,13 +143,21 @@ def check(
     violation.
     """
     if target is not None:
-        of_variants = (op, shapes, variant, gpus, dtype, triton, arch, records)
-        if compiled or executed or any(option is not None for option in of_variants):
+        others = (op, shapes, variant, gpus, dtype, triton, records, program if executed else arch)
+        if compiled or any(option is not None for option in others):
+            only = "--arch" if executed else "--program"
             raise UsageError(
-                "FILE::FUNCTION takes --ranks, --seeds, --first-seed, --program and --json only",
+                f"FILE::FUNCTION takes --ranks, --seeds, --first-seed, {only} and --json only",
                 "the other options are for the variants of operations",
             )
         _require("greenlet")
+        if executed:
+            _require("numba")
+            _require_compilers(compiled, triton, executed, arch)
+            first = first_seed or 0
+            chosen = range(first, first + (seeds or _DEFAULT_EXECUTED_SEEDS))
+            execute_function(target, ranks, chosen, arch or _ARCHITECTURES[0], json)
+            return
         check_function(target, ranks, seeds, first_seed, json, program)
         return
     if ranks is not None or program is not None:

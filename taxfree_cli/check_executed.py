@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING
 
-from taxfree.errors import TaxfreeError, WrongResult
+from taxfree.errors import TaxfreeError, UsageError, WrongResult
 from taxfree.shapes import format_problem, recorded_problem
+from taxfree_cli.check_function import DEFAULT_RANKS, function_of, takes_world
 from taxfree_cli.output import note, print_json, print_lines, print_table
 from taxfree_kernels.errors import PlanError
 from taxfree_kernels.variant import variants
@@ -112,3 +114,63 @@ def _print(found: list[Checked]) -> None:
                 str(shown.problem), *([shown.details] if shown.details else []),
                 f"replay: {checked.replay(shown)}",
             ])  # fmt: skip
+
+
+def execute_function(
+    target: str, ranks: int | None, seeds: Sequence[int], architecture: str, json: bool
+) -> None:
+    """Execute the kernels that a function of anybody runs, once for each seed, and report.
+
+    Args:
+        target: "FILE::FUNCTION"; it takes a world.
+        ranks: of the world.
+
+    Raises:
+        UsageError: there is no such function, or its kernels are interpreted.
+        WrongResult: a run hung, accessed what is no tensor, or gave a wrong result.
+        TaxfreeError: it needs what the executor does not have; or the function failed.
+    """
+    function = function_of(target)
+    if not takes_world(function):
+        raise UsageError(f"{target} takes no world", "def function(world): ... world.run(call)")
+    if os.environ.get("TRITON_INTERPRET", "0") != "0":
+        raise UsageError("--executed needs compiled kernels", "unset TRITON_INTERPRET")
+    from taxfree_check.executed.errors import ExecutionError, UnknownInstruction
+    from taxfree_check.executed.world import ExecutedWorld
+
+    rows, wrong = [], ""
+    for seed in seeds:
+        world = ExecutedWorld(ranks or DEFAULT_RANKS, seed, architecture)
+        verdict, details = "right", ""
+        try:
+            function(world)
+        except AssertionError as error:
+            verdict, details = "wrong", str(error) or "an assertion failed"
+        except UnknownInstruction as error:
+            raise TaxfreeError(
+                f"{target} cannot be executed: {error.message}", error.hint
+            ) from error
+        except ExecutionError as error:
+            verdict, details = type(error).__name__, f"{error.message} {error.hint}".strip()
+        except TaxfreeError:
+            raise
+        except (Exception, SystemExit) as error:
+            message = f"{target} raised {type(error).__name__}: {error}"
+            raise TaxfreeError(message, "see its lines outside of kernels") from error
+        instructions = sum(shown.instructions for shown in world.runs)
+        seconds = sum(shown.seconds for shown in world.runs)
+        rows.append((seed, verdict, instructions, seconds, details))
+        if verdict != "right" and not wrong:
+            wrong = (
+                f"taxfree check --executed {target} --ranks {world.ranks} --arch {architecture} "
+                f"--first-seed {seed} --seeds 1"
+            )
+    columns = ("seed", "verdict", "instructions", "seconds", "details")
+    if json:
+        print_json({"runs": [dict(zip(columns, row, strict=True)) for row in rows]})
+    else:
+        print_table(columns, rows)
+    if wrong:
+        raise WrongResult(f"{target} is not right when executed", f"replay: {wrong}")
+    if not any(instructions for _, _, instructions, *_ in rows):
+        raise TaxfreeError("nothing to execute: no kernel was launched")

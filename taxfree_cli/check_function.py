@@ -17,7 +17,7 @@ from taxfree_cli.output import folded, print_json, print_lines, print_table
 if TYPE_CHECKING:
     from taxfree_check.checker import Checked
 
-_DEFAULT_RANKS = 4
+DEFAULT_RANKS = 4
 
 
 def check_function(
@@ -41,7 +41,7 @@ def check_function(
         WrongResult: a schedule has shown a violation, or the function a wrong result.
         TaxfreeError: nothing was found, but too little ran; or the function failed.
     """
-    function = _function(target)
+    function = function_of(target)
     from taxfree_check.checker import CheckFailed, Overrides, World, overrides
 
     wanted = "" if ranks is None else f" --ranks {ranks}"
@@ -53,10 +53,10 @@ def check_function(
         if program is not None:
             from taxfree_check.checker.programs import run_program
 
-            with World(_DEFAULT_RANKS) as world:
+            with World(DEFAULT_RANKS) as world:
                 run_program(world, function, shlex.split(program))
-        elif _takes_world(function):
-            with World(_DEFAULT_RANKS) as world:
+        elif takes_world(function):
+            with World(DEFAULT_RANKS) as world:
                 function(world)
         else:
             function()
@@ -78,12 +78,13 @@ def check_function(
     require_pass(found)
 
 
-def _takes_world(function: Callable[..., object]) -> bool:
+def takes_world(function: Callable[..., object]) -> bool:
+    """Whether a function wants to be given a world."""
     parameters = inspect.signature(function).parameters.values()
     return any(each.default is inspect.Parameter.empty for each in parameters)
 
 
-def _function(target: str) -> Callable[..., object]:
+def function_of(target: str) -> Callable[..., object]:
     """The function that a target names.
 
     Raises:

@@ -299,6 +299,13 @@ class Variant(ABC):
         """The reason not to compile `config` for `problem`, or None."""
         return None
 
+    def serves_several_weights(self, problem: Problem) -> bool:
+        """Whether the record of `problem` also serves calls of several weights, by this variant.
+
+        Other variants cannot run such calls, so the tuner times the fastest of these in its finals.
+        """
+        return False
+
     def signals(self, problem: Problem, config: Config) -> Signals | None:
         """The signals of a call, or None for a variant whose programs cannot share them."""
         return None

@@ -98,7 +98,7 @@ for _signature in signatures().values():
     _register(_signature)
 
 
-# -- several matmuls after one gather: compiled graphs call it, whose gradients are made already --
+# -- several matmuls after one gather: graphs and backward formulas call it, so it needs none --
 
 
 def _gather_once(

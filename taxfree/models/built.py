@@ -112,12 +112,16 @@ def read_model(decoder: Any, config: Mapping[str, Any], given: Mapping[str, Any]
             others.append(f"linear attention ({type(module).__name__})")
             continue
         row = layers[last[0]]
+        if empty := [each.name for each in layers if 0 in (each.inputs, each.outputs)]:
+            raise UsageError(f"{empty[0]} has no features")
         behind = calls.behind[row.name]
         parts: Parts = [((each.outputs, each.outputs),) for each in columns]
         is_latent = any(each.inputs != hidden for each in columns)
         if "attention" in type(module).__name__.lower():
             dim = row.inputs // heads
             kv_heads, parts = (heads, parts) if is_latent else _heads(columns, heads, dim)
+            if kv_heads < 1 or heads % kv_heads:
+                raise UsageError(f"{heads} heads do not share {kv_heads} kv heads")
             at = re.search(r"\d+", name)
             seen = windows
             if isinstance(kinds, list) and at:
@@ -279,7 +283,7 @@ def _notes(decoder: Any, row: str) -> Iterator[str]:
     style = plan.get(re.sub(r"\.\d+\.", ".*.", row))
     if not plan:
         yield f"all layers under Transformers, which has no plan for {decoder.config.model_type}"
-    elif style != "rowwise":
+    elif not str(style).startswith("rowwise"):
         yield plan_note(re.sub(r".*\.\d+\.", "", row), style)
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -100,20 +101,32 @@ class ModelStep:
         self._runtime = None if group is None else _runtime(group)
         if LEAST_HEAD_DIM <= decoder.head_dim <= MOST_HEAD_DIM:
             self._local = _local_runtime()
+        elif group is None:
+            return f"heads of {decoder.head_dim} values"
         if (runtime := self._runtime or self._local) is None:
             return "no fabric serves here"
         fabric = runtime._fabric
         if fabric.hardware.architecture != "sm_90":
             return f"the kernel is not written for {fabric.hardware.architecture}"
 
+        def check() -> None:  # to make the kernel is collective: all must know of one that cannot
+            from taxfree_kernels.decode_step import tape  # needs a Triton with Gluon
+
+            tape.model_of(decoder, self.cache, self.batch)
+            tape.addresses_of(decoder)
+            tape.Lines.of(decoder, self.cache)
+
         def make() -> Any:
-            from taxfree_kernels.decode_step.step import DecodeStep  # needs a Triton with Gluon
+            from taxfree_kernels.decode_step.step import DecodeStep
 
             return DecodeStep(decoder, self.cache, self.batch, fabric, {}, logits=True)
 
-        (made,) = attempt(fabric.group, [lambda: aside(fabric.device, make)])
-        if isinstance(made, Failure):
-            return made.why
+        made: Any = None
+        steps: tuple[Callable[[], Any], ...] = (check, make)
+        for step in steps:
+            (made,) = attempt(fabric.group, [partial(aside, fabric.device, step)])
+            if isinstance(made, Failure):
+                return made.why
         self._kernel = made
         return None
 
@@ -207,13 +220,13 @@ class ModelStep:
         """
         decoder = self.decoder
         x = embedding(tokens, decoder.embedding)
-        turns, seen, own = self._turns(positions), _Seen(positions), self._places(positions.long())
+        turns, seen, index = self._turns(positions), _Seen(positions), self._index(positions.long())
         normalised = self._normalised(x, decoder.layers[0].input_norm)
         for layer, keys, values, next_norm in zip(
             decoder.layers, *self._tensors(), self._next_norms, strict=True
         ):
             q, k, v = self._projected(layer, normalised, turns)
-            keys[own], values[own] = k, v
+            keys[index], values[index] = k, v
             y = self._attended(q, keys, values, layer.window, seen)
             normalised, x = self._added(y, layer.o, x, layer.post_norm)
             y = silu(linear(normalised, layer.gate)) * linear(normalised, layer.up)
@@ -248,7 +261,7 @@ class ModelStep:
                 y = torch.addcmul(halves * cos, halves.flip(2), sin).flatten(2)
             yield y
 
-    def _places(self, positions: torch.Tensor) -> tuple[Any, ...]:
+    def _index(self, positions: torch.Tensor) -> tuple[Any, ...]:
         """The index of these positions in keys or values: of [batch, heads, head_dim]."""
         table = self.cache.block_table
         if table is None:
@@ -396,8 +409,8 @@ def _local_runtime() -> Runtime | None:
     everyone = dist.group.WORLD
     if everyone not in _local_runtimes:
         alone = dist.new_group([dist.get_rank()], use_local_synchronization=True)
-        # A step writes nothing into a cache but the newest keys and values.
-        found = _opened(alone, heap_bytes=arena_bytes(_LOCAL_SLOT_BYTES), static_cache=True)
+        # Without static_cache: compiled code may compute lengths right before attention.
+        found = _opened(alone, heap_bytes=arena_bytes(_LOCAL_SLOT_BYTES))
         if found is None:
             return None
         _local_runtimes[everyone] = found

@@ -414,6 +414,8 @@ def _added_behind(value: Node, bias: Any, residual: Any) -> tuple[Node, Any, Any
             break
         if _value(other).dtype != _value(value).dtype:
             break
+        if _value(node).shape != _value(last).shape:  # the sum is broadcast
+            break
         if _value(other).shape == _value(node).shape[-1:] and bias is None:
             bias = other
         elif _value(other).shape == _value(node).shape and residual is None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
-from torch._dynamo.utils import counters
 
 from taxfree._runtime.runtime import Runtime
 
@@ -48,7 +48,7 @@ def report() -> Report:
         for problem, kinds in runtime.stats().items():
             problems.setdefault(problem, Counter()).update(kinds)
     layers = {layer: dict(ran) for layer, ran in _layers.items()}
-    for name, calls in counters["inductor"].items():
+    for name, calls in _compiler_counters().items():
         if name.startswith(_COMPILED):
             _, pattern, ran = name.split("\t")
             layers.setdefault(pattern, {})[ran] = calls
@@ -66,7 +66,7 @@ def count(layer: str, ran: str, calls: int = 1) -> None:
 
 def count_compiled(pattern: str, ran: str) -> None:
     """Count a pattern of a graph that Inductor compiles now."""
-    counters["inductor"][f"{_COMPILED}{pattern}\t{ran}"] += 1
+    _compiler_counters()[f"{_COMPILED}{pattern}\t{ran}"] += 1
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
@@ -92,5 +92,13 @@ def include(runtime: Runtime) -> None:
 def clear() -> None:
     """Forget all counts of layers."""
     _layers.clear()
-    for name in [each for each in counters["inductor"] if each.startswith(_COMPILED)]:
-        del counters["inductor"][name]
+    counters = _compiler_counters()
+    for name in [each for each in counters if each.startswith(_COMPILED)]:
+        del counters[name]
+
+
+def _compiler_counters() -> Counter[str]:
+    """Inductor's; empty as long as nothing was compiled, because they load slowly."""
+    utils = sys.modules.get("torch._dynamo.utils")
+    found: Counter[str] = Counter() if utils is None else utils.counters["inductor"]
+    return found

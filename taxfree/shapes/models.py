@@ -186,7 +186,7 @@ def load_model(name: str | Path) -> Model:
         UsageError: there is no such file or model, or no decoder is built from the file.
     """
     if _is_known(name):
-        return _known_model(_known_entry(str(name)))
+        return _known_model(known_entry(str(name)))
     text = json.dumps(_file(Path(name)))
     try:
         from taxfree.models.built import built_model
@@ -200,18 +200,6 @@ def load_model(name: str | Path) -> Model:
     except UsageError as error:
         what = f"model config {quoted(str(name))}: {error.message}"
         raise UsageError(what, _CONFIG_HINT) from error
-
-
-def read_config(name: str | Path) -> Mapping[str, Any]:
-    """Return the part of a model's config that describes the decoder.
-
-    Args:
-        name: as of `load_model`.
-
-    Raises:
-        UsageError: there is no such file or model, or the file cannot be read.
-    """
-    return text_part(_known_entry(str(name))["config"] if _is_known(name) else _file(Path(name)))
 
 
 def text_part(config: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -240,7 +228,12 @@ def _file(path: Path) -> Mapping[str, Any]:
     return config
 
 
-def _known_entry(name: str) -> Mapping[str, Any]:
+def known_entry(name: str) -> Mapping[str, Any]:
+    """What is known of a model: its `config`, and of what Transformers' `plan` does not sum.
+
+    Raises:
+        UsageError: no model has this name or repository.
+    """
     wanted = name.lower()
     for known, repositories in known_models().items():
         if wanted == known or wanted in map(str.lower, repositories):
@@ -354,12 +347,6 @@ def _dtype_in(config: Mapping[str, Any]) -> str | None:
     return str(dtypes[0]).removeprefix("torch.") if dtypes else None
 
 
-def dtype_of(config: Mapping[str, Any]) -> str | None:
-    """The type in which a model computes; None where the kernels have none for it."""
-    dtype = _dtype_in(config)
-    return dtype if dtype in DTYPE_ALIASES.values() else None
-
-
 # -- problems --
 
 
@@ -391,7 +378,7 @@ def split_layers(
     _require_split(model, tp)
     blocks = [each for each in model.blocks if is_cast or not each.quantised]
     columns = [column for block in blocks for column in block.columns]
-    if model.vocabulary % tp == 0:
+    if model.vocabulary and model.vocabulary % tp == 0:
         columns.append(model.head)
     if role == "gather_rows":
         return _gathers(model.hidden, blocks, columns, tp, is_training)
@@ -420,7 +407,8 @@ def _gathers(
         if len(features) > 1:  # whatever bias they have is added behind the matmul
             found.append(_fields(sum(features), hidden))
     found += [_fields(each.features(tp), hidden, bias=each.bias) for each in columns]
-    if is_training:  # the gradients of what the last layers read
+    if is_training:  # gathered rows are kept, and a bias is added behind; then the gradients
+        found += [_fields(each.features(tp), hidden) for each in columns if each.bias]
         found += [_fields(each.inputs // tp, hidden, weight_layout="kn") for each in blocks]
     return [each | {"gather_dim": 0} for each in found]
 

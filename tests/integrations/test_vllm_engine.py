@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -125,7 +126,7 @@ def test_vllm_takes_the_pass_and_its_cache_key(monkeypatch: pytest.MonkeyPatch) 
     from vllm.platforms import current_platform
 
     monkeypatch.syspath_prepend(str(FOLDER))
-    from taxfree_vllm.row_parallel import _RmsNormPass
+    from taxfree_vllm.row_parallel import _groups, _key, _RmsNormPass
 
     config, ours = CompilationConfig(), _RmsNormPass()
     before = config.compute_hash()
@@ -140,6 +141,10 @@ def test_vllm_takes_the_pass_and_its_cache_key(monkeypatch: pytest.MonkeyPatch) 
 
     tensors = [torch.empty(size).bfloat16() for size in ((3, 8), (16, 8), (3, 16), (16,))]
     graph = make_fx(model, tracing_mode="fake")(*tensors).graph
+    served = SimpleNamespace(serves_all=lambda least, most: (least, most) == (1, 8))
+    sizes = {_key(tensors[1], None, has_norm=True): served}
+    monkeypatch.setitem(_groups, "tp:0", SimpleNamespace(sizes=sizes))
+    assert ours.is_applicable_for_range(SimpleNamespace(start=1, end=8))
     ours(graph)
     graph.lint()
     (fused, *_) = [node for node in graph.nodes if node.op == "call_function"]

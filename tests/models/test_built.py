@@ -18,7 +18,7 @@ import torch
 import yaml
 
 from taxfree.models.built import built_model
-from taxfree.shapes.models import Column, Model, known_models, load_model, read_config
+from taxfree.shapes.models import Column, Model, known_entry, known_models, load_model
 
 BUILT: dict[str, Any] = yaml.safe_load(Path(__file__).with_name("built.yaml").read_text())
 SIZES = (
@@ -63,12 +63,12 @@ def test_models_that_are_known_by_name_are_what_is_built(name: str) -> None:
     known = load_model(name)
     layers = {"num_hidden_layers": 6 if "gemma" in name else 2, "first_k_dense_replace": 1}
     window = {} if "gemma" in name or "gpt-oss" in name else {"sliding_window": None}
-    built = built_model(json.dumps({**read_config(name), **window, **layers}))
+    built = built_model(json.dumps({**known_entry(name)["config"], **window, **layers}))
     assert replace(built, layers=known.layers) == known
 
 
 def test_defaults_of_the_process_change_nothing() -> None:
-    config = json.dumps({**read_config("llama-3.2-1b"), **FEW_LAYERS})
+    config = json.dumps({**known_entry("llama-3.2-1b")["config"], **FEW_LAYERS})
     built_model.cache_clear()
     torch.set_default_dtype(torch.bfloat16)
     try:

@@ -237,6 +237,40 @@ def add_what_is_a_ranks_own(fabric: Any) -> Any:
     return errors, taxfree.report().layers
 
 
+def add_to_a_layer(fabric: Any) -> dict[str, float]:
+    """By addend: the error of a compiled layer against the eager one."""
+    from torch._inductor import config
+    from torch.distributed.tensor.parallel import RowwiseParallel, parallelize_module
+
+    import taxfree
+    from tests.models.meshes import new_mesh
+
+    mesh = new_mesh()
+    torch.manual_seed(0)
+    layer = parallelize_module(nn.Linear(HIDDEN, WIDTH).bfloat16(), mesh, RowwiseParallel())
+    x, more = torch.randn(ROWS, HIDDEN // 2).bfloat16(), torch.randn(3, ROWS, WIDTH).bfloat16()
+    addends = {
+        "broadcast over the sum": more[0, 0],
+        "the sum is broadcast": more,
+        "rows": more[0, :1],
+        "columns": more[0, :, :1],
+        "scalar": 1.5,
+    }
+    with (
+        taxfree.enable(mesh, layer), ours_run(), torch.no_grad(),
+        config.patch(fx_graph_cache=False),
+    ):  # fmt: skip
+        expected = {name: (layer(x) + each).double() for name, each in addends.items()}
+        torch.compiler.reset()
+        found = torch.compile(lambda x: {name: layer(x) + each for name, each in addends.items()})(
+            x
+        )
+    return {
+        name: float((y - expected[name]).norm() / expected[name].norm())
+        for name, y in found.items()
+    }
+
+
 class Heads(nn.Module):
     """Three linear layers on the same rows."""
 
@@ -601,6 +635,7 @@ def test_an_all_reduce_takes_the_bias_and_the_residual_along(ranks: Ranks) -> No
         assert any("bias=True" in each and "residual=True" in each for each in problems), problems
 
 
+@pytest.mark.dealt("recomputed")
 @pytest.mark.parametrize(
     ("recomputed", "scattered"), [("all", False), ("all", True), ("not selected", True)]
 )
@@ -634,6 +669,11 @@ def test_what_follows_the_collectives_of_others_may_differ_by_rank(ranks: Ranks)
     for errors, ran in run(ranks, "add_what_is_a_ranks_own"):
         assert max(errors.values()) < 0.01, errors
         assert ran == {"compiled all_reduce": {"matmul_all_reduce": len(errors)}}
+
+
+def test_a_layers_sum_may_be_broadcast(ranks: Ranks) -> None:
+    for errors in run(ranks, "add_to_a_layer"):
+        assert max(errors.values()) < 0.02, errors
 
 
 def test_an_all_reduce_takes_the_norm_along(ranks: Ranks, tmp_path: Path) -> None:

@@ -14,8 +14,8 @@ import torch
 import taxfree
 from taxfree.errors import UsageError
 from taxfree.models import report
-from taxfree.models.decoders import decoder_of, local
-from taxfree_kernels.decode_step.decoder import Cache, Decoder, Layer
+from taxfree.models.decoders import decoder_of
+from taxfree_kernels.decode_step.decoder import Cache
 from tests.models.decode_reference import exact_logits
 from tests.ranks import Ranks, on_every_fabric
 from tests.sample import Sample
@@ -396,6 +396,61 @@ def test_tokens_on_ranks(ranks: Ranks, sample: Sample, tmp_path: Path, world_siz
             assert all(kinds == ({"exact"} if is_fused else set()) for _, kinds, _ in found)
 
 
+class StandIn:
+    """In the place of the kernel: one token more than the last one; its result is overwritten."""
+
+    logits = torch.ones(1, 128)
+
+    def __init__(self) -> None:
+        self._next = torch.zeros(1, dtype=torch.int64)
+
+    def __call__(self, tokens: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        return torch.add(tokens, 1, out=self._next)
+
+
+def stood_in(fabric: Any) -> tuple[list[int], bool]:
+    step = taxfree.decode_step(made("Qwen3", torch.bfloat16), 1, 8)
+    step._kernel = StandIn()
+    tokens, positions = torch.tensor([3]), torch.tensor([0], dtype=torch.int32)
+    found = [tokens]
+    for _ in range(3):
+        found.append(step(found[-1], positions))
+    return [int(each) for each in found], step.logits is StandIn.logits
+
+
+def test_tokens_of_a_kernel_outlive_the_next_call(ranks: Ranks) -> None:
+    assert ranks.run(1, f"{__name__}:stood_in") == [([3, 4, 5, 6], True)]
+
+
+def replayed(fabric: Any, case: str) -> list[list[int]]:
+    """Tokens of eager steps, and of replays of a graph with one step."""
+    step = taxfree.decode_step(made(case, torch.bfloat16).to(fabric.device), 1, NEW_TOKENS)
+    tokens = torch.zeros(1, dtype=torch.int64, device=fabric.device)
+    positions = torch.zeros(1, dtype=torch.int32, device=fabric.device)
+
+    def advance() -> None:
+        tokens.copy_(step(tokens, positions))
+        positions.add_(1)
+
+    def all_tokens(run: Callable[[], None]) -> list[int]:
+        tokens.fill_(3)
+        positions.zero_()
+        return [run() or int(tokens) for _ in range(NEW_TOKENS)]
+
+    eager, graph = all_tokens(advance), torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        advance()
+    return [eager, all_tokens(graph.replay)]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("fabric", ["cuda"], indirect=True)
+@pytest.mark.parametrize("case", ["Qwen3", "large Qwen3"])
+def test_a_captured_step_chooses_the_same_tokens(ranks: Ranks, case: str) -> None:
+    ((eager, graph),) = ranks.run(1, f"{__name__}:replayed", case=case)
+    assert eager == graph
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("fabric", ["cuda"], indirect=True)
 @pytest.mark.parametrize("world_size", [1, 2])
@@ -403,16 +458,6 @@ def test_one_kernel_chooses_the_tokens(ranks: Ranks, tmp_path: Path, world_size:
     options = {"case": "large Qwen3", "folder": str(tmp_path), "dtype": torch.bfloat16}
     for _, _, ran in ranks.run(world_size, f"{__name__}:generate", **options, batch=1):
         assert ran == {"one kernel"}
-
-
-def layer_of(block: Any) -> Layer:
-    """A rank's part of a layer of the bench's model."""
-    attention, mlp = block.attention, block.mlp
-    q, k, v = local(attention.qkv.weight).split([8 * heads for heads in attention.heads])
-    gate, up = local(mlp.gate_up.weight).chunk(2)
-    norms = local(block.attention_norm.weight), local(block.mlp_norm.weight)
-    o, down = local(attention.o.weight), local(mlp.down.weight)
-    return Layer(norms[0], q, k, v, o, norms[1], gate, up, down)
 
 
 def steps_of_bench(fabric: Any) -> Any:
@@ -424,17 +469,7 @@ def steps_of_bench(fabric: Any) -> Any:
     mesh, rank = new_mesh(), fabric.rank
     model = bench.parallel_decoder(MODEL, mesh)
     bench.take_weights(model, bench.random_weights(model, rank, fabric.device, torch.float32))
-    head = local(model.head.weight)
-    decoder = Decoder(
-        layers=tuple(map(layer_of, model.blocks)),
-        embedding=local(model.embedding.weight),
-        norm=local(model.norm.weight),
-        head=head,
-        inv_freq=10000.0 ** (torch.arange(4) / -4),
-        head_dim=8,
-        eps=1e-6,
-        vocab_start=rank * len(head),
-    )
+    decoder = bench.for_step(model, rank)
     step = taxfree.decode_step(decoder, BATCH, PROMPT + 1, group=mesh.get_group())
     caches = zip(step.cache.keys, step.cache.values, strict=True)
     held = [(keys.transpose(1, 2), values.transpose(1, 2)) for keys, values in caches]

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from taxfree.shapes import ShapeRequest, expand, operations
+from tests.models import llama
 from tests.models.llama import HEADS, HIDDEN, LAYERS, VOCABULARY, WIDTH
 from tests.ranks import Ranks
 
@@ -37,17 +38,31 @@ def found_by(runtime: Any) -> Iterator[set[str]]:
     found |= without_rows(runtime._take_met()) | without_rows(runtime.stats())
 
 
-def run_parallel(fabric: Any, is_sequence_parallel: bool, is_compiled: bool, training: bool) -> Any:
+def plan_of(what: str) -> dict[str, Any]:
+    """A plan of "tp", "sequence" (attention is given gathered rows), or "sequence by layer"."""
+    from torch.distributed.tensor import Shard
+    from torch.distributed.tensor.parallel import ColwiseParallel
+
+    plan = llama.plan(what != "tp")
+    if what == "sequence by layer":
+        del plan["blocks.0.attention"]
+        by_layer = ColwiseParallel(input_layouts=Shard(1))
+        plan |= {f"blocks.0.attention.{name}": by_layer for name in "qkv"}
+    return plan
+
+
+def run_parallel(fabric: Any, plan: str, is_compiled: bool, training: bool) -> Any:
     """The problems of a model that PyTorch parallelised."""
     from torch._inductor import config
+    from torch.distributed.tensor.parallel import parallelize_module
 
     import taxfree
-    from tests.models.llama import Llama
+    from tests.models.meshes import new_mesh
     from tests.models.test_compiled import ours_run
-    from tests.models.test_parallel import opened
 
     torch.manual_seed(0)
-    mesh, model = opened(Llama(bias=True).bfloat16(), is_sequence_parallel)
+    mesh, model = new_mesh(), llama.Llama(bias=True).bfloat16()
+    parallelize_module(model, mesh, plan_of(plan))
     tokens = torch.arange(16).view(1, 16)
     with (
         taxfree.enable(mesh, model) as runtime,
@@ -132,22 +147,22 @@ def listed(tmp_path: Path) -> Any:
     return of
 
 
-@pytest.mark.dealt("path", "compiled", "training")
+@pytest.mark.dealt("plan", "compiled", "training")
 @pytest.mark.parametrize("training", [False, True])
 @pytest.mark.parametrize("compiled", [False, True])
-@pytest.mark.parametrize("path", ["tp", "sequence"])
+@pytest.mark.parametrize("plan", ["tp", "sequence", "sequence by layer"])
 def test_under_pytorch(
-    ranks: Ranks, listed: Any, path: str, compiled: bool, training: bool
+    ranks: Ranks, listed: Any, plan: str, compiled: bool, training: bool
 ) -> None:
     for found in ranks.run(
         2,
         f"{__name__}:run_parallel",
-        is_sequence_parallel=path == "sequence",
+        plan=plan,
         is_compiled=compiled,
         training=training,
     ):
         assert found
-        assert found - listed(path, training) == set()
+        assert found - listed(plan.partition(" ")[0], training) == set()
 
 
 def test_under_transformers(ranks: Ranks, listed: Any, tmp_path: Path) -> None:

@@ -648,6 +648,24 @@ def test_only_usage_errors_escape_a_config(tmp_path_factory, document):
         problems(model=path, tp=2)
 
 
+@settings(max_examples=60, deadline=None)
+@given(
+    st.dictionaries(
+        st.sampled_from([*LLAMA_70B, "head_dim"][1:]),
+        st.one_of(st.integers(-1, 9), st.sampled_from([64, 96, 2**31, 10**20, 0.5, None, "8", []])),
+        min_size=1,
+        max_size=3,
+    )
+)
+def test_only_usage_errors_escape_a_config_of_a_model(tmp_path_factory, fields):
+    path = tmp_path_factory.getbasetemp() / "fuzz.json"
+    path.write_text(json.dumps(LLAMA_70B | fields))
+    request = ShapeRequest(model=path, tp=2, paths=tuple(PATHS), is_training=True)
+    with suppress(UsageError):
+        for op in operations(request, OP):
+            expand(op, request)
+
+
 def test_fields_are_those_of_the_problem():
     specs = field_specs(problem_class(OP))
     assert [name for name, spec in specs.items() if spec.required] == ["m", "n", "k"]

@@ -48,10 +48,14 @@ def test_logits_are_those_of_float64(ranks, family: str, phase: Phase) -> None:
         columns = (dataclasses.replace(each, bias=True) for each in QKV)
         attention = dataclasses.replace(attention, columns=tuple(columns))
     model = dataclasses.replace(MODEL, family=family, blocks=(attention, mlp))
-    outcomes = measured(ranks, model, phase, "eager")
+    *outcomes, step = measured(ranks, model, phase, "eager", "step")
     assert [(each.path, each.state) for each in outcomes] == [
         ("torch", "measured"), ("taxfree", "measured"),
     ]  # fmt: skip
+    if phase is PROMPT:
+        assert (step.state, step.reason) == ("refused", "a step is one token of each sequence")
+    else:
+        outcomes.append(step)
     assert all(0 < each.relative_error < 0.02 for each in outcomes)
     assert all(len(each.timing.samples_us) == 2 for each in outcomes)
 

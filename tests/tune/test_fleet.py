@@ -84,7 +84,7 @@ class TestClaims:
         first.tell(told, 5.0, {"eager": 5.0})
         (asked,) = second.ask(3, 3)
         assert asked not in (told, claimed)
-        assert second.take_told_elsewhere() == [(told, {"eager": 5.0})]
+        assert second.told() == [(told, {"eager": 5.0})]
         assert second.best(1) == [(5.0, told)]
         assert second.ask(1, 3) == []
         assert second.waits_for_others

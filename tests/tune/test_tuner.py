@@ -99,14 +99,14 @@ def tune(db, script, trials=6, hardware=KNOWN["cpu"], dtype="float16", **options
     return record, trials, group.tried
 
 
-def tune_on(group, db, trials=6, dtype="float16", screen=PassingScreen, **options):
+def tune_on(group, db, trials=6, dtype="float16", screen=PassingScreen, problem=PROBLEM, **options):
     """A record and the trials."""
     from taxfree_tune.tuning.tuner import Budget, Tuner
     from taxfree_tune.workers.group import Workers
 
     with Database(db) as database:
         tuner = Tuner(database, Workers(lambda: group), group.hardware, screen(), **options)
-        record = tuner.tune(OP, problem_class(OP)(**PROBLEM, dtype=dtype), Budget(trials))
+        record = tuner.tune(OP, problem_class(OP)(**problem, dtype=dtype), Budget(trials))
         return record, database.trials(record.key)
 
 
@@ -214,6 +214,19 @@ class TestAdoption:
         assert record.winner.variant != "pull"
         assert "pull" in {each.variant for each in record.runners_up}
         assert len(record.runners_up) <= 7
+
+    def test_what_can_run_several_weights_is_measured_again_however_slow_it_is(self, db):
+        """Calls of several weights after one gather run it."""
+        slow = "one_shot"
+
+        def script(candidate):
+            return timed(500.0) if candidate.variant == slow else time_of(candidate)
+
+        problem = PROBLEM | {"m": 6, "gather_dim": 0}
+        record, _, _ = tune(db, script, trials=12, problem=problem)
+        assert [each.variant for each in record.runners_up].count(slow) == 1
+        record, _, _ = tune(db.with_name("columns.sqlite"), script, trials=12)
+        assert slow not in {each.variant for each in record.runners_up}
 
     def test_the_fastest_finalist_wins(self, db):
         record, _, tried = tune(db, time_of, trials=8)

@@ -53,8 +53,10 @@ def warm_up(launch: Launch, hardware: Hardware) -> Any:
     """
     triton.runtime.driver.set_active(AbsentDevice(target_of(hardware)))
     kernel = launch.kernel
+    names = [each.name for each in kernel.function.params if not each.is_constexpr]
+    named = dict(zip(names, launch.args, strict=False))  # constants may stand between them
     return kernel.function.warmup(
-        *launch.args, grid=(kernel.grid,), **kernel.constants, **kernel.options
+        grid=(kernel.grid,), **named, **kernel.constants, **kernel.options
     )
 
 

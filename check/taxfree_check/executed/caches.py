@@ -138,6 +138,7 @@ class DeviceMemory:
         self.gpus: list[Gpu] = []
         self.level = Level()
         self.version = 0  # counts what changes any level
+        self.arrivals = 0  # of these, what may bring new values where atomics read
         self.base = self.level.bytes.ctypes.data
         self.used = _GAP
         self._begins: list[int] = []
@@ -244,12 +245,14 @@ class Gpu:
     def end_launch(self) -> None:
         """Caches are written back when a kernel has ended."""
         self.memory.version += 1
+        self.memory.arrivals += 1
         for level in (*self.chiplets, self.agent):
             level.write_back(self.memory.used)
 
     def churn(self, rng: Random) -> None:
         """Evict one cache's lines, and fetch them again, as happens at any time."""
         self.memory.version += 1
+        self.memory.arrivals += 1
         level = rng.choice([self.agent, *self.chiplets, *self._units()])
         level.write_back(self.memory.used)
         begin, end = sorted(rng.randrange(self.memory.used) & -_LINE for _ in "ab")
@@ -301,6 +304,7 @@ class View:
         indices = places // size if size > 1 else places
         last = max(scope, Scope.CHIPLET)
         self.memory.version += 1
+        self.memory.arrivals += 1
         for level in self.levels[:last]:
             level.of[size][indices] = values
             if level.is_dirty:
@@ -337,4 +341,5 @@ class View:
         """``buffer_wbl2``: the L2 writes back, and at system scope what the GPU shares does too."""
         self.memory.version += 1
         for level in self.levels[Scope.CHIPLET : scope]:
+            self.memory.arrivals += level.is_dirty
             level.write_back(self.memory.used)

@@ -71,6 +71,7 @@ class Listing:
         argument_bytes: size of their block.
         pointer_register: the SGPR pair that points to the arguments.
         user_registers: SGPRs that are set before the ids of the workgroup.
+        wanted_ids: which of these are, in x, y and z.
         threads: of a workgroup.
     """
 
@@ -82,6 +83,7 @@ class Listing:
     pointer_register: int
     user_registers: int
     threads: int
+    wanted_ids: tuple[bool, bool, bool] = (True, False, False)
 
 
 def decode(text: str) -> Listing:
@@ -109,6 +111,11 @@ def decode(text: str) -> Listing:
         * sum(_field(text, f"user_sgpr_{name}_ptr") for name in ("dispatch", "queue")),
         user_registers=_field(text, "user_sgpr_count"),
         threads=int(threads[1]),
+        wanted_ids=(
+            bool(_field(text, "system_sgpr_workgroup_id_x")),
+            bool(_field(text, "system_sgpr_workgroup_id_y")),
+            bool(_field(text, "system_sgpr_workgroup_id_z")),
+        ),
     )
 
 

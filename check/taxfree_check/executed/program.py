@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from copy import copy
 from random import Random
+from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -101,17 +102,20 @@ def _build(instruction: Instruction, labels: Mapping[str, int]) -> Row | Step:
     return shared.build(instruction) if family == "ds" else vector_memory.build(instruction)
 
 
-def argument_bytes(listing: Listing, values: Sequence[int], grid: int) -> bytes:
+Grid: TypeAlias = tuple[int, int, int]
+
+
+def argument_bytes(listing: Listing, values: Sequence[int], grid: Grid) -> bytes:
     """The block of a kernel's arguments.
 
     Args:
         values: integers and addresses, for the arguments that the caller gives.
-        grid: workgroups.
+        grid: workgroups in each dimension.
     """
     hidden = {
-        "hidden_block_count_x": grid, "hidden_block_count_y": 1, "hidden_block_count_z": 1,
+        **{f"hidden_block_count_{axis}": count for axis, count in zip("xyz", grid, strict=True)},
         "hidden_group_size_x": listing.threads, "hidden_group_size_y": 1, "hidden_group_size_z": 1,
-        "hidden_grid_dims": 1,
+        "hidden_grid_dims": max(at + 1 for at, count in enumerate(grid) if count > 1 or not at),
     }  # fmt: skip
     block = bytearray(listing.argument_bytes)
     remaining = iter(values)
@@ -131,8 +135,9 @@ def argument_bytes(listing: Listing, values: Sequence[int], grid: int) -> bytes:
 class Workgroup:
     """The waves of one program, and what they share."""
 
-    def __init__(self, launch: KernelRun, number: int, view: View) -> None:
+    def __init__(self, launch: KernelRun, place: Grid, view: View) -> None:
         listing = launch.program.listing
+        ids = [id_ for id_, is_wanted in zip(place, listing.wanted_ids, strict=True) if is_wanted]
         self.shared = Shared(launch.shared_bytes, launch.timing.poison)
         self.waves = [
             Wave(launch.program, self, view, launch.timing, wave)
@@ -141,7 +146,7 @@ class Workgroup:
         for wave in self.waves:
             at = listing.pointer_register
             wave.s[at : at + 2] = launch.arguments & WORD, launch.arguments >> 32
-            wave.s[listing.user_registers] = number
+            wave.s[listing.user_registers : listing.user_registers + len(ids)] = ids
 
     @property
     def has_ended(self) -> bool:
@@ -160,7 +165,7 @@ class KernelRun:
 
     Args:
         program: what runs.
-        grid: workgroups.
+        grid: workgroups in each dimension.
         values: arguments: integers and addresses.
         shared_bytes: of LDS.
         gpu: where it runs.
@@ -171,7 +176,7 @@ class KernelRun:
     def __init__(
         self,
         program: Program,
-        grid: int,
+        grid: Grid,
         values: Sequence[int],
         shared_bytes: int,
         gpu: Gpu,
@@ -184,7 +189,8 @@ class KernelRun:
         kept = gpu.memory.empty(len(block), torch.uint8)
         kept.copy_(torch.frombuffer(bytearray(block), dtype=torch.uint8))
         self.arguments = kept.data_ptr()
-        self._waiting = iter(range(grid))
+        x, y, z = map(range, grid)
+        self._waiting = enumerate((at_x, at_y, at_z) for at_z in z for at_y in y for at_x in x)
         self._groups: list[Workgroup] = []
         self._waves: list[Wave] = []
         gpu.begin_launch()
@@ -258,8 +264,8 @@ class KernelRun:
             self._gpu.end_launch()
 
     def _start_next(self) -> None:
-        number = next(self._waiting, None)
-        if number is None:
+        number, place = next(self._waiting, (0, None))
+        if place is None:
             return
         views = self._gpu.views[number % len(self._gpu.views)]
-        self._groups.append(Workgroup(self, number, self.timing.rng.choice(views)))
+        self._groups.append(Workgroup(self, place, self.timing.rng.choice(views)))

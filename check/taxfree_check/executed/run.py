@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from operator import attrgetter
@@ -124,7 +124,7 @@ def run(
     shown = Executed(op, variant, problem, config, architecture, seed, silent=silent)
     if silent is not None:
         patience = min(patience, FEW_POLLS)
-    session = _Session(shown, hardware, most_instructions, patience, tactics, programs)
+    session = Session(shown, hardware, most_instructions, patience, tactics, programs)
     begin = time.perf_counter()
     try:
         with np.errstate(all="ignore"):
@@ -141,7 +141,7 @@ def run(
     return shown
 
 
-class _Host(threading.Thread):
+class Host(threading.Thread):
     """Calls a rank's plan; each launch waits until the session has executed it."""
 
     def __init__(self, rank: int, calls: Iterable[Callable[[], Any]]) -> None:
@@ -165,6 +165,10 @@ class _Host(threading.Thread):
 
     def _launch(self, kernel: Kernel, args: tuple[Any, ...]) -> None:
         self.asked = kernel, args
+        self.pause()
+
+    def pause(self) -> None:
+        """Wait until the session lets it go on."""
         self.has_stopped.release()
         self._goes_on.acquire()
         if self.is_abandoned:
@@ -186,7 +190,7 @@ class _Host(threading.Thread):
         self._goes_on.release()
 
 
-class _Session:
+class Session:
     """One run: memory, GPUs, hosts, and the launches that are in flight."""
 
     def __init__(
@@ -196,7 +200,7 @@ class _Session:
         most_instructions: int,
         patience: int,
         tactics: Tactics | None,
-        programs: dict[str, Program] | None,
+        programs: dict[str, Program] | None = None,
     ) -> None:
         self._shown, self._hardware, self._most = shown, hardware, most_instructions
         self._patience = patience
@@ -233,7 +237,7 @@ class _Session:
                 output = self._memory.copy_of(empty, rank).fill_(float("nan"))
                 self._outputs[rank].append(output)
                 calls.append(lambda plan=plan, tensors=(*kept, output): plan(*tensors))
-            hosts.append(_Host(rank, calls))
+            hosts.append(Host(rank, calls))
         try:
             self._execute(hosts)
         finally:
@@ -254,7 +258,7 @@ class _Session:
         """
         variant = registry.variants(self._shown.op)[self._shown.variant]
         for slot_bytes in (problem.slot_bytes * factor for factor in _ROOM):
-            self._memory = DeviceMemory(self._tactics.grain)
+            self._memory = self.new_memory()
             fabrics = self._fabrics(problem.world_size, slot_bytes)
             try:
                 config = self._shown.config
@@ -262,6 +266,10 @@ class _Session:
             except HeapExhausted as error:
                 exhausted = error
         raise exhausted
+
+    def new_memory(self) -> DeviceMemory:
+        """Memory without tensors, as GPUs of this run cache it."""
+        return DeviceMemory(self._tactics.grain)
 
     def _fabrics(self, world_size: int, slot_bytes: int) -> list[ExecutedFabric]:
         size = arena_bytes(world_size, slot_bytes)
@@ -273,7 +281,7 @@ class _Session:
             for rank in range(world_size)
         ]
 
-    def _execute(self, hosts: list[_Host]) -> None:
+    def _execute(self, hosts: Sequence[Host]) -> None:
         for host in hosts:
             if host.rank != self._shown.silent:
                 host.start()
@@ -312,7 +320,7 @@ class _Session:
     def _where(self) -> str:
         return " | ".join(f"rank {rank} {one.places()}" for rank, one in self._launches.items())
 
-    def _take(self, host: _Host) -> None:
+    def _take(self, host: Host) -> None:
         """Begin what a host asks for."""
         if host.asked is None:
             return
@@ -326,11 +334,11 @@ class _Session:
         address = partial(self._address, home=host.rank)
         values = list(_values(kernel, args, program.listing, address))
         self._launches[host.rank] = KernelRun(
-            program, kernel.grid, values, compiled.resources.shared_memory,
+            program, _dimensions(kernel.grid), values, compiled.resources.shared_memory,
             self._gpus[host.rank], self._timing, self._tactics,
         )  # fmt: skip
 
-    def _finish(self, host: _Host) -> None:
+    def _finish(self, host: Host) -> None:
         """A launch has ended: let its host go on."""
         del self._launches[host.rank]
         assert host.asked is not None
@@ -390,6 +398,12 @@ class _Session:
         return (output.double() - expected).abs() / allowed
 
 
+def _dimensions(grid: int | tuple[int, ...]) -> tuple[int, int, int]:
+    """A grid in three dimensions."""
+    x, y, z = (*(grid if isinstance(grid, tuple) else (grid,)), 1, 1)[:3]
+    return x, y, z
+
+
 def _values(
     kernel: Kernel, args: tuple[Any, ...], listing: Listing, address: Callable[[torch.Tensor], int]
 ) -> Iterator[int]:
@@ -400,7 +414,8 @@ def _values(
     """
     known = [argument for argument in listing.arguments if not argument.kind.startswith("hidden_")]
     kinds = iter(known)
-    for param, value in zip(kernel.function.params, args, strict=False):
+    params = [each for each in kernel.function.params if not each.is_constexpr]
+    for param, value in zip(params, args, strict=False):
         for arg in flat((value,)):
             if arg is None or (type(arg) is int and arg == 1 and not param.do_not_specialize):
                 continue

@@ -251,7 +251,7 @@ def _atomic(instruction: Instruction, function: Callable[[int, int], int], size:
     def step(wave: Wave) -> int | None:
         lane_addresses, inside = addresses(wave)
         places, span = wave.view.memory.places(lane_addresses, size)
-        if returns and wave.polls_in_vain(step, places):
+        if returns and wave.polls_in_vain(step, places, by_atomics=True):
             return ASLEEP
         taken = _taken(wave, value_row, words, inside)
         operands = taken.copy("C").view(f"u{size}")[:, 0]

@@ -61,6 +61,7 @@ class Wave:
         self.s[SCC] = 0
         self.set_exec(ALL)
         self.pc = self._slept_at = 0
+        self._awaits_arrivals = False
         self.state = 0
         self.priority = timing.rng.random()
         self.stalls = timing.stalls * timing.rng.choice((0.0, 1.0))
@@ -102,10 +103,14 @@ class Wave:
     @property
     def has_woken(self) -> bool:
         """Whether it slept, and some memory has changed since; then it can go on."""
-        if self.state == ASLEEP and self._slept_at != self.view.memory.version:
+        if self.state == ASLEEP and self._slept_at != self._changes(self._awaits_arrivals):
             self.state = 0
             return True
         return False
+
+    def _changes(self, arrivals: bool) -> int:
+        memory = self.view.memory
+        return memory.arrivals if arrivals else memory.version
 
     def wake(self) -> None:
         """Let it poll once more, whether or not anything has changed."""
@@ -113,16 +118,17 @@ class Wave:
         if self.state == ASLEEP:
             self.state = 0
 
-    def polls_in_vain(self, step: Step, places: Lanes) -> bool:
+    def polls_in_vain(self, step: Step, places: Lanes, *, by_atomics: bool = False) -> bool:
         """Whether it has read there before, by this step, and no memory has changed since.
 
-        It would read the same again, so it may as well sleep.
+        It would read the same again, so it may as well sleep. Atomics read where caches do not
+        matter: that one forgets lines, as an acquire has it do after each, changes nothing.
         """
         if not places.size:
             return False
-        version, key = self.view.memory.version, (step, int(places[0]))
+        version, key = self._changes(by_atomics), (step, int(places[0]))
         if self._polled.get(key) == version:
-            self._slept_at = version
+            self._slept_at, self._awaits_arrivals = version, by_atomics
             return True
         self._polled[key] = version
         return False

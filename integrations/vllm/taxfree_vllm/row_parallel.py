@@ -24,6 +24,7 @@ import torch
 import vllm.envs as envs
 from torch.fx import Graph
 from torch.library import Library
+from vllm import ir  # registers fused_add_rms_norm  # noqa: F401
 from vllm.compilation.passes.inductor_pass import InductorPass
 from vllm.config import CompilationMode, VllmConfig, get_current_vllm_config
 from vllm.distributed.parallel_state import GroupCoordinator, get_tp_group
@@ -193,7 +194,7 @@ class _Size:
     def serves_all(self, least: int, most: int) -> bool:
         """Whether a record serves all numbers of rows in a range, or problems are collected."""
         return self._collects or (
-            most <= self.max_rows and all(map(self._has_record, _tried(least, most)))
+            0 < least <= most <= self.max_rows and all(map(self._has_record, _tried(least, most)))
         )
 
     def serves(self, rows: int) -> bool:
@@ -302,7 +303,7 @@ _register("row_parallel_rms_norm", f"{_ARGUMENTS}, {_NORM}", _row_parallel_rms_n
 class _RmsNormPass(InductorPass):  # type: ignore[misc]
     """Rewrites a row-parallel matmul and the fused add + RMSNorm behind it into one op."""
 
-    _rows = 1, 0  # least and most of the code that is compiled now
+    _rows = 0, 0  # least and most of the code that is compiled now; not known yet
 
     def is_applicable_for_range(self, compile_range: Any) -> bool:
         """What vLLM asks first: it tells the numbers of rows."""

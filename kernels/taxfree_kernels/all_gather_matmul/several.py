@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 
@@ -24,6 +24,9 @@ class SeveralWeights(Variant):
     #: whether PyTorch's own op, where a caller has that at hand, is as good or better: this is that
     #: op, or runs for want of a record.
     gives_way: ClassVar[bool] = False
+
+    def serves_several_weights(self, problem: Any) -> bool:
+        return bool(problem.gather_dim == 0)
 
 
 class SeveralWeightsPlan(Plan):

@@ -108,7 +108,7 @@ def passes(writer, reader, seed, grain="any", gpus=2):
     data, flag, result = (memory.empty(128, torch.int32, gpus - 1).zero_() for _ in range(3))
     addresses = [each.data_ptr() for each in (data, flag, result)]
     launches = [
-        KernelRun(program(text), 1, addresses, 0, devices[place % gpus], timing, tactics)
+        KernelRun(program(text), (1, 1, 1), addresses, 0, devices[place % gpus], timing, tactics)
         for place, text in enumerate((writer, reader))
     ]
     if gpus == 1:  # the reader is on the other chiplet

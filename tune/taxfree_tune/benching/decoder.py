@@ -26,7 +26,9 @@ from torch.distributed.tensor.parallel import (
 )
 from torch.nn.functional import scaled_dot_product_attention, silu
 
+from taxfree.models.decoders import local
 from taxfree.shapes.models import Model
+from taxfree_kernels.decode_step import decoder as of_step
 
 FAMILIES = ("llama", "mistral", "phi3", "qwen2", "qwen3")
 _EPS, _ROPE_BASE = 1e-6, 10000.0  # of no account for times
@@ -218,3 +220,35 @@ def take_weights(decoder: Decoder, weights: Mapping[str, torch.Tensor]) -> None:
             )
         room, _, short = name.rpartition(".")
         setattr(decoder.get_submodule(room), short, nn.Parameter(own, requires_grad=False))
+
+
+def for_step(decoder: Decoder, rank: int) -> of_step.Decoder:
+    """A rank's part of a decoder without biases behind sums, as `taxfree.decode_step` takes it."""
+    blocks: Sequence[Any] = list(decoder.blocks)
+    head, head_dim = local(decoder.head.weight), blocks[0].attention.head_dim
+
+    def layer_of(block: Any) -> of_step.Layer:
+        attention, mlp = block.attention, block.mlp
+        sizes = [head_dim * heads for heads in attention.heads]
+        q, k, v = local(attention.qkv.weight).split(sizes)
+        bias = attention.qkv.bias
+        biases = (None,) * 3 if bias is None else local(bias).split(sizes)
+        norms = [getattr(each, "weight", None) for each in (attention.q_norm, attention.k_norm)]
+        gate, up = local(mlp.gate_up.weight).chunk(2)
+        return of_step.Layer(
+            local(block.attention_norm.weight), q, k, v, local(attention.o.weight),
+            local(block.mlp_norm.weight), gate, up, local(mlp.down.weight), *biases,
+            *(None if each is None else local(each) for each in norms),
+        )  # fmt: skip
+
+    exponents = torch.arange(head_dim // 2, device=head.device) * (-2 / head_dim)
+    return of_step.Decoder(
+        layers=tuple(map(layer_of, blocks)),
+        embedding=local(decoder.embedding.weight),
+        norm=local(decoder.norm.weight),
+        head=head,
+        inv_freq=_ROPE_BASE**exponents,
+        head_dim=head_dim,
+        eps=_EPS,
+        vocab_start=rank * len(head),
+    )

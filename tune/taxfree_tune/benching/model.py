@@ -32,6 +32,7 @@ _ALIKE: Mapping[str, Sequence[str]] = {
     "eager": ("eager",),
     "compiled": ("compiled", "micro-pipeline"),
     "graph": ("graph",),
+    "step": ("graph",),
 }
 
 

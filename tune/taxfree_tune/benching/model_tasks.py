@@ -20,6 +20,7 @@ from taxfree._runtime.collectives import vote
 from taxfree._runtime.runtime import Runtime
 from taxfree.errors import TaxfreeError, one_line
 from taxfree.shapes.models import Model
+from taxfree_kernels.decode_step.decoder import Cache
 from taxfree_kernels.errors import PeerTimeout
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_tune.benching import decoder
@@ -36,6 +37,7 @@ MODES: Sequence[tuple[str, str]] = (
     ("taxfree", "eager"),
     ("taxfree", "compiled"),
     ("taxfree", "graph"),
+    ("taxfree", "step"),
 )
 _CHAIN = {"prefill": 4, "decode": 10}  # calls of a repetition on GPUs
 
@@ -72,7 +74,8 @@ class ModeOutcome:
 
     Args:
         path: whose tensor parallelism.
-        mode: "graph" is compiled code in a captured graph.
+        mode: "graph" is compiled code in a captured graph, "step" a `taxfree.decode_step`, in one
+            where there are graphs.
         state: "measured", "refused" (it does not serve the phase), "failed" or "wrong".
         reason: one line where it is not measured.
         relative_error: of the logits, against the same weights in float64: Frobenius norm of the
@@ -159,6 +162,7 @@ class _Bench:
         self._weights = decoder.random_weights(shape, fabric.rank, fabric.device, dtype)
         self._state = self._drawn_state(dtype)
         self._calls: dict[tuple[str, str], _Call] = {}
+        self._run_step: Callable[[], Any]
 
     def _drawn_state(self, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor, int, Any]:
         """Tokens, rotary's factors, the first position, and a cache: arguments of the model."""
@@ -196,12 +200,29 @@ class _Bench:
             return partial(self._decoder(path), *self._state)
         if mode == "graph":
             return self._captured(self.call(path, "compiled"))
+        if mode == "step":
+            return self._step()
         if mode == "compiled":
             return partial(_compiled(self._decoder(path)), *self._state)
         with self._micro_pipeline():
             call = partial(_compiled(self._decoder(path, is_sequence_parallel=True)), *self._state)
             call()
         return call
+
+    def _step(self) -> _Call:
+        tokens, _, start, state = self._state
+        keys, values = (tuple(layer[i].transpose(1, 2) for layer in state) for i in range(2))
+        made = decoder.for_step(self._decoder("torch"), self._fabric.rank)
+        step = taxfree.decode_step(made, cache=Cache(keys, values), group=self._fabric.group)
+        positions = torch.full_like(tokens, start, dtype=torch.int32)
+        call = partial(step, tokens, positions)
+        self._run_step = self._captured(call) if self._fabric.has_graphs else call
+
+        def logits() -> torch.Tensor:
+            self._run_step()
+            return step.logits
+
+        return logits
 
     def _captured(self, call: _Call) -> _Call:
         call()
@@ -225,8 +246,8 @@ class _Bench:
             yield
 
     def timed(self, path: str, mode: str) -> Callable[[int], Any]:
-        """What the timer calls."""
-        call = self.call(path, mode)
+        """What the timer calls; a step gathers no logits, but chooses tokens."""
+        call = self._run_step if mode == "step" else self.call(path, mode)
         return lambda _: call()
 
     # -- logits --
@@ -265,12 +286,22 @@ class _Bench:
         """The reason why a mode does not serve the phase; empty if it does."""
         if mode == "graph" and not self._fabric.has_graphs:
             return "there are no graphs on a CPU"
+        if mode == "step":
+            return self._step_unsupported_reason()
         if mode != "micro-pipeline":
             return ""
         if not self._fabric.has_graphs:
             return "symmetric memory of PyTorch needs GPUs"
         if self._phase.tokens % self._fabric.world_size:
             return f"{self._phase.tokens} rows do not divide over {self._fabric.world_size} ranks"
+        return ""
+
+    def _step_unsupported_reason(self) -> str:
+        if self._phase.name == "prefill":
+            return "a step is one token of each sequence"
+        attention, mlp = self._model.blocks
+        if attention.bias or mlp.bias or self._model.head_bias or any(c.bias for c in mlp.columns):
+            return "a step adds biases to q, k and v alone"
         return ""
 
     def error(self, logits: torch.Tensor, exact: torch.Tensor) -> float:

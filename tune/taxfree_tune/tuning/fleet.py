@@ -15,7 +15,7 @@ import importlib.util
 import json
 import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from types import TracebackType
@@ -107,6 +107,13 @@ class Fleet(AbstractContextManager["Fleet"]):
                 connection.execute(
                     sqlalchemy.text("SELECT pg_advisory_unlock(:lock)"), {"lock": lock}
                 )
+
+    def trials(
+        self, study: optuna.Study, states: Sequence[TrialState]
+    ) -> list[optuna.trial.FrozenTrial]:
+        """The trials of a study in these states."""
+        with _answering():
+            return study.get_trials(deepcopy=False, states=states)
 
     def ask(self, study: optuna.Study) -> optuna.Trial:
         """Claim the next trial of a study, until it is told or let go."""

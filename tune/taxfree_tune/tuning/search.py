@@ -4,9 +4,9 @@ First come the candidates that were enqueued, with random ones where these are f
 of what was measured proposes: of the neighbours of the fastest, and of drawn candidates, those that
 are expected to gain most. The variant is one choice of a trial, and each of its meta-parameters
 another, all categorical. A random one that the variant refuses is told as pruned and another is
-asked for, before anything is compiled. Failures are also told as pruned. Duplicates are answered
-from memory. Nodes of a fleet share the study: what others have told is learned, and what others
-have claimed is not asked for.
+asked for, before anything is compiled. Failures are also told as pruned, and duplicates as what
+they duplicate. What is known of a candidate is what its last trial in the study says. Nodes of a
+fleet share the study, and do not ask for what others have claimed.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import optuna
+from optuna.distributions import CategoricalDistribution
 from optuna.storages.journal import JournalFileBackend
-from optuna.trial import Trial, TrialState
+from optuna.trial import FrozenTrial, Trial, TrialState
 
 from taxfree.errors import TaxfreeError
 from taxfree_kernels.hardware import Hardware
@@ -83,116 +84,132 @@ class Search:
         }
         self._surrogate = Surrogate(spaces)
         self._random = random.Random(seed)
-        self._known: dict[str, float | None] = {}
-        self._failed: list[Candidate] = []  # compiled or tried, but without a time
         self._asked: dict[str, Trial] = {}
         self._illegal: list[tuple[Candidate, str]] = []
-        self._waiting: list[dict[str, str]] = []
-        self._elsewhere: set[str] = set()
-        self._told_elsewhere: dict[int, tuple[Candidate, dict[str, float]]] = {}
+        self._candidates: dict[int, tuple[str, Candidate] | None] = {}  # of ended trials, by number
+        sampler = optuna.samplers.RandomSampler(seed=seed)
+        #: whether other nodes were measuring candidates at the last :meth:`ask`.
+        self.waits_for_others = False
+        self._first = 0
         if fleet is not None:
-            self._study = fleet.study(name, optuna.samplers.RandomSampler(seed=seed))
-            with fleet.alone(self._study):
-                self._catch_up()
+            self._study = fleet.study(name, sampler)
             return
         self._study = optuna.create_study(
             storage=None if journal is None else _storage(journal),
             study_name=name,
             load_if_exists=True,
             direction="minimize",
-            sampler=optuna.samplers.RandomSampler(seed=seed),
+            sampler=sampler,
         )
-        for trial in self._study.get_trials(deepcopy=False):
-            self._remember(trial)
-
-    def _catch_up(self) -> None:
-        """Learn what other nodes have told and claimed."""
-        numbers = {trial.number for trial in self._asked.values()}
-        self._waiting, self._elsewhere = [], set()
-        for trial in self._study.get_trials(deepcopy=False):
-            if trial.state == TrialState.WAITING:
-                self._waiting.append(trial.system_attrs.get("fixed_params", trial.params))
-            candidate = self._candidate(trial.params)
-            if candidate is None or trial.number in numbers:
-                continue
-            if trial.state == TrialState.RUNNING:
-                self._elsewhere.add(key(candidate))
-            elif trial.state == TrialState.PRUNED:
-                self._known.setdefault(key(candidate), None)
-            elif trial.state == TrialState.COMPLETE:
-                if _TIMES in trial.user_attrs and key(candidate) not in self._known:
-                    self._told_elsewhere[trial.number] = (candidate, trial.user_attrs[_TIMES])
-                self.learn(candidate, trial.value)
-
-    def _remember(self, trial: optuna.trial.FrozenTrial) -> None:
-        if trial.state == TrialState.WAITING:
-            self._waiting.append(trial.system_attrs.get("fixed_params", {}))
-        candidate = self._candidate(trial.params)
-        if candidate is None:
-            return
-        if trial.state == TrialState.COMPLETE:
-            self.learn(candidate, trial.value)
-        elif trial.state == TrialState.RUNNING:  # of a run that was ended; to be asked anew
+        for trial in self._study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
+            # of a run that was ended; to be asked anew
             self._study.tell(trial.number, state=TrialState.FAIL)
-        # What was pruned is learned from elsewhere: it failed, or was refused by rules of that day.
+        # What was pruned before is learned anew: it failed, or was refused by rules of that day.
+        self._first = len(self._study.trials)
 
-    @property
-    def waits_for_others(self) -> bool:
-        """Whether other nodes are measuring candidates."""
-        return bool(self._elsewhere)
+    def _trials(self, *states: TrialState) -> Iterator[tuple[FrozenTrial, str, Candidate]]:
+        """Trials, with candidates that are of today's spaces and, with a time, legal today."""
+        for trial in self._of_study(*states):
+            if trial.state == TrialState.PRUNED and trial.number < self._first:
+                continue
+            if trial.number in self._candidates:
+                named = self._candidates[trial.number]
+            else:
+                candidate = self._candidate(trial.params)
+                is_gone = trial.state == TrialState.COMPLETE and not self._is_legal(candidate)
+                named = None if candidate is None or is_gone else (key(candidate), candidate)
+                if trial.state.is_finished():
+                    self._candidates[trial.number] = named
+            if named is not None:
+                yield trial, *named
 
-    def take_told_elsewhere(self) -> list[tuple[Candidate, dict[str, float]]]:
-        """Candidates that other nodes have measured since the last call: mode -> microseconds."""
-        taken, self._told_elsewhere = list(self._told_elsewhere.values()), {}
-        return taken
+    def _of_study(self, *states: TrialState) -> list[FrozenTrial]:
+        if self._fleet is not None:
+            return self._fleet.trials(self._study, states)
+        return self._study.get_trials(deepcopy=False, states=states)
+
+    def _is_legal(self, candidate: Candidate | None) -> bool:
+        if candidate is None or candidate.variant not in self._variants:
+            return False
+        variant = self._variants[candidate.variant]
+        return is_legal(variant, self._problem, self._hardware, candidate.config)
+
+    def _known(self) -> dict[str, float | None]:
+        """Candidates whose fate is known -> microseconds; None for those that cannot be used."""
+        ended = self._trials(TrialState.COMPLETE, TrialState.PRUNED)
+        return {text: trial.value for trial, text, _ in ended}
+
+    def _standing(self) -> tuple[dict[str, float | None], set[str]]:
+        """What is known, and the candidates that other nodes have claimed."""
+        numbers = {trial.number for trial in self._asked.values()}
+        running = self._trials(TrialState.RUNNING)
+        claimed = {text for trial, text, _ in running if trial.number not in numbers}
+        known = self._known()  # read last: what ends in between is known then
+        return known, claimed - known.keys()
+
+    def told(self) -> list[tuple[Candidate, dict[str, float]]]:
+        """Candidates that nodes have measured: mode -> microseconds."""
+        complete = self._trials(TrialState.COMPLETE)
+        return [
+            (c, trial.user_attrs[_TIMES]) for trial, _, c in complete if _TIMES in trial.user_attrs
+        ]
 
     @property
     def measured(self) -> int:
         """Candidates with a time."""
-        return sum(value is not None for value in self._known.values())
+        return sum(value is not None for value in self._known().values())
 
     def learn(self, candidate: Candidate, median_us: float | None) -> None:
         """Take over what is known from elsewhere: a time, or None for one that cannot be used.
 
         What does not serve today is passed over.
         """
-        variant = self._variants.get(candidate.variant)
-        if variant is not None and is_legal(
-            variant, self._problem, self._hardware, candidate.config
-        ):
-            self._known[key(candidate)] = median_us
-            if median_us is None:
-                self._failed.append(candidate)
+        known = self._known()
+        is_told = key(candidate) in known and known[key(candidate)] == median_us
+        if is_told or not self._is_legal(candidate):
+            return
+        spaces = self._spaces[candidate.variant]
+        choices = {f"{candidate.variant}.{name}": list(space) for name, space in spaces.items()}
+        choices["variant"] = list(self._variants)
+        trial = optuna.trial.create_trial(
+            state=TrialState.PRUNED if median_us is None else TrialState.COMPLETE,
+            value=median_us,
+            params=self._parameters(candidate),
+            distributions={name: CategoricalDistribution(texts) for name, texts in choices.items()},
+        )
+        with self._alone():
+            self._study.add_trial(trial)
 
     def knows(self, candidate: Candidate) -> bool:
         """Whether a candidate has a time that holds for today's kernels."""
-        return self._known.get(key(candidate)) is not None
+        return self._known().get(key(candidate)) is not None
 
     @property
     def has_tried(self) -> bool:
         """Whether the fate of any candidate is known."""
-        return bool(self._known)
+        return bool(self._known())
 
     def enqueue(self, candidates: Sequence[Candidate]) -> None:
         """Try these first, in their order, unless they are known or wait already."""
         with self._alone():
+            known, elsewhere = self._standing()
+            waiting = [
+                trial.system_attrs.get("fixed_params")
+                for trial in self._of_study(TrialState.WAITING)
+            ]
             for candidate in candidates:
-                is_known = key(candidate) in self._known.keys() | self._elsewhere
+                is_known = key(candidate) in known.keys() | elsewhere
                 if candidate.variant not in self._spaces or is_known:
                     continue
                 parameters = self._parameters(candidate)
-                if parameters not in self._waiting:
-                    self._waiting.append(parameters)
+                if parameters not in waiting:
+                    waiting.append(parameters)
                     self._study.enqueue_trial(parameters)
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[None]:
-        """Keep other nodes from claiming, after learning what they have done."""
-        if self._fleet is None:
-            yield
-            return
-        with self._fleet.alone(self._study):
-            self._catch_up()
+        """Keep other nodes from claiming."""
+        with contextlib.nullcontext() if self._fleet is None else self._fleet.alone(self._study):
             yield
 
     def _parameters(self, candidate: Candidate) -> dict[str, str]:
@@ -215,19 +232,22 @@ class Search:
         if not self._variants:
             return batch
         with self._alone():
+            known, elsewhere = self._standing()
+            self.waits_for_others = bool(elsewhere)
             if wanted is not None:
-                claimed = len(self._asked) + len(self._elsewhere)
-                count = max(0, min(count, wanted - self.measured - claimed))
-            asks = self._enqueue_next(count)
+                measured = sum(value is not None for value in known.values())
+                claimed = len(self._asked) + len(elsewhere)
+                count = max(0, min(count, wanted - measured - claimed))
+            asks = self._enqueue_next(count, known.keys() | self._asked.keys() | elsewhere)
             for _ in range(asks):
                 if len(batch) == count:
                     break
                 trial = self._study.ask() if self._fleet is None else self._fleet.ask(self._study)
                 candidate = self._suggest(trial)
-                if key(candidate) in self._asked.keys() | self._elsewhere:
+                if key(candidate) in self._asked.keys() | elsewhere:
                     self._end(trial, None, TrialState.FAIL)
-                elif key(candidate) in self._known:
-                    self._tell(trial, self._known[key(candidate)])
+                elif key(candidate) in known:
+                    self._tell(trial, known[key(candidate)])
                 else:
                     variant = self._variants[candidate.variant]
                     reason = variant.illegal_reason(self._problem, self._hardware, candidate.config)
@@ -236,13 +256,13 @@ class Search:
                         batch.append(candidate)
                     else:
                         self._illegal.append((candidate, reason))
-                        self.tell_pruned(candidate, reason, trial)
+                        known[key(candidate)] = None
+                        self._prune(trial, reason)
         return batch
 
-    def _enqueue_next(self, count: int) -> int:
+    def _enqueue_next(self, count: int, known: Set[str]) -> int:
         """Let `count` candidates wait, where so many can be proposed; how often to ask for them."""
-        known = self._known.keys() | self._asked.keys() | self._elsewhere
-        waiting = len(self._study.get_trials(deepcopy=False, states=(TrialState.WAITING,)))
+        waiting = len(self._of_study(TrialState.WAITING))
         missing, asks = max(0, count - waiting), _ASKS_PER_CANDIDATE * count
         proposed: list[Candidate] = []
         if self._every is not None:
@@ -251,7 +271,8 @@ class Search:
             asks = waiting + len(proposed)
         elif missing and self.measured >= _LEAST_KNOWN:
             measured = [(candidate, us) for us, candidate in self.best(_MOST_KNOWN)]
-            failed = self._failed[-_MOST_KNOWN:]
+            pruned = [candidate for *_, candidate in self._trials(TrialState.PRUNED)]
+            failed = [candidate for candidate in pruned if self._is_legal(candidate)][-_MOST_KNOWN:]
             pool = self._pool([candidate for candidate, _ in measured[:_STARTS]], known)
             proposed = self._surrogate.propose(measured, failed, pool, missing)
         for candidate in proposed:
@@ -323,7 +344,6 @@ class Search:
             median_us: in the mode that decides.
             times: mode -> microseconds, for other nodes.
         """
-        self._known[key(candidate)] = median_us
         trial = self._asked.pop(key(candidate))
         if self._fleet is not None:
             trial.set_user_attr(_TIMES, dict(times or {}))
@@ -334,12 +354,11 @@ class Search:
         self._end(self._asked.pop(key(candidate)), None, TrialState.FAIL)
         self._study.enqueue_trial(self._parameters(candidate))
 
-    def tell_pruned(self, candidate: Candidate, reason: str, trial: Trial | None = None) -> None:
+    def tell_pruned(self, candidate: Candidate, reason: str) -> None:
         """A candidate cannot be used."""
-        self._known[key(candidate)] = None
-        if trial is None:
-            self._failed.append(candidate)
-        trial = trial or self._asked.pop(key(candidate))
+        self._prune(self._asked.pop(key(candidate)), reason)
+
+    def _prune(self, trial: Trial, reason: str) -> None:
         trial.set_user_attr("reason", reason)
         self._tell(trial, None)
 
@@ -355,7 +374,7 @@ class Search:
 
     def best(self, count: int) -> list[tuple[float, Candidate]]:
         """The fastest candidates so far and their microseconds, fastest first."""
-        times = [(value, text) for text, value in self._known.items() if value is not None]
+        times = [(value, text) for text, value in self._known().items() if value is not None]
         return [(value, Candidate(**json.loads(text))) for value, text in sorted(times)[:count]]
 
 

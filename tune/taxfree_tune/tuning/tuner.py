@@ -162,7 +162,6 @@ class Tuner:
         search = self._search(op, problem)
         if self._most is not None:
             budget = dataclasses.replace(budget, trials=min(budget.trials, self._most))
-        self._store_told_elsewhere(op, problem, search)
         asked = tried = 0
         most = _TRIED_PER_TRIAL * budget.trials
         baseline_us: float | None = None
@@ -201,6 +200,7 @@ class Tuner:
                 if self._is_hasty:
                     return None
                 time.sleep(_PAUSE_S)
+        self._store_told_elsewhere(op, problem, search)
         if variants_for(problem, self.hardware, self._only) and not search.has_tried:
             return None
         if self._fleet is None:
@@ -258,9 +258,11 @@ class Tuner:
             every,
         )
         self._formerly_illegal: set[str] = set()
-        self._stored: set[str] = set()
-        for candidate, trial in self._trials(op, problem):
-            self._stored.add(key(candidate))
+        last = {
+            key(candidate): (candidate, trial) for candidate, trial in self._trials(op, problem)
+        }
+        self._stored = set(last)
+        for candidate, trial in last.values():
             if trial.state == "refused":  # by rules and a compiler that may have changed
                 self._formerly_illegal.add(key(candidate))
             else:
@@ -394,12 +396,13 @@ class Tuner:
             seconds=outcome.seconds,
             version=fingerprints.versions(op)[candidate.variant],
         )
+        self._stored.add(key(candidate))
         self._database.add_trial(self._key(op, problem), trial)
 
     def _store_told_elsewhere(self, op: str, problem: Problem, search: Search) -> None:
         """Keep what other nodes have measured like what was measured here."""
         versions = fingerprints.versions(op)
-        for candidate, times in search.take_told_elsewhere():
+        for candidate, times in search.told():
             if key(candidate) not in self._stored:
                 self._stored.add(key(candidate))
                 trial = TrialRecord(
@@ -419,20 +422,27 @@ class Tuner:
     def _finalists(self, op: str, problem: Problem, search: Search) -> list[Candidate]:
         """The fastest in the deciding mode, then in the other, where dispatch may run them too.
 
-        The recorded winner is one of them, so that it is replaced by what is faster side by side. A
-        search restricted to some variants keeps all of the record's candidates.
+        In each mode the fastest of those that can run several weights is one of them. So is the
+        recorded winner, that it is replaced by what is faster side by side. A search restricted to
+        some variants keeps all of the record's candidates.
         """
         finalists = [candidate for _, candidate in search.best(FINALISTS)]
         trials = self._database.trials(self._key(op, problem))
-        for mode in self.modes[1:]:
+        searched = variants_for(problem, self.hardware, self._only)
+        several = {
+            name for name, variant in searched.items() if variant.serves_several_weights(problem)
+        }
+        for mode in self.modes:
             tried = [
                 (trial.median_us[mode], Candidate(trial.variant, trial.config))
                 for trial in trials
                 if mode in trial.median_us and not trial.reason
             ]
             valid = [pair for pair in tried if search.knows(pair[1])]
-            fastest = sorted(valid, key=lambda pair: pair[0])[:OTHER_FINALISTS]
-            finalists += [candidate for _, candidate in fastest if candidate not in finalists]
+            ranked = [candidate for _, candidate in sorted(valid, key=lambda pair: pair[0])]
+            fastest = [] if mode == self.mode else ranked[:OTHER_FINALISTS]
+            fastest += [candidate for candidate in ranked if candidate.variant in several][:1]
+            finalists += [candidate for candidate in fastest if candidate not in finalists]
         known = self._known(op, problem)[: 1 if self._only is None else None]
         return [*finalists, *(candidate for candidate in known if candidate not in finalists)]
 
@@ -459,6 +469,8 @@ class Tuner:
         measured = self._side_by_side(op, problem, search, finalists)
         if self.disturbed:
             return None
+        trials = search.measured
+        self._store_told_elsewhere(op, problem, search)  # these are in this database, too
         commit = fingerprints.source_commit()
         return record_of(
             op,
@@ -466,7 +478,7 @@ class Tuner:
             self._fingerprint,
             fingerprints.software_fingerprint(),
             measured,
-            trials=search.measured,
+            trials=trials,
             seconds=seconds,
             created=datetime.now(UTC).isoformat(timespec="seconds"),
             incumbent=incumbent,

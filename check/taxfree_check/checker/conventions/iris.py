@@ -13,13 +13,12 @@ import triton
 import triton.language as tl
 
 from taxfree_check.checker.ranks import Ranks, present
-from taxfree_kernels.device.clock import interpreted_only
+from taxfree_kernels.device.trace import interpreted_only
 
 
 @interpreted_only
-def _refuse_copy_engine(is_used: Any) -> None:
-    if is_used:
-        present().refuse("a copy engine, which moves memory beside the program")
+def _refuse_copy_engine() -> None:
+    present().refuse("a copy engine, which moves memory beside the program")
 
 
 @triton.jit
@@ -79,7 +78,8 @@ def put(
     from_base_ptr=None, to_base_ptr=None,
 ):  # fmt: skip
     """Copy from this rank's memory into that of `to_rank`."""
-    _refuse_copy_engine(use_copy_engine and contiguous_copy)
+    if use_copy_engine and contiguous_copy:
+        _refuse_copy_engine()
     target = _translate(to_ptr, from_rank, to_rank, heap_bases)
     tl.store(target, tl.load(from_ptr, mask=mask, other=other), mask=mask)
 
@@ -91,7 +91,8 @@ def atomic_cas(
     copy_engine_ctx=None, use_copy_engine: tl.constexpr = False,
 ):  # fmt: skip
     """Compare and swap in the memory of `to_rank`."""
-    _refuse_copy_engine(use_copy_engine)
+    if use_copy_engine:
+        _refuse_copy_engine()
     there = _translate(pointer, from_rank, to_rank, heap_bases)
     return tl.atomic_cas(there, cmp, val, sem=sem, scope=scope)
 
@@ -103,7 +104,8 @@ def atomic_add(
     copy_engine_ctx=None, use_copy_engine: tl.constexpr = False,
 ):  # fmt: skip
     """Add in the memory of `to_rank`."""
-    _refuse_copy_engine(use_copy_engine)
+    if use_copy_engine:
+        _refuse_copy_engine()
     there = _translate(pointer, from_rank, to_rank, heap_bases)
     return tl.atomic_add(there, val, mask=mask, sem=sem, scope=scope)
 
