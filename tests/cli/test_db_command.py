@@ -320,6 +320,13 @@ class TestExchange:
         assert r"\x1b[2J" in shown
         assert "\nerror" not in shown
 
+    def test_why_fits_a_terminal(self, cli, stored, monkeypatch):
+        stored(RECORD)
+        monkeypatch.setenv("COLUMNS", "80")
+        out = cli("db", "why", "--shapes", SHAPE, "--gpus", "8", "--gpu", "H200").out
+        assert max(map(len, out.splitlines())) <= 80
+        assert "exact: push" in out
+
     @pytest.mark.filterwarnings("default")
     def test_a_row_that_is_no_record_leaves_the_others(self, cli, stored, tmp_path):
         stored(RECORD)
