@@ -48,3 +48,35 @@ class TestLines:
             line, rest = divmod(each.data_ptr() - lines.origin.address, lines.size)
             assert rest == 0
             assert 0 <= line < lines.count
+
+    @pytest.mark.parametrize("apart", [0, 3 << 40], ids=["together", "apart"])
+    def test_descriptors_place_every_matrix(self, apart, monkeypatch):
+        """Also where the cache lies further from the weights than int32 lines reach."""
+        import torch
+
+        from taxfree_kernels.decode_step import tape
+
+        decoder, cache = decoder_and_cache([*SIZES, "keys", "values"])
+        address = torch.Tensor.data_ptr
+        monkeypatch.setattr(
+            torch.Tensor,
+            "data_ptr",
+            lambda self: address(self) + apart * (self.shape[1:] == SHAPE[1:]),
+        )
+        lines = tape.Lines.of(decoder, cache)
+        assert (lines.spans > 1) == (apart > 0)
+        (layer,) = decoder.layers
+        columns = [*tape.weights_of(layer), *cache.keys, *cache.values]
+        head = lines.table[1, 0], decoder.head
+        for line, each in (*zip(lines.table[0], columns, strict=False), head):
+            box, shape, strides = lines.rows(
+                lambda origin, shape, strides, box, layout: (box, shape, strides),
+                [each], [4, 1, 64], lambda box: None,
+            )  # fmt: skip
+            assert len(box) == len(shape) == len(strides) == (5 if apart else 4)
+            assert all(0 < 2 * stride < 1 << 40 for stride in strides)
+            mask = (1 << tape.SPAN_BITS.value) - 1
+            place = [line >> tape.SPAN_BITS.value, line & mask] if apart else [line]
+            assert all(0 <= at < size < 1 << 31 for at, size in zip(place, shape, strict=False))
+            offset = sum(int(at) * size for at, size in zip(place, strides, strict=False))
+            assert lines.origin.address + 2 * offset == each.data_ptr()

@@ -132,8 +132,8 @@ def attend(unit, layer, counts, n, step, pipe, shared, MODEL: gl.constexpr, WORK
         to = gl.load(step.lines + layer * LINES + LINE_VALUES)
         row = sequence * step.heads[0] + head * step.heads[1]
         offset = position.to(gl.int64) * step.stride_key
-        k_to = (at + row).to(gl.int64) * (WORK.LINE // 2) + offset
-        v_to = (to + row).to(gl.int64) * (WORK.LINE // 2) + offset
+        k_to = (at + row) * (WORK.LINE // 2) + offset
+        v_to = (to + row) * (WORK.LINE // 2) + offset
         gl.store(step.origin + k_to + d, new_k)
         gl.store(step.origin + v_to + d, new_v)
 

@@ -23,6 +23,7 @@ from taxfree_kernels.decode_step.tape import (
     LINE_VALUES,
     LINES,
     PHASES,
+    SPAN_BITS,
     WINDOW,
 )
 from taxfree_kernels.device.peers import ABORT, LIMIT
@@ -49,9 +50,9 @@ class Pipe(NamedTuple):
     """Shared memory between the loader and the others.
 
     Args:
-        rows: chunks as [2 * STAGES, 1, 4, 16, 64], which TMA fills.
+        rows: chunks as [2 * STAGES, box of rows], which TMA fills.
         tiles: the same as [STAGES, 8, 16, 64].
-        keys: the same as [STAGES, 1, keys, HEAD_DIM / 64, 64], which TMA fills.
+        keys: the same as [STAGES, box of keys], which TMA fills.
         parts: the same as [STAGES, 4, WARPS, GROUPS, HEAD_DIM / 64, 64]; see ``attend``.
         full, empty: barriers of stages.
         ids: numbers of claimed units, with barriers as stages have.
@@ -112,7 +113,8 @@ def counts_of(positions, widest, MODEL: gl.constexpr, WORK: gl.constexpr):
 def chunks_of_split(split, splits, layer, position, lines, MODEL: gl.constexpr):
     """The chunks of keys [begin, end) of a split, and the first key that attention sees."""
     KEYS: gl.constexpr = MODEL.KEYS
-    oldest = gl.maximum(position + 1 - gl.load(lines + layer * LINES + WINDOW), 0)
+    window = gl.load(lines + layer * LINES + WINDOW).to(gl.int32)
+    oldest = gl.maximum(position + 1 - window, 0)
     first = oldest // KEYS
     chunks = position // KEYS + 1 - first
     each = gl.cdiv(chunks, splits)
@@ -156,6 +158,22 @@ def _next_stage(n, pipe, WORK: gl.constexpr):
     return stage
 
 
+@gluon.constexpr_function
+def _has_spans(box):
+    return len(box) > 4
+
+
+@gluon.jit
+def _load_box(desc, line, row, column, full, to):
+    """Load a box at a row of the matrix that begins at a line; see ``tape.Lines``."""
+    if _has_spans(desc.block_shape):
+        span = (line >> SPAN_BITS).to(gl.int32)
+        within = (line & ((1 << SPAN_BITS) - 1)).to(gl.int32)
+        load_box(desc, [span, within, row, column, 0], full, to)
+    else:
+        load_box(desc, [line.to(gl.int32), row, column, 0], full, to)
+
+
 @gluon.jit
 def _load_rows(
     desc, line, row, other, other_row, FIRST: gl.constexpr, END: gl.constexpr, n, pipe,
@@ -165,8 +183,8 @@ def _load_rows(
     for slab in gl.static_range(FIRST, END):
         stage = _next_stage(n, pipe, WORK)
         full = pipe.full.index(stage)
-        load_box(desc, [line, row, slab * 16, 0], full, pipe.rows.index(2 * stage))
-        load_box(desc, [other, other_row, slab * 16, 0], full, pipe.rows.index(2 * stage + 1))
+        _load_box(desc, line, row, slab * 16, full, pipe.rows.index(2 * stage))
+        _load_box(desc, other, other_row, slab * 16, full, pipe.rows.index(2 * stage + 1))
         n += 1
     return n
 
@@ -192,10 +210,8 @@ def _load_keys(
         for part in gl.static_range(2):
             stage = _next_stage(n, pipe, WORK)
             start = values if part else keys
-            load_box(
-                weights.cache, [start, chunk * MODEL.KEYS, 0, 0], pipe.full.index(stage),
-                pipe.keys.index(stage),
-            )  # fmt: skip
+            full, to = pipe.full.index(stage), pipe.keys.index(stage)
+            _load_box(weights.cache, start, chunk * MODEL.KEYS, 0, full, to)
             n += 1
     return n
 
@@ -386,7 +402,6 @@ def count_units(counters, done):
 def make_pipe(weights, MODEL: gl.constexpr, WORK: gl.constexpr):
     """Allocate the ring, and make its barriers."""
     STAGES: gl.constexpr = WORK.STAGES
-    KEYS: gl.constexpr = MODEL.KEYS
     barrier: gl.constexpr = mbarrier.MBarrierLayout()
     element: gl.constexpr = weights.hidden.dtype
     DIM: gl.constexpr = MODEL.HEAD_DIM
@@ -396,9 +411,9 @@ def make_pipe(weights, MODEL: gl.constexpr, WORK: gl.constexpr):
     )
     ring = gl.allocate_shared_memory(element, [STAGES, 8, 16, 64], tile)
     pipe = Pipe(
-        reinterpreted(ring, [2 * STAGES, 1, 4, 16, 64], weights.hidden.layout),
+        reinterpreted(ring, [2 * STAGES] + weights.hidden.block_shape, weights.hidden.layout),
         ring,
-        reinterpreted(ring, [STAGES, 1, KEYS, DIM // 64, 64], weights.cache.layout),
+        reinterpreted(ring, [STAGES] + weights.cache.block_shape, weights.cache.layout),
         reinterpreted(ring, [STAGES, 4, 8, 256 // DIM, DIM // 64, 64], part),
         gl.allocate_shared_memory(gl.int64, [STAGES, 1], barrier),
         gl.allocate_shared_memory(gl.int64, [STAGES, 1], barrier),

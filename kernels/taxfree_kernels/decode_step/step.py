@@ -60,18 +60,18 @@ class DecodeStep:
 
         def descriptor(matrices: Any, box: list[int]) -> Any:
             element = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16}[dtype]
-            layout = gl.NVMMASharedLayout.get_default_for(box, element)
-            return lines.rows(TensorDescriptor, matrices, box, layout)
+            layout_of = gl.NVMMASharedLayout.get_default_for
+            return lines.rows(TensorDescriptor, matrices, box, lambda box: layout_of(box, element))
 
         layers, dim = decoder.layers, model.HEAD_DIM
-        rows = [1, 4, 16, 64]
+        rows = [4, 16, 64]
         of_hidden = [weight for each in layers for weight in (each.q, each.k, each.v)]
         of_hidden += [weight for each in layers for weight in (each.gate, each.up)]
         descriptors = (
             descriptor([*of_hidden, decoder.head], rows),
             descriptor([each.o for each in layers], rows),
             descriptor([each.down for each in layers], rows),
-            descriptor([*cache.keys, *cache.values], [1, model.KEYS, dim // 64, 64]),
+            descriptor([*cache.keys, *cache.values], [model.KEYS, dim // 64, 64]),
         )
 
         def empty(*shape: int, of: torch.dtype = torch.float32) -> torch.Tensor:

@@ -34,6 +34,7 @@ LINE_Q, LINE_K, LINE_V, LINE_O, LINE_GATE, LINE_UP, LINE_DOWN, LINE_KEYS, LINE_V
 )
 WINDOW = tl.constexpr(9)
 NO_WINDOW = 1 << 30
+SPAN_BITS = tl.constexpr(30)  # of the number of a line in a span: coordinates of TMA are int32
 
 #: columns of the table of addresses; the last norm is in a row of its own
 VECTORS = tl.constexpr(7)
@@ -170,10 +171,11 @@ class Lines:
     """The memory of all weights, keys and values as one run of lines from the lowest address on.
 
     One descriptor of a row length then reaches all matrices with such rows, wherever they lie: its
-    first dimension counts lines, and its strides overlap.
+    first dimension counts lines, and its strides overlap. If they do not fit a span, spans of lines
+    are a dimension before: a process with several GPUs has allocations terabytes apart.
 
     Args:
-        table: int32 [layers + 1, LINES].
+        table: int64 [layers + 1, LINES].
         size: bytes of a line.
         count: of lines.
     """
@@ -197,7 +199,7 @@ class Lines:
             *(each[-1, -1].data_ptr() for each in (*cache.keys, *cache.values)),
         )
         item, strides = decoder.head.itemsize, cache.keys[0].stride()[:2]
-        bits = 256  # a larger power of two needs no line
+        bits = 256  # the same kernel for most addresses; a span's stride is below 2**40 bytes
         for offset in (
             *(each.data_ptr() - low for each in found),
             *(stride * item for stride in strides),
@@ -205,10 +207,8 @@ class Lines:
             bits |= offset
         size = bits & -bits
         count = (last - low) // size + 1
-        if low % 16 or size < 16 or count >= 1 << 31:
-            raise PlanError(
-                "decode_step: addresses of weights are no multiples of 16 bytes, or too far apart"
-            )
+        if low % 16 or size < 16:
+            raise PlanError("decode_step: addresses of weights are no multiples of 16 bytes")
         table = [
             [(each.data_ptr() - low) // size for each in row[: WINDOW.value]] + row[WINDOW.value :]
             for row in rows
@@ -217,13 +217,25 @@ class Lines:
         device = decoder.head.device
         return cls(
             Place(decoder.head.dtype, low),
-            torch.tensor(table, dtype=torch.int32, device=device),
+            torch.tensor(table, dtype=torch.int64, device=device),
             size,
             count,
         )
 
-    def rows(self, kind: Any, matrices: Iterable[torch.Tensor], box: list[int], layout: Any) -> Any:
-        """A descriptor [line, row, k / 64, 64] of matrices [rows, k] of one row length and pitch.
+    @property
+    def spans(self) -> int:
+        return -(-self.count >> SPAN_BITS.value)
+
+    def rows(
+        self, kind: Any, matrices: Iterable[torch.Tensor], box: list[int], layout_of: Any
+    ) -> Any:
+        """A descriptor of matrices [rows, k] of one row length and pitch.
+
+        It is [line, row, k / 64, 64], or [span, line of the span, ...] of several spans.
+
+        Args:
+            box: [row, k / 64, 64].
+            layout_of: from a whole box.
 
         Raises:
             PlanError: they have several.
@@ -235,8 +247,12 @@ class Lines:
         if element != 1 or pitch * self.origin.dtype.itemsize % 16:
             raise PlanError("decode_step: rows of weights begin at no multiple of 16 bytes")
         rows = max(each.shape[-2] for each in matrices)
-        line = self.size // self.origin.dtype.itemsize
-        return kind(self.origin, [self.count, rows, k // 64, 64], [line, pitch, 64, 1], box, layout)
+        line, span = self.size // self.origin.dtype.itemsize, 1 << SPAN_BITS.value
+        shape, strides = [min(self.count, span), rows, k // 64, 64], [line, pitch, 64, 1]
+        box = [1, *box]
+        if self.spans > 1:
+            shape, strides, box = [self.spans, *shape], [span * line, *strides], [1, *box]
+        return kind(self.origin, shape, strides, box, layout_of(box))
 
 
 def addresses_of(decoder: Decoder) -> torch.Tensor:

@@ -1,0 +1,63 @@
+"""Compiles the kernel of decode_step; prints JSON: what kind -> kernel.
+
+Kinds are a model and ranks; "apart" is added where the cache lies terabytes from the weights.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from typing import Any
+
+import torch
+
+from benchmarks.decode_step import MODELS
+from taxfree_check.cross_compile.compile import compile_launch
+from taxfree_check.cross_compile.record import GhostFabric, Launch
+from taxfree_kernels import launch
+from taxfree_kernels.decode_step.decoder import Cache, Decoder, Layer
+from taxfree_kernels.decode_step.step import DecodeStep
+from taxfree_kernels.hardware import KNOWN
+
+HARDWARE = KNOWN["h100"]
+launches: list[Launch] = []
+apart = 0
+address = torch.Tensor.data_ptr
+torch.Tensor.data_ptr = lambda self: address(self) + apart * (self.dim() == 4)
+
+
+def empty(*shape: int) -> torch.Tensor:
+    """bfloat16, at a multiple of 512 bytes, as GPUs have it."""
+    count = torch.Size(shape).numel()
+    block = torch.empty(count + 256, dtype=torch.bfloat16)
+    first = -address(block) // 2 % 256
+    return block[first : first + count].view(shape)
+
+
+def step_of(name: str, world: int) -> DecodeStep:
+    """A step of one layer of a rank."""
+    sizes = MODELS[name]
+    dim, hidden, wide = sizes.head_dim, sizes.hidden, sizes.intermediate // world
+    q, kv = sizes.heads * dim // world, sizes.kv_heads * dim // world
+    layer = Layer(
+        empty(hidden), empty(q, hidden), empty(kv, hidden), empty(kv, hidden), empty(hidden, q),
+        empty(hidden), empty(wide, hidden), empty(wide, hidden), empty(hidden, wide),
+    )  # fmt: skip
+    keys, values = (empty(1, sizes.kv_heads // world, 1024, dim) for _ in range(2))
+    head = empty(sizes.vocab // world, hidden)
+    frequencies = torch.empty(dim // 2)
+    decoder = Decoder((layer,), head, empty(hidden), head, frequencies, dim, sizes.eps)
+    fabric: Any = GhostFabric(world, HARDWARE, 64 << 20)
+    return DecodeStep(decoder, Cache((keys,), (values,)), 1, fabric, {})
+
+
+launch._compile = lambda kernel, args: launches.append(Launch(kernel, args))
+found = {}
+for kind, name, world, distance in (
+    ("llama-3.2-1b 1", "llama-3.2-1b", 1, 0),
+    ("llama-3.1-8b 2 apart", "llama-3.1-8b", 2, 3 << 40),
+):
+    apart = distance
+    step = step_of(name, world)
+    found[kind] = asdict(compile_launch(launches.pop(), HARDWARE))
+print(json.dumps(found))
