@@ -90,7 +90,12 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'taxfree' has no attribute {name!r}")
-    return getattr(importlib.import_module(_HOMES[name]), name)
+    try:
+        return getattr(importlib.import_module(_HOMES[name]), name)
+    except ModuleNotFoundError as error:
+        if str(error.name).partition(".")[0] in ("torch", "triton"):
+            error.add_note("pip install 'taxfree[cuda]' or 'taxfree[cpu]'; for AMD, a ROCm build")
+        raise
 
 
 def __dir__() -> list[str]:

@@ -103,7 +103,8 @@ def problem_table(rows: Sequence[Row], width: int, is_interpreted: bool = False)
         width: of the terminal, in characters.
         is_interpreted: times of kernels on a CPU, which are not compared.
     """
-    best = None if is_interpreted else fastest(rows)
+    others = [row for row in rows if row.variant != "dispatch"]  # it runs one of them
+    best = None if is_interpreted else fastest(others or rows)
     shown = [column for column in _COLUMNS if not (is_interpreted and column.compares)]
     columns = [column for column in shown if any(column.cell(row) for row in rows)]
     names = [f"{'*' if row is best else ' '}{row.variant}" for row in rows]

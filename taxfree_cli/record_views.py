@@ -8,7 +8,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, get_args
 
 from taxfree.shapes import format_problem
-from taxfree_cli.output import print_lines, print_table
+from taxfree_cli.output import folded, print_lines, print_table
 from taxfree_cli.record_map import Cell, print_map, speed_up_text
 from taxfree_kernels.variant import Problem, op_of
 from taxfree_tuning_db import (
@@ -87,12 +87,15 @@ def print_look_up(
     op: str, problem: Mapping[str, Any], hardware: HardwareFingerprint, answer: LookUp
 ) -> None:
     """The lookup trace of one look-up, and its outcome."""
-    print_lines([f"{op} {format_problem(op, problem)} on {hardware.gpu}"])
-    print_lines(
-        f"  {'+' if step.found else '-'} {step.looked_for}: {step.why}"
-        for step in answer.lookup_trace
-    )
-    print_lines([f"  = {_outcome(answer)}"])
+    lines = [
+        f"{op} {format_problem(op, problem)} on {hardware.gpu}",
+        *(
+            f"  {'+' if step.found else '-'} {step.looked_for}: {step.why}"
+            for step in answer.lookup_trace
+        ),
+        f"  = {_outcome(answer)}",
+    ]
+    print_lines(folded(lines))
 
 
 def difference_json(difference: Difference) -> dict[str, Any]:

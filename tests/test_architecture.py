@@ -168,3 +168,16 @@ def test_the_constraints_pin_all_that_is_named():
     project = PYPROJECT["project"]
     named = [*project["dependencies"], *chain(*project["optional-dependencies"].values())]
     assert {name.split(">")[0].lower() for name in named} <= pinned
+
+
+def test_who_uses_it_without_torch_is_told_what_to_install():
+    script = (
+        "import sys\nsys.modules['torch'] = None\nimport taxfree\n"
+        "try:\n    taxfree.init\nexcept ModuleNotFoundError as error:\n"
+        "    print(*error.__notes__)"
+    )
+    out = subprocess.run(
+        [sys.executable, "-c", script], env=os.environ | {"PYTHONPATH": PYTHONPATH},
+        capture_output=True, text=True, check=True,
+    ).stdout  # fmt: skip
+    assert out.startswith("pip install 'taxfree[cuda]' or 'taxfree[cpu]'")

@@ -24,7 +24,9 @@ def usage_errors() -> Iterator[None]:
 
 def no_tensors(op: str, arguments: Sequence[object]) -> UsageError:
     """The error of a call that was given something else where a tensor is needed."""
-    first = next((each for each in arguments if not isinstance(each, torch.Tensor)), None)
+    first = next(
+        (argument for argument in arguments if not isinstance(argument, torch.Tensor)), None
+    )
     return UsageError(f"{op} takes tensors, not {type(first).__name__}", _HINT)
 
 

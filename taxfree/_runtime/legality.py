@@ -68,10 +68,10 @@ def refusal(record: Record) -> str | None:
     if record.op not in operation_names():
         return f"there is no operation {record.op!r}"
     problem = recorded_problem(record.op, record.problem)
-    sizes = [each for each in record.problem.values() if isinstance(each, int)]
+    sizes = [value for value in record.problem.values() if isinstance(value, int)]
     if problem is None or max(sizes) > LARGEST:
         return f"{record.op} has no problem {canonical_json(record.problem)}"
-    hardware = next((each for each in KNOWN.values() if each.name == record.hardware.gpu), None)
+    hardware = next((known for known in KNOWN.values() if known.name == record.hardware.gpu), None)
     for measured in (record.winner, record.baseline, *record.runners_up):
         variant = variants(record.op).get(measured.variant)
         if variant is None:
@@ -90,7 +90,7 @@ def _out_of_bounds(space: Mapping[str, tuple[Any, ...]], config: Mapping[str, An
     """Which value of a config no space like this one ever had, or None."""
     for name, value in config.items():
         choices = space.get(name, (value,))
-        is_of_type = any(type(value) is type(each) for each in choices)
+        is_of_type = any(type(value) is type(choice) for choice in choices)
         is_near = type(value) is int and 0 <= value <= _LOST * max(choices)
         if not (is_of_type and (value in choices or is_near)):
             return f"{name}={value!r} is beyond its values, {', '.join(map(str, choices))}"

@@ -55,6 +55,14 @@ def shown(width: int) -> list[str]:
 
 
 class TestTable:
+    def test_dispatch_is_not_the_fastest_as_it_runs_another_row(self):
+        rows = [*ROWS[:-1], row("dispatch", "graph", 20.0)]
+        console = Console(width=60, color_system=None)
+        with console.capture() as capture:
+            console.print(problem_table(rows, 60))
+        (marked,) = (line for line in capture.get().splitlines() if line.startswith("*"))
+        assert "push_two_kernel" in marked
+
     def test_a_narrow_terminal_shows_what_matters_most(self):
         lines = shown(40)
         assert lines[0].split() == ["variant", "mode", "us", "x", "bound"]

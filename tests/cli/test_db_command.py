@@ -121,7 +121,7 @@ class TestList:
         stored(RECORD, of_two, replace(RECORD, hardware=MI300X, winner=RECORD.baseline))
         assert cli("db", command).out.splitlines() == [
             "all_gather_matmul n=3584 k=8192 dtype=float16, AMD MI300X",
-            " m  8 GPUs  ",
+            " m  8 GPUs ",
             "16  library",
             "",
             "all_gather_matmul n=3584 k=8192 dtype=float16, NVIDIA H200",
@@ -319,6 +319,13 @@ class TestExchange:
         assert "\x1b" not in shown
         assert r"\x1b[2J" in shown
         assert "\nerror" not in shown
+
+    def test_why_fits_a_terminal(self, cli, stored, monkeypatch):
+        stored(RECORD)
+        monkeypatch.setenv("COLUMNS", "80")
+        out = cli("db", "why", "--shapes", SHAPE, "--gpus", "8", "--gpu", "H200").out
+        assert max(map(len, out.splitlines())) <= 80
+        assert "exact: push" in out
 
     @pytest.mark.filterwarnings("default")
     def test_a_row_that_is_no_record_leaves_the_others(self, cli, stored, tmp_path):

@@ -292,9 +292,9 @@ def _implausible(value: object) -> str | None:
 
 def _incredible(record: Record) -> str | None:
     """Why a record would win over others without a right to, or None."""
-    for each in (record.winner, record.baseline, *record.runners_up):
-        if each.samples > _MOST_SAMPLES:
-            return f"{each.variant} has {each.samples:.0e} samples"
+    for measurement in (record.winner, record.baseline, *record.runners_up):
+        if measurement.samples > _MOST_SAMPLES:
+            return f"{measurement.variant} has {measurement.samples:.0e} samples"
     if _created(record) > datetime.now(UTC) + _CLOCKS_APART:
         return f"provenance.created: {record.provenance['created']} is not over yet"
     return None

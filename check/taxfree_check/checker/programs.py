@@ -76,7 +76,7 @@ class _OnCpu(TorchFunctionMode):
     ) -> Any:
         if func is torch.Tensor.cuda:
             return args[0]
-        named = {name: _on_cpu(each) for name, each in (kwargs or {}).items()}
+        named = {name: _on_cpu(value) for name, value in (kwargs or {}).items()}
         return func(*map(_on_cpu, args), **named)
 
 

@@ -110,6 +110,7 @@ class World(Ranks):
         Raises:
             CheckFailed: a schedule has shown a violation; its text is the report.
         """
+        __tracebackhide__ = True  # pytest: the report says more than these lines
         self._name_after(call)
         begin = time.process_time()
         self._save()
@@ -213,6 +214,7 @@ class World(Ranks):
         return self
 
     def __exit__(self, kind: Any, *_: object) -> None:
+        __tracebackhide__ = True
         self._stack.close()
         if kind is None and self._covered and not any(check.violation for check in self.checks):
             together = Coverage()

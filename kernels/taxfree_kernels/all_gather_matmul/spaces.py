@@ -73,7 +73,7 @@ def seed_configs(
     else:
         guesses = _first_on_hopper(rows, sending_chunks(problem))
         if is_triton(3, 8):
-            guesses += [each | {"SOURCES_PER_WAIT": 1} for each in guesses]
+            guesses += [guess | {"SOURCES_PER_WAIT": 1} for guess in guesses]
     return allowed(problem, hardware, space, guesses, illegal_reason)
 
 

@@ -352,6 +352,15 @@ def _bare(parameters):
     return str(inspect.Signature(bare))
 
 
+def test_a_failed_test_shows_the_report_and_no_lines_of_the_checker():
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider"]
+    shown = subprocess.run(
+        [*command, f"{FILE}::test_relaxed_ring"], cwd=ROOT, capture_output=True, text=True
+    ).stdout
+    assert "no acquire" in shown
+    assert "checker/world.py" not in shown
+
+
 @triton.jit
 def put_by_copy_engine(x, inbox, rank, heap_bases, QUEUES: tl.constexpr):
     lanes = tl.arange(0, 4)

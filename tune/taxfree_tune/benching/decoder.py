@@ -50,7 +50,7 @@ class _Attention(nn.Module):
         self.heads = (model.heads // ranks, kv_heads, kv_heads)
         columns = ranks * sum(self.heads) * model.head_dim
         block = model.blocks[0]
-        has_bias = any(each.bias for each in block.columns)
+        has_bias = any(column.bias for column in block.columns)
         self.qkv = nn.Linear(model.hidden, columns, bias=has_bias)
         self.o = nn.Linear(block.inputs, model.hidden, bias=block.bias)
         has_norms = model.family == "qwen3"
@@ -72,8 +72,8 @@ class _Attention(nn.Module):
         for own, new in zip(cache, (k, v), strict=True):
             own[:, start:end] = new
         if q.shape[1] == 1:  # a prompt sees what it has just computed, a token all before it
-            k, v = (each[:, :end] for each in cache)
-        q, k, v = (each.transpose(1, 2) for each in (q, k, v))
+            k, v = (states[:, :end] for states in cache)
+        q, k, v = (heads.transpose(1, 2) for heads in (q, k, v))
         return self.o(self.attend(q, k, v).transpose(1, 2).reshape(x.shape[0], -1))
 
 
@@ -102,7 +102,7 @@ class _MLP(nn.Module):
     def __init__(self, model: Model) -> None:
         super().__init__()
         block = model.blocks[1]
-        has_bias = any(each.bias for each in block.columns)
+        has_bias = any(column.bias for column in block.columns)
         self.gate_up = nn.Linear(model.hidden, 2 * block.inputs, bias=has_bias)
         self.down = nn.Linear(block.inputs, model.hidden, bias=block.bias)
 

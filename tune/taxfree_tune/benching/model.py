@@ -85,13 +85,13 @@ def model_to_bench(
             operations, or does not split.
     """
     model = load_model(name)
-    sees_all = [each.window for each in model.attentions] == [0]
+    sees_all = [attention.window for attention in model.attentions] == [0]
     if model.family not in decoder.FAMILIES or not sees_all or model.head_dim % 2:
         raise UsageError(
             f"{name} is no dense model of {', '.join(decoder.FAMILIES)} without windows",
             "--shapes model measures the operations of its layers",
         )
-    unserved = next((each.quantised for each in model.blocks if each.quantised), None)
+    unserved = next((block.quantised for block in model.blocks if block.quantised), None)
     if not (unserved or model.is_served):
         unserved = model.dtype
     if unserved and dtype is None:
@@ -138,9 +138,9 @@ class PhaseResult:
         if outcome.path == "torch" or outcome.timing is None or self.is_interpreted:
             return None
         times = [
-            each.timing.median_us
-            for each in self.outcomes
-            if each.path == "torch" and each.mode in _ALIKE[outcome.mode] and each.timing
+            other.timing.median_us
+            for other in self.outcomes
+            if other.path == "torch" and other.mode in _ALIKE[outcome.mode] and other.timing
         ]
         return min(times) / outcome.timing.median_us if times else None
 
@@ -178,7 +178,7 @@ def _measured(
         group = workers.group()
         hardware = group.hardware
         is_interpreted = hardware.backend == "interpreter"
-        modes = [each for each in bench.modes if each not in lost]
+        modes = [mode for mode in bench.modes if mode not in lost]
         tried.write_text("", encoding="utf-8")
         try:
             outcomes, problems = group.call(
@@ -189,12 +189,12 @@ def _measured(
         except TaxfreeError as error:
             path, _, mode = tried.read_text(encoding="utf-8").partition(" ")
             broken = [(path, mode)] if mode else modes
-            lost |= {each: ModeOutcome(*each, "failed", error.message) for each in broken}
+            lost |= {failed: ModeOutcome(*failed, "failed", error.message) for failed in broken}
             if mode:
                 continue
             outcomes, problems = [], {}
-        found = lost | {(each.path, each.mode): each for each in outcomes}
-        return PhaseResult(phase, [found[each] for each in bench.modes], problems, hardware)
+        found = lost | {(outcome.path, outcome.mode): outcome for outcome in outcomes}
+        return PhaseResult(phase, [found[mode] for mode in bench.modes], problems, hardware)
 
 
 def document(bench: ModelBench, fabric: str, results: Sequence[PhaseResult]) -> dict[str, Any]:
@@ -212,30 +212,30 @@ def document(bench: ModelBench, fabric: str, results: Sequence[PhaseResult]) -> 
         "skipped": [
             {
                 "phase": dataclasses.asdict(result.phase),
-                **{name: getattr(each, name) for name in ("path", "mode", "state", "reason")},
+                **{name: getattr(outcome, name) for name in ("path", "mode", "state", "reason")},
             }
             for result in results
-            for each in result.outcomes
-            if each.state != "measured"
+            for outcome in result.outcomes
+            if outcome.state != "measured"
         ],
         "problems": {str(result.phase): result.problems for result in results},
     }
 
 
 def _rows(bench: ModelBench, result: PhaseResult) -> Iterator[dict[str, Any]]:
-    for each in result.outcomes:
-        if each.timing is not None:
+    for outcome in result.outcomes:
+        if outcome.timing is not None:
             yield {
                 "model": bench.name,
                 "layers": bench.model.layers,
                 "world_size": bench.ranks,
                 "phase": dataclasses.asdict(result.phase),
-                "path": each.path,
-                "mode": each.mode,
-                "median_us": each.timing.median_us,
-                "iqr_us": each.timing.iqr_us,
-                "tokens_per_s": result.tokens_per_s(each),
-                "speedup": result.speedup(each),
-                "relative_error": each.relative_error,
-                "samples_us": each.timing.samples_us,
+                "path": outcome.path,
+                "mode": outcome.mode,
+                "median_us": outcome.timing.median_us,
+                "iqr_us": outcome.timing.iqr_us,
+                "tokens_per_s": result.tokens_per_s(outcome),
+                "speedup": result.speedup(outcome),
+                "relative_error": outcome.relative_error,
+                "samples_us": outcome.timing.samples_us,
             }

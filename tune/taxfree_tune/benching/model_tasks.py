@@ -123,13 +123,13 @@ def measure_phase(
             outcomes.append(bench.check(path, mode, exact, allowed))
         if fabric.rank == 0:
             tried.write_text("", encoding="utf-8")
-        right = [each for each in outcomes if each.state == "measured"]
-        calls = [(bench.timed(each.path, each.mode), "eager") for each in right]
+        right = [outcome for outcome in outcomes if outcome.state == "measured"]
+        calls = [(bench.timed(outcome.path, outcome.mode), "eager") for outcome in right]
         chain = _CHAIN[phase.name] if fabric.has_graphs else None
         timings = time_together(fabric, calls, repetitions, chain=chain)
         bench.runtime.check()
-    timed = {id(each): timing for each, timing in zip(right, timings, strict=True)}
-    outcomes = [replace(each, timing=timed.get(id(each))) for each in outcomes]
+    timed = {id(outcome): timing for outcome, timing in zip(right, timings, strict=True)}
+    outcomes = [replace(outcome, timing=timed.get(id(outcome))) for outcome in outcomes]
     return outcomes, bench.runtime.stats()
 
 
@@ -318,7 +318,7 @@ class _Bench:
         for own in cache:
             block: Any = made.blocks[0].double()
             block.attention.attend = _attend_by_kv_head
-            copies = tuple(each.double() for each in own)
+            copies = tuple(states.double() for states in own)
             x = block(x, rotary=rotary, start=start, cache=copies)
             del made.blocks[0]
         logits: torch.Tensor = made.head.double()(made.norm.double()(x[-self._phase.batch :]))
@@ -333,4 +333,4 @@ def _attend_by_kv_head(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tor
     """In float64 all scores are held at once: those of few heads fit."""
     kv_heads = k.shape[1]
     parts = zip(q.chunk(kv_heads, 1), k.split(1, 1), v.split(1, 1), strict=True)
-    return torch.cat([decoder.attend(*each) for each in parts], 1)
+    return torch.cat([decoder.attend(*part) for part in parts], 1)
