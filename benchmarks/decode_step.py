@@ -311,8 +311,10 @@ def timed(graphs: dict[str, torch.cuda.CUDAGraph], rounds: int, fabric: Fabric) 
     }
 
 
-def say_trace(times: torch.Tensor, rank: int) -> None:
+def say_trace(times: torch.Tensor, rank: int) -> list[tuple[str, list[float]]]:
     """Print the mean time from each event of a layer to the next, and its spread over programs.
+
+    Returns what it prints, in us: the first layer; others, their fastest and slowest program.
 
     Args:
         times: int64 [programs, layers + 1, EVENTS].
@@ -322,15 +324,15 @@ def say_trace(times: torch.Tensor, rank: int) -> None:
     steps = torch.cat([us[:, :-1].diff(dim=-1), (us[:, 1:, :1] - us[:, :-1, -1:])], -1)
     names = [*tape.EVENTS[1:], tape.EVENTS[0]]
     say(rank, f"us at {khz / 1e6:.2f} GHz, first layer, others, fastest and slowest program:")
+    rows = []
     for index, name in enumerate(names):
-        first, rest = steps[:, 0, index].mean(), steps[:, 1:, index]
-        means = rest.mean(1)
-        say(
-            rank,
-            f"  {name:10s} {first:7.2f} {means.mean():7.2f} {means.min():7.2f} {means.max():7.2f}",
-        )
+        first, means = steps[:, 0, index].mean(), steps[:, 1:, index].mean(1)
+        rows.append((name, [float(each) for each in (first, means.mean(), *means.aminmax())]))
     head = us[:, -1, 1] - us[:, -1, 0]
-    say(rank, f"  head       {head.mean():7.2f} {'':7s} {head.min():7.2f} {head.max():7.2f}")
+    rows.append(("head", [float(each) for each in (head.mean(), head.mean(), *head.aminmax())]))
+    for name, each in rows:
+        say(rank, f"  {name:10s} " + " ".join(f"{time:7.2f}" for time in each))
+    return rows
 
 
 def rank_main(rank: int, options: argparse.Namespace, folder: str) -> None:
@@ -408,13 +410,13 @@ def rank_main(rank: int, options: argparse.Namespace, folder: str) -> None:
         for each in matrices:
             each.view(torch.int32).amax()
 
+    results: dict[str, Any] = {}
     if options.trace:
         traced = DecodeStep(decoder, cache, batch, fabric, {}, trace=True)
         for _ in range(3):
             traced(tokens, positions)
         torch.cuda.synchronize()
-        say_trace(traced.buffers.times, rank)
-    results: dict[str, Any] = {}
+        results["trace"] = say_trace(traced.buffers.times, rank)
     steps = {"step": step.run, "stream of weights": stream}
     for config in options.config:
         other = DecodeStep(decoder, cache, batch, fabric, config)
@@ -433,7 +435,7 @@ def rank_main(rank: int, options: argparse.Namespace, folder: str) -> None:
             f"{name:40s} {each['median']:9.1f} us (min {each['min']:.1f}), {each['GB/s']:.0f} GB/s,"
             f" {each['of stream']:.1%} of the stream",
         )
-    results = {"times": times, "bytes": read, "right": right, "options": vars(options)}
+    results |= {"times": times, "bytes": read, "right": right, "options": vars(options)}
     if rank == 0 and options.out:
         from taxfree_tune.measuring import environment
 
