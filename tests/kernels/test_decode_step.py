@@ -80,3 +80,55 @@ class TestLines:
             assert all(0 <= at < size < 1 << 31 for at, size in zip(place, shape, strict=False))
             offset = sum(int(at) * size for at, size in zip(place, strides, strict=False))
             assert lines.origin.address + 2 * offset == each.data_ptr()
+
+    def test_addresses_that_tma_cannot_reach_are_refused(self):
+        from dataclasses import replace
+
+        import torch
+
+        from taxfree_kernels.decode_step.tape import Lines
+        from taxfree_kernels.errors import PlanError
+
+        decoder, cache = decoder_and_cache([*SIZES, "keys", "values"])
+        shifted = torch.zeros(64 * 128 + 64, dtype=torch.bfloat16)
+        first = -shifted.data_ptr() // 2 % 8 + 4
+        head = shifted[first : first + 64 * 128].view(64, 128)
+        with pytest.raises(PlanError, match="no multiples of 16 bytes"):
+            Lines.of(replace(decoder, head=head), cache)
+
+
+class TestModel:
+    def test_what_the_kernel_does_not_serve_is_said(self):
+        from dataclasses import replace
+
+        import torch
+
+        from taxfree_kernels.decode_step.tape import model_of
+        from taxfree_kernels.errors import PlanError
+
+        decoder, cache = decoder_and_cache([*SIZES, "keys", "values"])
+        (layer,) = decoder.layers
+        assert model_of(decoder, cache, 1).QKV_ROWS == 768
+        biased = replace(layer, q_bias=torch.zeros(384))
+        for changed, batch, why in (
+            (decoder, 2, "several sequences"),
+            (replace(decoder, head_dim=48), 1, "heads of 48 elements"),
+            (replace(decoder, head=decoder.head[:60]), 1, "60 rows of the head"),
+            (replace(decoder, layers=(layer, biased)), 1, "with and without biases"),
+            (replace(decoder, head=decoder.head.half()), 1, "different dtypes"),
+        ):
+            with pytest.raises(PlanError, match=why):
+                model_of(changed, cache, batch)
+
+    @pytest.mark.parametrize("world", [1, 2, 4, 8])
+    def test_the_first_config_fits_shared_memory(self, world):
+        from taxfree_kernels.decode_step.step import seed_config
+        from taxfree_kernels.decode_step.tape import CHUNK_K, CHUNK_ROWS, model_of
+        from taxfree_kernels.hardware import KNOWN
+
+        model = model_of(*decoder_and_cache([*SIZES, "keys", "values"]), 1)
+        room = KNOWN["h100"].shared_memory
+        for hidden, wide in ((4096, 14336), (3584, 18944), (8192, 28672)):
+            large = model._replace(HIDDEN=hidden, INTERMEDIATE=wide // world)
+            stages = seed_config(large, room, world)["STAGES"]
+            assert 4 <= stages <= room // (2 * CHUNK_ROWS * CHUNK_K)
