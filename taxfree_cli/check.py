@@ -275,7 +275,7 @@ def _check_compiled(
         for report in reports_of(every, compiler):
             found.append(report)
             if not json:
-                print_lines([format_report(report)])
+                print_lines(format_report(report).splitlines())
     if json:
         print_json({"reports": [report.as_json() for report in found]})
     note(summary(found))

@@ -128,7 +128,7 @@ def print_lines(lines: Iterable[str]) -> None:
     """Print plain lines of results, each unbroken."""
     console = results()
     for line in lines:
-        console.print(printable(line, "\n"), markup=False, highlight=False, soft_wrap=True)
+        console.print(printable(line), markup=False, highlight=False, soft_wrap=True)
 
 
 def folded(lines: Iterable[str]) -> Iterator[str]:

@@ -121,7 +121,7 @@ class TestList:
         stored(RECORD, of_two, replace(RECORD, hardware=MI300X, winner=RECORD.baseline))
         assert cli("db", command).out.splitlines() == [
             "all_gather_matmul n=3584 k=8192 dtype=float16, AMD MI300X",
-            " m  8 GPUs  ",
+            " m  8 GPUs ",
             "16  library",
             "",
             "all_gather_matmul n=3584 k=8192 dtype=float16, NVIDIA H200",
