@@ -34,10 +34,16 @@ class Hardware:
 
 GIB = 1 << 30
 KNOWN = {
-    "h100": Hardware("NVIDIA H100", "cuda", "sm_90", 132, 32, 227 * 1024, 255, 80 * GIB),
+    "h100": Hardware("NVIDIA H100 80GB HBM3", "cuda", "sm_90", 132, 32, 227 * 1024, 255, 80 * GIB),
     "h200": Hardware("NVIDIA H200", "cuda", "sm_90", 132, 32, 227 * 1024, 255, 141 * GIB),
-    "mi300x": Hardware("AMD MI300X", "hip", "gfx942", 304, 64, 64 * 1024, 512, 192 * GIB, 8),
-    "mi325x": Hardware("AMD MI325X", "hip", "gfx942", 304, 64, 64 * 1024, 512, 256 * GIB, 8),
-    "mi350x": Hardware("AMD MI350X", "hip", "gfx950", 256, 64, 160 * 1024, 512, 288 * GIB, 8),
+    "mi300x": Hardware(
+        "AMD Instinct MI300X", "hip", "gfx942", 304, 64, 64 * 1024, 512, 192 * GIB, 8
+    ),
+    "mi325x": Hardware(
+        "AMD Instinct MI325X", "hip", "gfx942", 304, 64, 64 * 1024, 512, 256 * GIB, 8
+    ),
+    "mi350x": Hardware(
+        "AMD Instinct MI350X", "hip", "gfx950", 256, 64, 160 * 1024, 512, 288 * GIB, 8
+    ),
     "cpu": Hardware("CPU", "interpreter", "cpu", 1, 1, 1 << 30, 1 << 20, 16 * GIB),
 }

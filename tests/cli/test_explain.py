@@ -396,7 +396,7 @@ class TestModel:
         assert row["problem"]["world_size"] == 8
         environment = document["environment"]
         assert environment["modelled"]
-        assert environment["hardware"]["gpu"] == row["hardware"] == "AMD MI300X"
+        assert environment["hardware"]["gpu"] == row["hardware"] == "AMD Instinct MI300X"
         assert document["dispatch"] == []
 
     def test_unknown_hardware_is_refused(self, cli):

@@ -251,8 +251,7 @@ class TestLentRecords:
     """Of a device that computes alike, for one without records of its own."""
 
     def lent(self, *records: Record, **settings: Any) -> Dispatcher:
-        other = dataclasses.replace(KNOWN["h100"], name="NVIDIA H100 80GB HBM3")
-        return Dispatcher(Table(shipped=records), other, Settings(**settings))
+        return Dispatcher(Table(shipped=records), KNOWN["h100"], Settings(**settings))
 
     @pytest.mark.parametrize("m", [64, 48])
     def test_one_serves_as_an_own_one_would(self, m: int) -> None:

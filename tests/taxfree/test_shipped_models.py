@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
 
 from taxfree._runtime.dispatch import Dispatcher
@@ -12,9 +10,6 @@ from taxfree.shapes.models import load_model
 from taxfree_kernels.hardware import KNOWN
 from taxfree_tuning_db import Table, shipped_records
 
-H100 = dataclasses.replace(
-    KNOWN["h100"], name="NVIDIA H100 80GB HBM3", memory_bytes=84825604096
-)  # as the driver names it
 MODELS = ("llama-3.1-8b", "llama-3.1-70b", "qwen3-8b", "qwen3-32b", "mistral-7b")
 ROWS = "model m=1,4,16,64,256,1024,4096"
 SHAPES = {
@@ -55,7 +50,7 @@ def reason_for_none(op, model, problem):
 )
 @pytest.mark.parametrize("name", MODELS)
 def test_every_problem_of_a_model_has_a_record_within_a_factor_of_two(name, op):
-    dispatcher = Dispatcher(Table(shipped=shipped_records()), H100)
+    dispatcher = Dispatcher(Table(shipped=shipped_records()), KNOWN["h100"])
     model, request = load_model(name), ShapeRequest([SHAPES[op]], name, world_sizes=(2,))
     asked = expand(op, request)
     lacking = [each for each in asked if not dispatcher.answer(op, each).is_recorded]

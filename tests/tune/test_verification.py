@@ -126,3 +126,8 @@ class TestLacking:
         request = ShapeRequest(["paper"], world_sizes=(8,), dtype="bf16")
         asked = expand(OP, request)
         assert lacking(asked, Table((), shipped_records()), KNOWN["h200"].name) == []
+
+    def test_shipped_tables_are_of_known_gpus(self):
+        assert {each.hardware.gpu for each in shipped_records()} <= {
+            each.name for each in KNOWN.values()
+        }
