@@ -16,6 +16,7 @@ import re
 import shlex
 import sqlite3
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -33,6 +34,7 @@ from taxfree_cli.options import ShapeOptions
 from taxfree_kernels.variant import problem_class
 from taxfree_tune.measuring import results
 from taxfree_tuning_db import Database, DatabaseError, HardwareFingerprint, export
+from taxfree_tuning_db.errors import ForeignRecordWarning
 from tests.bad_input.mutations import (
     SHAPES,
     spoiled_bytes,
@@ -226,7 +228,9 @@ def run_case(place: TunedFolder, seed: int) -> bool:
 def use_as_a_library_does(place: TunedFolder, seed: int) -> None:
     """What commands that measure, and a runtime, read of the records before they measure."""
     try:
-        asked = what_is_asked(ShapeOptions(OP, None, None, None), "host", place.database, None)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ForeignRecordWarning)
+            asked = what_is_asked(ShapeOptions(OP, None, None, None), "host", place.database, None)
         _heap_bytes(asked.history.records, 2)
     except DatabaseError:
         return

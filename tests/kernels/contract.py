@@ -14,7 +14,9 @@ from tests.ranks import Ranks, gather_dims, our_names, served_names
 GATHER, ALL_REDUCE, SCATTER = "all_gather_matmul", "matmul_all_reduce", "matmul_reduce_scatter"
 DECODE, PROMPTS = "flash_decode", "attention"
 REPLICATED = (ALL_REDUCE, DECODE)  # all ranks have the same result
-NORMALISING = ("baseline", "push", "push_two_shot_lamport")
+BY_ROWS = ("push", "push_two_shot_lamport")  # they normalise in their own kernel
+BY_ANOTHER = ("push_two_shot", "push_two_shot_lamport_specialized", "two_shot")
+NORMALISING = ("baseline", *BY_ROWS, *BY_ANOTHER)
 
 TASKS = "tests.kernels.tasks"
 

@@ -12,6 +12,8 @@ import pytest
 from taxfree_kernels.variant import operation_names
 from tests.kernels.contract import (
     ALL_REDUCE,
+    BY_ANOTHER,
+    BY_ROWS,
     DECODE,
     GATHER,
     NORMALISING,
@@ -51,15 +53,14 @@ REFUSED = [
         ALL_REDUCE,
         2,
         {"rms_norm": True},
-        dict.fromkeys(set(served_names(ALL_REDUCE)) - set(NORMALISING), "")
-        | dict.fromkeys(("two_shot", "push_two_shot"), "whole rows"),
+        dict.fromkeys(set(served_names(ALL_REDUCE)) - set(NORMALISING), ""),
     ),
     (
         ALL_REDUCE,
         2,
         {"m": 1, "n": (1 << 14) + 1, "k": 8, "rms_norm": True},
-        dict.fromkeys(set(served_names(ALL_REDUCE)) - {"baseline"}, "")
-        | {"push": "16384 elements at most"},
+        dict.fromkeys(set(served_names(ALL_REDUCE)) - {"baseline", *BY_ANOTHER}, "")
+        | dict.fromkeys(BY_ROWS, "16384 elements at most"),
     ),
 ]
 

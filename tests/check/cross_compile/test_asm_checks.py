@@ -12,15 +12,15 @@ from taxfree_check.cross_compile.asm_checks import CHECKS, SPEED_CHECKS, violati
 from taxfree_check.cross_compile.compile import matrix_remarks
 from taxfree_check.cross_compile.compiled_kernel import CompiledKernel
 from taxfree_check.cross_compile.resources import Resources
-from tests.tritons import BEFORE_3_8, NEWEST, SINCE_3_8, TRITONS, before
+from tests.tritons import BEFORE_3_8, NEWEST, TRITONS, before
 
 from .conftest import Snippets
 
 #: kernel, device, compilers, checks that must find it.
 WRONG = [
     ("signal_without_barrier", "h200", BEFORE_3_8, {"barrier_before_release"}),
-    ("signal_without_barrier", "mi300x", BEFORE_3_8, {"barrier_before_release"}),
-    ("signal_without_barrier", "mi300x", SINCE_3_8, {"stores_drained"}),
+    ("signal_without_barrier", "mi300x", before(9), {"barrier_before_release"}),
+    ("signal_without_barrier", "mi300x", TRITONS[len(before(9)) :], {"stores_drained"}),
     ("signal_without_drain", "mi300x", TRITONS, {"stores_drained"}),
     ("signal_to_the_device", "h200", TRITONS, {"system_scope"}),
     ("signal_to_the_device", "mi300x", TRITONS, {"system_scope"}),

@@ -37,7 +37,8 @@ class TestSplitsByWarp:
     def test_pass_and_have_few_barriers(self, kind: str, triton: str) -> None:
         splits, merge = compiled(triton)[kind]
         assert {each.check for each in violations(splits)} <= {"no_spills"}
-        assert splits.resources.spill_bytes <= 16
+        # Triton 3.8 allocates worse than those before and after it
+        assert splits.resources.spill_bytes <= (80 if triton.startswith("3.8") else 16)
         assert violations(merge) == []
         (loop,) = splits.k_loops
         inside = splits.code.inside(loop)
