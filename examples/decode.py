@@ -52,7 +52,11 @@ with torch.no_grad():
             run = graph.replay
     ours = torch.stack(found, dim=1)
     everything = model.generate(
-        prompt, max_new_tokens=NEW_TOKENS, min_new_tokens=NEW_TOKENS, do_sample=False
+        prompt,
+        attention_mask=torch.ones_like(prompt),
+        max_new_tokens=NEW_TOKENS,
+        min_new_tokens=NEW_TOKENS,
+        do_sample=False,
     )
     theirs = everything[:, length:]
     scores = model(everything).logits.float()[:, length - 1 : -1]

@@ -223,7 +223,8 @@ def _require_compilers(
         )
     if arch is not None and (not executed or arch not in _ARCHITECTURES):
         raise UsageError(
-            "--arch is for --executed", f"--executed --arch {' or '.join(_ARCHITECTURES)}"
+            f"unknown architecture {arch!r}" if executed else "--arch is for --executed",
+            f"--executed --arch {' or '.join(_ARCHITECTURES)}",
         )
 
 

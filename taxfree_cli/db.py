@@ -177,8 +177,8 @@ def show_command(
         return
     for record in records:
         print_record(record)
-        if trials:
-            print_trials(tried.get(record.key, ()))
+        if tried.get(record.key):
+            print_trials(tried[record.key])
 
 
 @db.command("why")

@@ -50,7 +50,7 @@ def print_winners(records: Sequence[Record]) -> None:
     )
     counts = Counter(map(_source, records))
     sources = ", ".join(f"{count} {source}" for source, count in counts.items())
-    print_lines([f"records: {sources or 'none'}; --all shows their times"])
+    print_lines([f"records: {sources}; --all shows their times" if counts else "records: none"])
 
 
 def print_record(record: Record) -> None:

@@ -34,6 +34,8 @@ class Report:
     def __str__(self) -> str:
         lines = []
         for title, entries in (("layer", self.layers), ("problem", self.problems)):
+            if not entries and self.layers:
+                continue
             width = max(map(len, (title, *entries)))
             lines.append(f"{title:{width}}     calls  ran")
             for name, ran in sorted(entries.items()):

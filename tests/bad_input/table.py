@@ -321,6 +321,8 @@ OPTIONS = [
     Row("a negative seed", f"tune {HOST} {SHAPE} --seed -1", USAGE, "greater than or equal to 0",
         "--help"),
     Row("no schedules to check", "check --seeds 0", USAGE, "greater than or equal to 1", "--help"),
+    Row("an unknown architecture to execute", "check --executed --arch gfx90a", USAGE,
+        "unknown architecture 'gfx90a'", "gfx942 or gfx950"),
     Row("another Triton without --compiled", "check --triton .", USAGE,
         "--triton needs --compiled", "interpreted, not compiled"),
     Row("a shape to compile", f"check --compiled {SHAPE}", USAGE,

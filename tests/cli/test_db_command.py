@@ -151,6 +151,7 @@ class TestList:
         (only,) = documents(cli("db", "list", "--gpu", "mi300", "--json"))
         assert only["hardware"]["gpu"] == "AMD MI300X"
         assert documents(cli("db", "list", "--op", "flash_decode", "--json")) == []
+        assert cli("db", "list", "--op", "flash_decode").out == "records: none\n"
         assert cli("db", "list", "--op", "atention").code == 2
 
     def test_json_holds_whole_records(self, cli, stored):
@@ -192,6 +193,7 @@ class TestShow:
 
     def test_shows_trials(self, cli, stored):
         path = stored(RECORD)
+        assert "reason" not in cli("db", "show", "--trials").out  # none yet
         hung = TrialRecord("push", {"block_n": 32}, "hung", "rank 3 is late", {}, 30.0, 1)
         with Database(path) as database:
             database.add_trial(RECORD.key, hung)

@@ -140,6 +140,11 @@ def test_a_static_cache_is_used_in_place(case: str) -> None:
     check(model, *generated(model, tokens[:, 0], is_static=True), tokens)
 
 
+def test_a_report_without_problems_has_no_table_of_them() -> None:
+    shown = str(report.Report({"layer 1": {"library: float32": 2}}, {})).splitlines()
+    assert [line.split()[0] for line in shown] == ["layer", "layer"]
+
+
 def test_the_report_says_what_ran() -> None:
     report.clear()
     step = taxfree.decode_step(made("Llama"), 1, 8)
