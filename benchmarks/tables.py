@@ -14,6 +14,7 @@ length of the KV cache. Other kinds:
     block FILE          a model's block
     attention FILE      attention on one GPU
     accept FILE         a run of the acceptance script; with rows=models that of models alone
+    model FILE          whole models, of ``taxfree bench --model``
 
 Below a table are the variants that have changed since they were measured. `--check` writes nothing,
 and fails if a document differs from the result files.
@@ -160,6 +161,9 @@ def update(text: str, root: Path) -> str:
             "highlights": lambda block: highlights(root, block["file"]),
             "block": of_rows(block_tables),
             "attention": lambda block: attention(rows(block)),
+            "model": lambda block: models(
+                json.loads((root / block["file"]).read_text(encoding="utf-8"))
+            ),
             "accept": lambda block: acceptance(
                 json.loads((root / block["file"]).read_text(encoding="utf-8")), where(block)
             ),
@@ -299,6 +303,27 @@ def attention(rows: Iterable[Row]) -> str:
     return f"{table(header, lines)}\n{ATTENTION_CAPTION}{_age(shown)}\n"
 
 
+def models(document: Mapping[str, Any]) -> str:
+    """Tokens per second of a whole model, by phase and mode, in Markdown.
+
+    Args:
+        document: of ``taxfree bench --model --out``.
+    """
+    cells = []
+    for phase, rows in groupby(document["rows"], key=lambda row: row["phase"]):
+        called = f"{phase['name']}, batch {phase['batch']}, {phase['length']} tokens"
+        for row in rows:
+            speedup = "" if row["speedup"] is None else f"{row['speedup']:.2f}"
+            mode = f"{row['path']}, {row['mode']}"
+            cells.append(
+                [called, mode, us(row["median_us"]), f"{row['tokens_per_s']:.0f}", speedup]
+            )
+    first, environment = document["rows"][0], document["environment"]
+    header = [f"{first['model']}, {first['layers']} layers and the head", "", "us", "tokens/s", ""]
+    where = f"{first['world_size']} {environment['hardware']['gpu']}, {environment['created'][:10]}"
+    return f"{table(header, cells, text=[0, 1])}\n{where}.\n"
+
+
 def acceptance(record: Mapping[str, Any], where: Mapping[str, str]) -> str:
     """What a user ran on a machine beside the library, in Markdown.
 
@@ -330,7 +355,7 @@ def acceptance(record: Mapping[str, Any], where: Mapping[str, str]) -> str:
     for row in found["Transformers"]["rows"]:
         called = f"Transformers, a token of `generate`: {row['cache']} cache, batch={row['batch']}"
         lines.append((called, row["library_us"], "", row["taxfree_us"], ""))
-    for row in found["training"]["rows"]:
+    for row in found.get("training", {"rows": ()})["rows"]:
         called = f"a training step of an MLP: {'compiled' if row['is_compiled'] else 'eager'}"
         lines.append((called, row["torch_us"], "", row["taxfree_us"], ""))
     cells = [

@@ -53,7 +53,8 @@ REFUSED = [
         ALL_REDUCE,
         2,
         {"rms_norm": True},
-        dict.fromkeys(set(served_names(ALL_REDUCE)) - set(NORMALISING), ""),
+        dict.fromkeys(set(served_names(ALL_REDUCE)) - set(NORMALISING), "")
+        | {"push_two_shot_lamport_specialized": "16 bytes"},
     ),
     (
         ALL_REDUCE,

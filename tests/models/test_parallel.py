@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch.utils.checkpoint import checkpoint
 
 from tests.ranks import Ranks
@@ -204,7 +205,7 @@ def enable_other_sizes(fabric: Any) -> Any:
 
 def shard_further(fabric: Any) -> dict[str, Any]:
     """By when `enable` comes: the losses beside those of PyTorch, and what ran."""
-    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.fsdp import fully_shard
     from torch.distributed.tensor.parallel import parallelize_module
 
@@ -212,7 +213,11 @@ def shard_further(fabric: Any) -> dict[str, Any]:
     from taxfree.models import report
     from tests.models import llama
 
-    meshes = init_device_mesh("cpu", (1, fabric.world_size), mesh_dim_names=("data", "tensor"))
+    # groups of their own: a runtime on the workers' group may be another test's
+    ranks = range(fabric.world_size)
+    alone = [dist.new_group([rank]) for rank in ranks][fabric.rank]
+    groups, names = [alone, dist.new_group()], ("data", "tensor")
+    meshes = DeviceMesh.from_group(groups, "cpu", [[*ranks]], mesh_dim_names=names)
     mesh, found = meshes["tensor"], {}
     for when in ("never", "before", "after"):
         torch.manual_seed(0)

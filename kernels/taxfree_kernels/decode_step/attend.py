@@ -15,7 +15,6 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
 from taxfree_kernels.decode_step.chunks import (
-    NOBODY,
     SPLITS_DONE,
     chunks_of_split,
     hand_back,
@@ -84,25 +83,6 @@ def _rotary(position, inv_freq, scale, d, DIM: gl.constexpr):
         "sin.approx.f32 $0, $1;", "=f,f", [angle], dtype=gl.float32, is_pure=True, pack=1
     )
     return cosine * scale, sine * scale
-
-
-@gluon.jit
-def _prefetch(address, MODEL: gl.constexpr):
-    """2 * HEAD_DIM bytes."""
-    at = gl.arange(0, 32, NOBODY) * (MODEL.HEAD_DIM // 16)
-    gl.inline_asm_elementwise(
-        "prefetch.global.L2 [$1];\n\tmov.u32 $0, 0;", "=r,l", [address.to(gl.int64) + at],
-        dtype=gl.int32, is_pure=False, pack=1,
-    )  # fmt: skip
-
-
-@gluon.jit
-def prefetch(layer, step, MODEL: gl.constexpr):
-    """Bring to the L2 cache what attention reads besides products; weights have displaced it."""
-    _prefetch(step.inv_freq, MODEL)
-    if MODEL.HAS_QK_NORM:
-        _prefetch(gl.load(step.vectors + layer * VECTORS + Q_NORM), MODEL)
-        _prefetch(gl.load(step.vectors + layer * VECTORS + K_NORM), MODEL)
 
 
 @gluon.jit

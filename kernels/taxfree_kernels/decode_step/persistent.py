@@ -24,7 +24,7 @@ import triton.language as tl
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from taxfree_kernels.decode_step.attend import attend, prefetch
+from taxfree_kernels.decode_step.attend import attend
 from taxfree_kernels.decode_step.chunks import (
     CLAIMED,
     DONE,
@@ -192,9 +192,6 @@ def _compute(
 
         end = first + counts.attention
         done = gl.to_tensor(0)
-        if WORK.PREFETCH:
-            if unit < end:
-                prefetch(layer, step, MODEL)
         wait_for_units(counters, before, control)
         _note(buffers, layer, layers, 3, WORK)
         empty_area(area_of(inbox, 2 * layer + 2, MODEL, WORK, GROUP), AREA)  # of the last down

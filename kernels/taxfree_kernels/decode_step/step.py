@@ -25,7 +25,7 @@ class DecodeStep:
         decoder, cache: this rank's parts; they are read, and the cache is written, in place.
         batch: number of sequences.
         fabric: this rank's.
-        config: STAGES, LIMIT, SPLITS, DOWN_PARTS, PREFETCH, see ``tape.Work``; missing ones are
+        config: STAGES, LIMIT, SPLITS, DOWN_PARTS, see ``tape.Work``; missing ones are
             those of :func:`seed_config`.
         logits: whether :attr:`logits` are stored.
         trace: whether times of events are stored in ``buffers.times``.
@@ -171,4 +171,4 @@ def seed_config(model: tape.Model, shared_memory: int, world: int) -> dict[str, 
     staging = math.ceil(model.HIDDEN / width) * width * 2
     room = shared_memory - _OTHER_SHARED - heads * 8 * (model.HEAD_DIM + 2) * 4 - staging
     stages = min(12, room // _CHUNK_BYTES)
-    return {"STAGES": stages, "LIMIT": 2, "SPLITS": 1, "DOWN_PARTS": parts, "PREFETCH": 1}
+    return {"STAGES": stages, "LIMIT": 2, "SPLITS": 1, "DOWN_PARTS": parts}

@@ -75,8 +75,6 @@ class Work(NamedTuple):
         SPLITS: units of attention for each program, about.
         DOWN_PARTS: units of 8 rows of down, each of a part of K: who waits for the last unit of a
             phase idles once rings are full, and a ring is not much more than 8 long rows.
-        PREFETCH: whether programs that attend bring norms and frequencies to the L2 cache, while
-            they wait for products.
         LOGITS: whether logits are stored, too.
         TRACE: whether the times of EVENTS are stored, too.
         LINE: bytes of a line, in which addresses of weights are given.
@@ -86,7 +84,6 @@ class Work(NamedTuple):
     LIMIT: int
     SPLITS: int
     DOWN_PARTS: int
-    PREFETCH: int
     LOGITS: bool
     TRACE: bool
     LINE: int
