@@ -136,7 +136,7 @@ def test_some_seed_configs_fit_small_problems(op, name):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [(["--executed", "--compiled"], "are two checks"), (["--arch", "gfx942"], "--arch is for"),
-     (["--executed", "--arch", "sm_90"], "--arch is for"),
+     (["--executed", "--arch", "sm_90"], "unknown architecture"),
      (["--records", "table.json"], "--records is for"),
      (["--executed", "--records", "table.json", "--gpus", "2"], "--records is for"),
      (["--executed"], "needs compiled kernels")],
