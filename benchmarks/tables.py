@@ -146,11 +146,8 @@ def update(text: str, root: Path) -> str:
     def where(block: Block) -> dict[str, str]:
         return dict(word.split("=", 1) for word in block["where"].split())
 
-    def of_rows(maker: Callable[[Sequence[Mapping[str, Any]]], str]) -> Callable[[Block], str]:
-        def made(block: Block) -> str:
-            return maker(json.loads((root / block["file"]).read_text(encoding="utf-8"))["rows"])
-
-        return made
+    def document(block: Block) -> Any:
+        return json.loads((root / block["file"]).read_text(encoding="utf-8"))
 
     return with_blocks(
         text,
@@ -159,14 +156,10 @@ def update(text: str, root: Path) -> str:
             "evolution": lambda block: evolution(rows(block), where(block)),
             "summary": lambda block: summary(root, block["file"]),
             "highlights": lambda block: highlights(root, block["file"]),
-            "block": of_rows(block_tables),
+            "block": lambda block: block_tables(document(block)["rows"]),
             "attention": lambda block: attention(rows(block)),
-            "model": lambda block: models(
-                json.loads((root / block["file"]).read_text(encoding="utf-8"))
-            ),
-            "accept": lambda block: acceptance(
-                json.loads((root / block["file"]).read_text(encoding="utf-8")), where(block)
-            ),
+            "model": lambda block: models(document(block)),
+            "accept": lambda block: acceptance(document(block), where(block)),
         },
     )
 

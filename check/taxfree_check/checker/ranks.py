@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
@@ -46,7 +47,35 @@ class Symmetric:
         return f"{self.name}[{index}]"
 
 
-class Ranks:
+class Allocator(ABC):
+    """What allocates symmetric tensors of several ranks."""
+
+    ranks: int
+
+    @abstractmethod
+    def empty(
+        self, shape: Sequence[int], dtype: torch.dtype = torch.float32, *, name: str = ""
+    ) -> Symmetric:
+        """A symmetric tensor; its bytes are 0xFF, NaN in every floating-point type."""
+
+    def full(
+        self, shape: Sequence[int], value: float, dtype: torch.dtype = torch.float32, *,
+        name: str = "",
+    ) -> Symmetric:  # fmt: skip
+        """A symmetric tensor that is filled with one value."""
+        made = self.empty(shape, dtype, name=name)
+        for rank in range(self.ranks):
+            made.local(rank).fill_(value)
+        return made
+
+    def zeros(
+        self, shape: Sequence[int], dtype: torch.dtype = torch.float32, *, name: str = ""
+    ) -> Symmetric:
+        """A symmetric tensor of zeros."""
+        return self.full(shape, 0, dtype, name=name)
+
+
+class Ranks(Allocator):
     """Ranks with symmetric memory, and the call that runs on them.
 
     Args:
@@ -89,22 +118,6 @@ class Ranks:
         for rank, block in enumerate(blocks):
             self._name(rank, block, made.describe)
         return made
-
-    def full(
-        self, shape: Sequence[int], value: float, dtype: torch.dtype = torch.float32, *,
-        name: str = "",
-    ) -> Symmetric:  # fmt: skip
-        """A symmetric tensor that is filled with one value."""
-        made = self.empty(shape, dtype, name=name)
-        for rank in range(self.ranks):
-            made.local(rank).fill_(value)
-        return made
-
-    def zeros(
-        self, shape: Sequence[int], dtype: torch.dtype = torch.float32, *, name: str = ""
-    ) -> Symmetric:
-        """A symmetric tensor of zeros."""
-        return self.full(shape, 0, dtype, name=name)
 
     def allocate(self, rank: int, count: int, dtype: torch.dtype, name: str) -> torch.Tensor:
         """Elements of one rank's heap; the same calls give the same offsets on all ranks."""

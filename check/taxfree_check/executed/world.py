@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from triton.runtime.jit import JITFunction
 
-from taxfree_check.checker.ranks import Symmetric
+from taxfree_check.checker.ranks import Allocator, Symmetric
 from taxfree_check.executed.caches import Gpu
 from taxfree_check.executed.errors import Hang
 from taxfree_check.executed.run import DEVICES, MOST_INSTRUCTIONS, NEVER, Executed, Host, Session
@@ -26,7 +26,7 @@ from taxfree_kernels.hardware import KNOWN
 from taxfree_kernels.launch import Kernel
 
 
-class ExecutedWorld:
+class ExecutedWorld(Allocator):
     """Ranks with symmetric memory, like :class:`taxfree.check.World`, for one run by one seed.
 
     Kernels are compiled for an AMD GPU and their machine code is executed, all ranks at once.
@@ -67,26 +67,6 @@ class ExecutedWorld:
         for block in blocks:
             block.view(torch.uint8).fill_(0xFF)
         return Symmetric(blocks, name)
-
-    def full(
-        self,
-        shape: Sequence[int],
-        value: float,
-        dtype: torch.dtype = torch.float32,
-        *,
-        name: str = "",
-    ) -> Symmetric:
-        """A symmetric tensor that is filled with one value."""
-        made = self.empty(shape, dtype, name=name)
-        for rank in range(self.ranks):
-            made.local(rank).fill_(value)
-        return made
-
-    def zeros(
-        self, shape: Sequence[int], dtype: torch.dtype = torch.float32, *, name: str = ""
-    ) -> Symmetric:
-        """A symmetric tensor of zeros."""
-        return self.full(shape, 0, dtype, name=name)
 
     def run(
         self,
