@@ -133,12 +133,28 @@ class Ranks:
 
     def run(self, world_size: int, task: str, **arguments: Any) -> list[Any]:
         """What each rank returned from ``module:function``, by rank."""
-        return self(world_size).call(pkgutil.resolve_name(task), DEADLINE_S, **arguments)
+        return self(world_size).call(_run_and_close, DEADLINE_S, task, arguments)
 
     def close(self) -> None:
         for group in self._groups.values():
             group.close()
         self._groups = {}
+
+
+def _run_and_close(fabric: Any, task: str, arguments: dict[str, Any]) -> Any:
+    """A test's function; then the end of runtimes that it left open, as models' layers do.
+
+    The next test has the same processes, where `taxfree.autotune` would tune for them, too.
+    """
+    from taxfree._runtime.runtime import runtimes
+
+    result = pkgutil.resolve_name(task)(fabric, **arguments)
+    for runtime in runtimes():
+        if runtime._fabric is fabric:
+            runtime._retire()
+        else:
+            runtime._release()
+    return result
 
 
 def processes(group: WorkerGroup) -> list[int]:
