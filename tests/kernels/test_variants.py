@@ -147,16 +147,6 @@ def test_who_adds_a_residual_has_registers_for_it(name, m):
     assert max(elements) <= 64
 
 
-@pytest.mark.parametrize(("residual", "pieces"), [(False, 1), (True, 2)])
-def test_who_adds_beside_tiles_adds_what_few_registers_hold(residual, pieces):
-    variant, hardware = variants("matmul_all_reduce")["push_two_shot_two_kernel"], KNOWN["h200"]
-    tried = reduced(m=16, n=8192, k=1024, dtype="float16", residual=residual)
-    first = variant.seed_configs(tried, hardware)[0]
-    assert (first["BLOCK_M"] * first["BLOCK_N"], first["PIECES"]) == (2048, pieces)
-    reason = variant.illegal_reason(tried, hardware, {**first, "PIECES": 1})
-    assert ("registers" in (reason or "")) == residual
-
-
 class TestProblem:
     @pytest.mark.parametrize(
         ("fields", "message"),
