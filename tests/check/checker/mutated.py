@@ -16,12 +16,13 @@ from taxfree_kernels.all_gather_matmul import (
     pull,
     push,
     push_tma,
-    push_two_kernel,
 )
+from taxfree_kernels.all_gather_matmul.paper import push_two_kernel
 from taxfree_kernels.device import packets, sync
 from taxfree_kernels.flash_decode import exchange as decode_exchange
-from taxfree_kernels.flash_decode import fine_wait, fused, gather, persistent
+from taxfree_kernels.flash_decode import fine_wait, fused
 from taxfree_kernels.flash_decode import plans as decode_plans
+from taxfree_kernels.flash_decode.paper import gather, persistent
 from taxfree_kernels.matmul_all_reduce import push as sum_push
 from taxfree_kernels.matmul_all_reduce import push_in_place as sum_in_place
 from taxfree_kernels.matmul_all_reduce import push_lamport as sum_push_lamport
