@@ -45,7 +45,7 @@ LOCAL = ("attention",)
 def variant_names(op: str = OP) -> list[str]:
     """All variants of an operation, found without importing torch or triton."""
     folder = KERNELS / "taxfree_kernels" / op
-    return sorted(p.stem for p in folder.glob("*.py") if "\nVARIANT = " in p.read_text())
+    return sorted(p.stem for p in folder.rglob("*.py") if "\nVARIANT = " in p.read_text())
 
 
 def served_names(op: str = OP) -> list[str]:

@@ -17,15 +17,12 @@ A captured graph, or a device with few queues, may serialise work that no events
 order. Therefore an event orders each wait for peers' copies of a part after this rank's copies of
 that part, and parts follow one another. Consider the rank that waits for the earliest part: its
 peers have copied that part, or have no earlier wait left to block them. This holds if each part has
-rows of each chunk that is waited for. Chunks without rows are refused, or signalled before all
-parts (``overlap`` of ``matmul_reduce_scatter``).
+rows of each shard that is waited for, or if there is one wait, behind all copies.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import cycle, product
+from itertools import cycle
 from typing import TYPE_CHECKING
 
 import triton
@@ -74,19 +71,21 @@ def _finish(control_ptr, out_ptr, elements, BLOCK: tl.constexpr):
     sync.leave(control_ptr, 1 + generation % 2)  # the next generation is odd
 
 
+#: channels: of signals that a copy is complete, and of the entry barrier
+COPIED, _ENTERED = 0, 1
+
+
 class PeerCopies:
     """Copies into peers' memory, on side streams, and the call that consists of them.
 
     Args:
         fabric: whose pool the plan uses.
-        channels: number of channels that the plan signals on; one more is for the entry barrier.
         streams: number of streams; copies use them round-robin.
     """
 
-    def __init__(self, fabric: Fabric, channels: int, streams: int) -> None:
+    def __init__(self, fabric: Fabric, streams: int) -> None:
         self._streams = [fabric.side_stream() for _ in range(streams)]
         self._turns = cycle(self._streams)
-        self._entered = channels
         self._ends = (fabric.pool.control, fabric.heap_bases, fabric.rank)
         group = {"GROUP": Group(fabric.world_size, fabric.backend)}
         options = compile_options(fabric.backend, {"num_warps": 1})  # fits beside a matmul
@@ -104,7 +103,7 @@ class PeerCopies:
         first, *others = self._streams
         self._turns = cycle(self._streams)
         with first.forked():
-            self._meet(*self._ends, self._entered)
+            self._meet(*self._ends, _ENTERED)
             for stream in others:
                 stream.fork()
 
@@ -113,11 +112,11 @@ class PeerCopies:
         for stream in self._streams:
             stream.fork()
 
-    def send(self, target: torch.Tensor, source: torch.Tensor, channel: int, peer: int) -> None:
+    def send(self, target: torch.Tensor, source: torch.Tensor, peer: int) -> None:
         """Copy on the next stream, then signal the peer."""
         with next(self._turns).entered():
             copy_between_ranks(target, source)
-            self._announce(*self._ends, channel, peer)
+            self._announce(*self._ends, COPIED, peer)
 
     def join(self) -> None:
         """Make the current stream wait for all copies."""
@@ -129,45 +128,7 @@ class PeerCopies:
         self._finish(self._ends[0], out, out.numel())
 
 
-def rows_of_chunk(problem: Sharded, owner: int, chunk: int, chunks: int) -> slice:
-    """The rows of a chunk of a rank's shard, counted in all ranks' shards concatenated.
-
-    The last chunks may be empty.
-
-    Args:
-        problem: has `shard_rows` and `rows_of(rank)`.
-    """
-    per_chunk, rows = -(-problem.shard_rows // chunks), problem.rows_of(owner)
+def rows_of_shard(problem: Sharded, owner: int) -> slice:
+    """The rows of a rank's shard, counted in all ranks' shards concatenated; maybe none."""
     first = owner * problem.shard_rows
-    begin, end = (first + min(part * per_chunk, rows) for part in (chunk, chunk + 1))
-    return slice(begin, end)
-
-
-@dataclass(frozen=True)
-class CopiedPart:
-    """Rows of one matmul.
-
-    Args:
-        rows: rows of all ranks' shards, concatenated.
-        chunks: number of chunks, in their order, before the end of the part.
-    """
-
-    rows: slice
-    chunks: int
-
-
-def parts_of(
-    problem: Sharded, owners: Sequence[int], chunks: int, chunks_per_part: int
-) -> list[CopiedPart]:
-    """The rows of `owners`, one after the other, in parts of `chunks_per_part` chunks.
-
-    A part that wraps around to row 0 becomes two; chunks without rows do not form parts.
-    """
-    parts: list[CopiedPart] = []
-    for number, (owner, chunk) in enumerate(product(owners, range(chunks))):
-        rows, done = rows_of_chunk(problem, owner, chunk, chunks), number + 1
-        if number % chunks_per_part > 0 and parts and parts[-1].rows.stop == rows.start:
-            parts[-1] = CopiedPart(slice(parts[-1].rows.start, rows.stop), done)
-        elif rows.start < rows.stop:
-            parts.append(CopiedPart(rows, done))
-    return parts
+    return slice(first, first + problem.rows_of(owner))

@@ -41,8 +41,6 @@ class Kernel:
         last_args: the arguments after those of a call; they are the same in every call.
         static: names of descriptors, of memory that by a promise nobody writes: a kernel may load
             it before the preceding one has ended. Assembly checks allow no other such load.
-        beside: it runs beside the kernel before it, of the same call: by signals it waits for all
-            that it takes from that one.
     """
 
     function: Any
@@ -51,7 +49,6 @@ class Kernel:
     options: Mapping[str, Any] = field(default_factory=dict)
     last_args: tuple[Any, ...] = field(default=(), repr=False, compare=False)
     static: tuple[str, ...] = field(default=(), compare=False)
-    beside: bool = False
     _runners: dict[tuple[Any, ...], Callable[..., Any]] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )

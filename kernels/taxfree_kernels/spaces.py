@@ -162,41 +162,20 @@ def tile_illegal_reason(
     return None
 
 
-def copy_space(problem: Sharded, hardware: Hardware) -> Space:
-    """Chunks in which copy engines move a rank's shard, chunks per matmul, and copy streams.
-
-    Args:
-        problem: with `shard_rows` of `world_size` ranks.
-    """
-    most = 2 if hardware.backend == "interpreter" else 4
-    copies = most * max(1, problem.world_size - 1)
-    return {
-        "CHUNKS": up_to(min(most, problem.shard_rows), (1, 2, 4)),
-        "CHUNKS_PER_WAIT": up_to(copies, (1, 2, 4, 8)),
-        "STREAMS": up_to(copies, (1, 2, 4, 8)),
-    }
+def per_copy_space(problem: Sharded) -> tuple[int, ...]:
+    """Numbers of copy streams, or of shards at once; more than there are peers are as many."""
+    return up_to(4 * max(1, problem.world_size - 1), (1, 2, 4, 8))
 
 
-def first_copies(problem: Sharded, space: Space, rows_at_once: int) -> list[dict[str, Any]]:
-    """Configs for copies of a problem's shards; the first is the default.
+def first_streams(problem: Sharded) -> list[int]:
+    """Numbers of copy streams, the most promising first.
 
     Between two copies on a stream, a kernel signals the first one: some 20 us, and more if it has
     to wait for a free SM beside a matmul. A second stream copies during this gap. With one stream
-    per peer all gaps overlap, but the first chunks of all peers then share the link.
-
-    Args:
-        space: of :func:`copy_space`.
-        rows_at_once: rows per matmul below which the vendor's matmul is slow.
+    per peer all gaps overlap, but the first shards of all peers then share the link.
     """
-    shards = nearest_first(space["CHUNKS_PER_WAIT"], -(-rows_at_once // problem.shard_rows))
-    whole = [{"CHUNKS": 1, "CHUNKS_PER_WAIT": count, "STREAMS": 2} for count in shards]
-    if problem.shard_rows < 128:  # starting a copy takes longer than moving the data
-        return whole[:1]
-    to_each = [count for count in space["STREAMS"] if count >= problem.world_size - 1][:1]
-    return [
-        whole[0],
-        *(whole[0] | {"STREAMS": count} for count in to_each if count > 2),
-        *whole[1:2],
-        whole[0] | {"STREAMS": 1},
-        whole[0] | {"CHUNKS": space["CHUNKS"][-1]},
-    ]
+    peers = problem.world_size - 1
+    if peers == 1 or problem.shard_rows < 128:  # starting a copy takes longer than moving the data
+        return [2]
+    to_each = [count for count in per_copy_space(problem) if count >= peers][:1]
+    return [2, *(count for count in to_each if count > 2), 1]

@@ -2,8 +2,8 @@
 
 An operation is a mathematical contract, a problem its dimensions, a variant one way to compute it,
 and a plan a variant made on a fabric for one problem and config; it is called once it is ready. A
-variant is a module in the operation's folder that defines ``VARIANT``; it is discovered there,
-without a registry.
+variant is a module in the operation's folder, or below, that defines ``VARIANT``; it is discovered
+there, without a registry.
 """
 
 from __future__ import annotations
@@ -276,8 +276,8 @@ class Variant(ABC):
     #: whether it runs the library's kernels and collectives; gains are over the fastest of these.
     is_library: ClassVar[bool] = False
 
-    #: whether a search tries it without being asked by name. False for the paper's intermediate
-    #: steps, which are kept to show the gain of each step, and for what several GPUs have not run.
+    #: whether a search tries it without being asked by name. False for the paper's steps that are
+    #: the fastest nowhere, which are kept to show the gain of each: the folders ``paper``.
     searched: ClassVar[bool] = True
 
     #: payload slots that calls alternate between; the checker runs until the first is reused.
@@ -496,9 +496,10 @@ def is_library(op: str, name: str) -> bool:
 
 
 def _discover(package: str) -> Iterator[Variant]:
-    for module in pkgutil.iter_modules(importlib.import_module(package).__path__):
-        variant = getattr(importlib.import_module(f"{package}.{module.name}"), "VARIANT", None)
+    path = importlib.import_module(package).__path__
+    for module in pkgutil.walk_packages(path, f"{package}."):
+        variant = getattr(importlib.import_module(module.name), "VARIANT", None)
         if variant is not None:
-            if variant.name != module.name:
-                raise TypeError(f"{package}.{module.name}: VARIANT has the name {variant.name!r}")
+            if variant.name != module.name.rpartition(".")[2]:
+                raise TypeError(f"{module.name}: VARIANT has the name {variant.name!r}")
             yield variant

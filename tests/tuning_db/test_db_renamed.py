@@ -11,7 +11,10 @@ from taxfree_tuning_db.renamed import RENAMED, Renamed, with_new_names
 from tests.tuning_db.examples import OP, PUSH, TRIAL, problem_of, record_of
 
 NAMES = Renamed(
-    variants={"push": "send"}, config={"block_m": "BLOCK_M"}, problem={"gather_dim": "dim"}
+    variants={"push": "send"},
+    config={"block_m": "BLOCK_M"},
+    problem={"gather_dim": "dim"},
+    constants={"send": {"AHEAD": 1}},
 )
 NEW_PUSH = replace(PUSH, variant="send", config={**PUSH.config, "BLOCK_M": 64})
 del NEW_PUSH.config["block_m"]
@@ -39,6 +42,19 @@ class TestNames:
         new = {"variant": "dispatch", "config": {"variant": "send", "BLOCK_M": 64}}
         assert with_new_names(OP, row) == new
         assert row["config"]["variant"] == "push"
+
+    @pytest.mark.usefixtures("new_names")
+    @pytest.mark.parametrize(("ahead", "version"), [({"AHEAD": 1}, 3), ({}, 3), ({"AHEAD": 2}, 0)])
+    def test_a_key_that_became_a_constant_goes_and_another_value_is_not_todays(
+        self, ahead: dict[str, int], version: int
+    ) -> None:
+        old = {"variant": "push", "version": 3, "config": {"block_m": 64, **ahead}}
+        new = {"variant": "send", "version": version, "config": {"BLOCK_M": 64}}
+        assert with_new_names(OP, old) == new
+        picked = {"variant": "dispatch", "config": {"variant": "push", **ahead}}
+        assert with_new_names(OP, picked)["config"] == {"variant": "send"}
+        other = {"variant": "pull", "version": 3, "config": ahead}
+        assert with_new_names(OP, other) == other
 
     @pytest.mark.usefixtures("new_names")
     def test_other_operations_and_what_is_no_document_stay(self) -> None:

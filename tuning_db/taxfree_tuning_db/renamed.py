@@ -1,9 +1,10 @@
 """Former names in stored documents, and the current name of each.
 
-A change that renames a variant, a key of configs or a field of problems adds the old name here.
-Every reader of records, trials, exports and result files maps old names to new ones, so
-measurements outlive their names. An old name never gets another meaning. The same readers replace
-the hashes of kernels' sources that older files have by versions.
+A change that renames a variant, a key of configs or a field of problems adds the old name here, and
+one that makes a key of configs a constant adds the constant. Every reader of records, trials,
+exports and result files maps old names to new ones, so measurements outlive their names. An old
+name never gets another meaning. A config with another value than today's constant is of version 0.
+The same readers replace the hashes of kernels' sources that older files have by versions.
 """
 
 from __future__ import annotations
@@ -20,17 +21,26 @@ _PICKED = "variant"  # in a config of a dispatcher's row: the variant that it ch
 
 @dataclass(frozen=True)
 class Renamed:
-    """Old -> new names of one operation: of variants, keys of configs, fields of problems."""
+    """Old -> new names of one operation: of variants, keys of configs, fields of problems.
+
+    Args:
+        constants: variant -> keys that its configs had -> their values now.
+    """
 
     variants: Mapping[str, str] = field(default_factory=dict)
     config: Mapping[str, str] = field(default_factory=dict)
     problem: Mapping[str, str] = field(default_factory=dict)
+    constants: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
 
 #: operation -> its old names
 RENAMED: dict[str, Renamed] = {
+    "all_gather_matmul": Renamed(
+        config={"CHUNKS_PER_WAIT": "SHARDS_PER_WAIT"}, constants={"overlap": {"CHUNKS": 1}}
+    ),
     "flash_decode": Renamed(config={"IN_DATA": "LL"}),
     "matmul_all_reduce": Renamed(config={"IN_DATA": "LL"}),
+    "matmul_reduce_scatter": Renamed(constants={"overlap": {"CHUNKS": 1, "CHUNKS_PER_WAIT": 1}}),
 }
 
 _NONE = Renamed()
@@ -51,8 +61,8 @@ def with_new_names(op: object, document: Any) -> Any:
         new["variant"] = _new(new["variant"], names.variants)
     if "config" in new:
         new["config"] = _new_keys(new["config"], names.config)
-        if isinstance(new["config"], dict) and _PICKED in new["config"]:
-            new["config"][_PICKED] = _new(new["config"][_PICKED], names.variants)
+        if isinstance(new["config"], dict):
+            _take_constants(new, names)
     if "problem" in new:
         new["problem"] = _new_keys(new["problem"], names.problem)
     for part in ("winner", "baseline"):
@@ -89,6 +99,18 @@ def _with_version(item: tuple[Any, Any]) -> tuple[Any, Any]:
     if name != "kernel_hash" or not isinstance(value, str):
         return item
     return "version", VERSIONS.get(value, 0) if value else None  # a row without a kernel of ours
+
+
+def _take_constants(new: dict[str, Any], names: Renamed) -> None:
+    """Replace the variant that a dispatcher's row picked, and take constants out of a config."""
+    config = new["config"]
+    if _PICKED in config:
+        config[_PICKED] = _new(config[_PICKED], names.variants)
+    name = config.get(_PICKED, new.get("variant"))
+    constants = names.constants.get(name, {}) if isinstance(name, str) else {}
+    others = [key for key, value in constants.items() if config.pop(key, value) != value]
+    if others and "version" in new:
+        new["version"] = 0
 
 
 def _new(name: Any, names: Mapping[str, str]) -> Any:

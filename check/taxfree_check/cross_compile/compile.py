@@ -76,7 +76,6 @@ def compile_launch(launch: Launch, hardware: Hardware) -> CompiledKernel:
         cache_key=binary.hash,
         launched_early=launch.kernel.options.get("launch_pdl", False),
         static=launch.kernel.static,
-        beside=launch.kernel.beside,
     )
 
 

@@ -49,7 +49,6 @@ class CompiledKernel:
         launched_early: before the kernel before it has ended.
         begins_call: the kernel before it is of another call.
         static: names of arguments: descriptors of memory that nobody writes.
-        beside: it waits for the kernel before it by signals, see :class:`Kernel`.
     """
 
     text: str
@@ -65,7 +64,6 @@ class CompiledKernel:
     launched_early: bool = False
     begins_call: bool = True
     static: Sequence[str] = ()
-    beside: bool = False
 
     @cached_property
     def code(self) -> ControlFlow:

@@ -4,16 +4,14 @@ Removes most of the bulk-synchronous tax and leaves the compute units to the mat
 rows first, then those of each peer as they arrive. Costs two launches per copy and two per part of
 the matmul, and copies take microseconds to start, so it suits many rows.
 
-Protocol. That of :mod:`taxfree_kernels.copies`. Each copy of a chunk is signalled to the peer that
-receives it. On the caller's stream, a kernel waits for the rows of a part before that part is
+Protocol. That of :mod:`taxfree_kernels.copies`. Each copy of the shard is signalled to the peer
+that receives it. On the caller's stream, a kernel waits for the rows of a part before that part is
 multiplied. It follows this rank's copies of the same part to its peers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import product
 from typing import Any
 
 import torch
@@ -23,15 +21,17 @@ import triton.language as tl
 from taxfree_kernels.all_gather_matmul import spaces
 from taxfree_kernels.all_gather_matmul.fused import Gather, wait_for_rows
 from taxfree_kernels.all_gather_matmul.problem import AllGatherMatmul
-from taxfree_kernels.copies import PeerCopies, parts_of, rows_of_chunk
+from taxfree_kernels.copies import PeerCopies, rows_of_shard
 from taxfree_kernels.device import sync
 from taxfree_kernels.device.peers import Group, Peers
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.launch import Kernel, compile_options
-from taxfree_kernels.spaces import copy_space, first_copies
+from taxfree_kernels.spaces import first_streams, nearest_first, per_copy_space
 from taxfree_kernels.variant import Config, Plan, Space, Variant, resized
 from taxfree_kernels.vendor import matmul_into
+
+_ROWS_AT_ONCE = 1024
 
 
 @triton.jit(do_not_specialize=["rank", "row", "row_end", "m", "shard_rows"])
@@ -47,16 +47,9 @@ def _await(
 
 @dataclass(frozen=True)
 class _Message:
-    """A chunk of the shard that is sent to a peer.
-
-    Args:
-        rows: of the shard.
-        target: their place in the peer's memory.
-    """
+    """The shard, sent to a peer: its place in the peer's memory."""
 
     peer: int
-    chunk: int
-    rows: slice
     target: torch.Tensor
 
 
@@ -77,57 +70,54 @@ class _Calls:
     last_messages: list[_Message]
     await_args: tuple[Any, ...]
 
-    @property
-    def launches(self) -> int:
-        messages = sum(len(sent) for sent, _, _ in self.parts) + len(self.last_messages)
-        return 3 + 2 * messages + 2 * len(self.parts)
-
 
 class OverlapPlan(Plan):
     """Copies on side streams, each with a signal; per part of the rows a wait and a matmul."""
 
     def __init__(self, problem: AllGatherMatmul, fabric: Fabric, config: Config) -> None:
-        self._problem, self._fabric, self._config = problem, fabric, config
+        self._problem, self._fabric = problem, fabric
+        self._shards_per_wait = config["SHARDS_PER_WAIT"]
         self._inbox, _ = fabric.pool.slots(problem.gathered_elements, getattr(torch, problem.dtype))
-        self._copies = PeerCopies(fabric, config["CHUNKS"], config["STREAMS"])
+        self._copies = PeerCopies(fabric, config["STREAMS"])
+        group = Group(problem.world_size, fabric.backend)
         self._await = Kernel(
             _await,
             1,
-            {
-                "GROUP": Group(problem.world_size, fabric.backend),
-                "GATHER": Gather(problem.gather_dim, config["CHUNKS"]),
-            },
+            {"GROUP": group, "GATHER": Gather(problem.gather_dim, CHUNKS=1)},
             compile_options(fabric.backend, {"num_warps": 1}),
         )
         self._sized = fabric.workspace.by_size(self._of_size)
-        self.launches = self._sized[problem.m].launches
+        self.launches = 3 + 2 * (problem.world_size - 1) + 2 * len(self._sized[problem.m].parts)
 
     def _of_size(self, m: int) -> _Calls:
         problem, fabric = resized(self._problem, m=m), self._fabric
-        world, rank, chunks = problem.world_size, fabric.rank, self._config["CHUNKS"]
+        world, rank = problem.world_size, fabric.rank
         inbox = self._inbox[: problem.gathered_elements].view(-1, problem.k)
-        peers = [(rank + distance) % world for distance in range(1, world)]
-        messages = list(self._messages_of(problem, inbox))
-        parts = parts_of(problem, peers, chunks, self._config["CHUNKS_PER_WAIT"])
-        begins = [0, *(part.chunks for part in parts)]
-        return _Calls(
-            own_rows=rows_of_chunk(problem, rank, 0, 1),
-            parts=[
-                (messages[begin : part.chunks], part.rows, inbox[part.rows])
-                for begin, part in zip(begins, parts, strict=False)
-            ],
-            last_messages=messages[begins[-1] :],
-            await_args=(fabric.pool.control, fabric.heap_bases, rank, m, problem.shard_rows),
-        )
+        own_rows = rows_of_shard(problem, rank)
+        # in the order in which peers need the shard; each rank begins with another peer
+        peers = [(rank - distance) % world for distance in range(1, world)]
+        messages = [_Message(peer, fabric.peer_view(inbox, peer)[own_rows]) for peer in peers]
+        parts, begin = [], 0
+        owners = [(rank + distance) % world for distance in range(1, world)]
+        for rows, end in self._parts(problem, owners):
+            parts.append((messages[begin:end], rows, inbox[rows]))
+            begin = end
+        await_args = (fabric.pool.control, fabric.heap_bases, rank, m, problem.shard_rows)
+        return _Calls(own_rows, parts, messages[begin:], await_args)
 
-    def _messages_of(self, problem: AllGatherMatmul, inbox: torch.Tensor) -> Iterator[_Message]:
-        """Messages in the order in which peers need them; each rank begins with another peer."""
-        world, rank, chunks = problem.world_size, self._fabric.rank, self._config["CHUNKS"]
-        for distance, chunk in product(range(1, world), range(chunks)):
-            peer = (rank - distance) % world
-            rows, begin = rows_of_chunk(problem, rank, chunk, chunks), rank * problem.shard_rows
-            target = self._fabric.peer_view(inbox, peer)[rows]
-            yield _Message(peer, chunk, slice(rows.start - begin, rows.stop - begin), target)
+    def _parts(self, problem: AllGatherMatmul, owners: list[int]) -> list[tuple[slice, int]]:
+        """The rows of each matmul, of some owners in turn, and the owners before its end.
+
+        A part that wraps around to row 0 becomes two; shards without rows do not form parts.
+        """
+        parts: list[tuple[slice, int]] = []
+        for number, owner in enumerate(owners):
+            rows = rows_of_shard(problem, owner)
+            if number % self._shards_per_wait and parts and parts[-1][0].stop == rows.start:
+                parts[-1] = slice(parts[-1][0].start, rows.stop), number + 1
+            elif rows.start < rows.stop:
+                parts.append((rows, number + 1))
+        return parts
 
     def kernels(self, size: int) -> tuple[Kernel, ...]:
         return (self._await, *self._copies.kernels)
@@ -150,7 +140,7 @@ class OverlapPlan(Plan):
 
     def _send(self, messages: list[_Message], a: torch.Tensor) -> None:
         for message in messages:
-            self._copies.send(message.target, a[message.rows], message.chunk, message.peer)
+            self._copies.send(message.target, a, message.peer)
 
 
 class Overlap(Variant):
@@ -161,25 +151,24 @@ class Overlap(Variant):
     def unsupported_reason(self, problem: AllGatherMatmul, hardware: Hardware) -> str | None:
         if problem.gather_dim == 1:
             return "parts of K would be rounded before they are added"
-        reason = spaces.unsupported_reason(problem)
-        return reason or self.illegal_reason(problem, hardware, {"CHUNKS": 1})
-
-    def illegal_reason(
-        self, problem: AllGatherMatmul, hardware: Hardware, config: Config
-    ) -> str | None:
-        # A wait for the last rows also waits for empty chunks, and so for ranks that signal
-        # those only after waits of their own: a deadlock.
-        last = rows_of_chunk(
-            problem, problem.world_size - 1, config["CHUNKS"] - 1, config["CHUNKS"]
-        )
-        return None if last.stop > last.start else "a chunk without rows"
+        if not problem.rows_of(problem.world_size - 1):
+            # A wait for the last rows also waits for empty shards, and so for ranks that signal
+            # those only after waits of their own: a deadlock.
+            return "a shard without rows"
+        return spaces.unsupported_reason(problem)
 
     def space(self, problem: AllGatherMatmul, hardware: Hardware) -> Space:
-        return copy_space(problem, hardware)
+        counts = per_copy_space(problem)
+        return {"SHARDS_PER_WAIT": counts, "STREAMS": counts}
 
     def seed_configs(self, problem: AllGatherMatmul, hardware: Hardware) -> list[dict[str, Any]]:
-        configs = first_copies(problem, self.space(problem, hardware), rows_at_once=1024)
-        return [config for config in configs if not self.illegal_reason(problem, hardware, config)]
+        # the vendor's matmul is slow with fewer rows at once
+        shards = nearest_first(per_copy_space(problem), -(-_ROWS_AT_ONCE // problem.shard_rows))
+        streams = first_streams(problem)
+        pairs = [(shards[0], count) for count in streams]
+        if len(streams) > 1:
+            pairs.insert(-1, (shards[1], streams[0]))
+        return [{"SHARDS_PER_WAIT": count, "STREAMS": most} for count, most in pairs]
 
     def plan(self, problem: AllGatherMatmul, fabric: Fabric, config: Config) -> Plan:
         return OverlapPlan(problem, fabric, config)

@@ -106,10 +106,17 @@ def _push_two_shot(
     gdc_wait(GROUP)
     program = tl.program_id(0)
     peers, slot_ptr = running_slot(buffers, rank)
-    counts, owned = counts_of(m, n, GROUP, TILE, SCHEDULE)
-    senders, adders = counts.tiles * TILE.SPLIT_K + SCHEDULE.STAGGERED, owned * SCHEDULE.PIECES
+    tiles_m, tiles_n = tl.cdiv(m, TILE.BLOCK_M), tl.cdiv(n, TILE.BLOCK_N)
+    tiles = tiles_m * tiles_n
+    groups, owned = tl.cdiv(tiles, SCHEDULE.TILES_PER_SIGNAL), tl.cdiv(tiles, GROUP.WORLD)
+    counts = Counts(tiles_m, tiles_n, tiles, groups)
+    senders, adders = tiles * TILE.SPLIT_K + SCHEDULE.STAGGERED, owned * SCHEDULE.PIECES
     ADDERS_PER_SIGNAL: tl.constexpr = SCHEDULE.TILES_PER_SIGNAL // GROUP.WORLD * SCHEDULE.PIECES
-    inbox = inbox_of(slot_ptr, out_ptr, owned, stride_row, GROUP, TILE)
+    stride_source = owned.to(tl.int64) * (TILE.BLOCK_M * TILE.BLOCK_N)
+    sums_ptr = tl.cast(
+        slot_ptr + GROUP.WORLD * stride_source, tl.pointer_type(out_ptr.dtype.element_ty)
+    )
+    inbox = TwoShotInbox(slot_ptr, sums_ptr, stride_source, stride_row)
     is_sender, number = in_turns(
         program, senders, ahead, SCHEDULE.TILES_PER_SIGNAL * TILE.SPLIT_K, ADDERS_PER_SIGNAL,
         TILE.XCDS,
@@ -126,25 +133,6 @@ def _push_two_shot(
     else:
         copy_sum(number - adders, out_ptr, inbox, counts, peers, m, n, GROUP, TILE, SCHEDULE)
     sync.leave(buffers.control_ptr)
-
-
-@triton.jit
-def counts_of(m, n, GROUP: tl.constexpr, TILE: tl.constexpr, SCHEDULE: tl.constexpr):
-    """Numbers of tiles, and the most that a rank owns."""
-    tiles_m, tiles_n = tl.cdiv(m, TILE.BLOCK_M), tl.cdiv(n, TILE.BLOCK_N)
-    tiles = tiles_m * tiles_n
-    groups, owned = tl.cdiv(tiles, SCHEDULE.TILES_PER_SIGNAL), tl.cdiv(tiles, GROUP.WORLD)
-    return Counts(tiles_m, tiles_n, tiles, groups), owned
-
-
-@triton.jit
-def inbox_of(slot_ptr, out_ptr, owned, stride_row, GROUP: tl.constexpr, TILE: tl.constexpr):
-    """The inbox in a slot."""
-    stride_source = owned.to(tl.int64) * (TILE.BLOCK_M * TILE.BLOCK_N)
-    sums_ptr = tl.cast(
-        slot_ptr + GROUP.WORLD * stride_source, tl.pointer_type(out_ptr.dtype.element_ty)
-    )
-    return TwoShotInbox(slot_ptr, sums_ptr, stride_source, stride_row)
 
 
 @triton.jit
@@ -208,28 +196,24 @@ def add_piece(
 @triton.jit
 def copy_sum(
     copier, out_ptr, inbox, counts, peers, m, n, GROUP: tl.constexpr, TILE: tl.constexpr,
-    SCHEDULE: tl.constexpr, PIECES: tl.constexpr = 1,
+    SCHEDULE: tl.constexpr,
 ):  # fmt: skip
-    """Copy the sum of a peer's tile to the output, once it has arrived, in PIECES pieces."""
-    ROWS: tl.constexpr = TILE.BLOCK_M // PIECES
+    """Copy the sum of a peer's tile to the output, once it has arrived."""
     owned_tile = copier // (GROUP.WORLD - 1)
     source = (peers.rank + 1 + copier % (GROUP.WORLD - 1)) % GROUP.WORLD
     tile = owned_tile * GROUP.WORLD + source
     if tile < counts.tiles:
         tile_m, tile_n = swizzle2d(tile, counts.tiles_m, counts.tiles_n, TILE.GROUP_M)
-        row = tl.arange(0, ROWS)
+        row = tl.arange(0, TILE.BLOCK_M)
         rows = tile_m * TILE.BLOCK_M + row
         cols = tile_n * TILE.BLOCK_N + tl.arange(0, TILE.BLOCK_N)
         group = owned_tile // (SCHEDULE.TILES_PER_SIGNAL // GROUP.WORLD)
         arrived = sync.wait(peers, counts.groups + group, source, GROUP)
         sum_ptr = inbox.sums_ptr + tile.to(tl.int64) * (TILE.BLOCK_M * TILE.BLOCK_N)
-        for piece in tl.static_range(PIECES):
-            below = piece * ROWS
-            offsets = offsets_in_tile(row + below, inbox.stride_row, TILE.BLOCK_N)
-            mask = rows + below < m
-            result = tl.load(sum_ptr + offsets, mask=mask[:, None])
-            result = tl.where(arrived, result, float("nan"))
-            store_tile(out_ptr, rows + below, cols, mask, n, result)
+        offsets = offsets_in_tile(row, inbox.stride_row, TILE.BLOCK_N)
+        result = tl.load(sum_ptr + offsets, mask=(rows < m)[:, None])
+        result = tl.where(arrived, result, float("nan"))
+        store_tile(out_ptr, rows, cols, rows < m, n, result)
 
 
 @triton.jit
@@ -314,7 +298,12 @@ class PushTwoShot(FusedReductionVariant):
 
     def plan(self, problem: MatmulAllReduce, fabric: Fabric, config: Config) -> Plan:
         world = problem.world_size
-        schedule = schedule_of(problem, fabric.hardware, config)
+        per_signal = tiles_per_signal(tiles_in(problem, config), config)
+        schedule = TileSchedule(
+            -(-per_signal // world) * world,  # of which all ranks own equally many
+            config["PIECES"],
+            staggered_tiles(fabric.hardware, config),
+        )
         turn = schedule.TILES_PER_SIGNAL * config["SPLIT_K"]
         turns_ahead = -(-config["AHEAD"] * fabric.hardware.compute_units // turn)
 
@@ -332,13 +321,6 @@ class PushTwoShot(FusedReductionVariant):
 
 
 _ALL_WAVES = 64  # more waves of tile programs than there are
-
-
-def schedule_of(problem: MatmulAllReduce, hardware: Hardware, config: Config) -> TileSchedule:
-    """The schedule of a config: all ranks own equally many of the tiles that share a signal."""
-    world = problem.world_size
-    per_signal = -(-tiles_per_signal(tiles_in(problem, config), config) // world) * world
-    return TileSchedule(per_signal, config["PIECES"], staggered_tiles(hardware, config))
 
 
 def tiles_in(problem: MatmulAllReduce, config: Config) -> int:

@@ -175,29 +175,19 @@ class Push(FusedReductionVariant):
 
     def plan(self, problem: MatmulReduceScatter, fabric: Fabric, config: Config) -> Plan:
         def layout(problem: MatmulReduceScatter) -> Layout:
-            return layout_of(problem, config)
+            tiles, sums = _tiles_and_sums(problem, config)
+            rows, columns = problem.shard_rows, problem.shard_columns
+            shard = OutputShard(columns, padded_elements(rows, columns), padded_columns(columns))
+            return Layout(tiles, sums * config["PIECES"], problem.inbox_elements, (rows, shard))
 
-        constants = constants_of(problem, fabric.hardware, config)
+        tiles, _ = _tiles_and_sums(problem, config)
+        schedule = TileSchedule(
+            tiles_per_signal(tiles, config),
+            config["PIECES"],
+            staggered_tiles(fabric.hardware, config),
+        )
+        constants = {"SCATTER_DIM": problem.scatter_dim, "SCHEDULE": schedule}
         return FusedReductionPlan(problem, fabric, config, _push, layout, constants)
-
-
-def layout_of(problem: MatmulReduceScatter, config: Config) -> Layout:
-    """The layout of a launch: shards of the inbox have padded rows."""
-    tiles, sums = _tiles_and_sums(problem, config)
-    rows, columns = problem.shard_rows, problem.shard_columns
-    shard = OutputShard(columns, padded_elements(rows, columns), padded_columns(columns))
-    return Layout(tiles, sums * config["PIECES"], problem.inbox_elements, (rows, shard))
-
-
-def constants_of(
-    problem: MatmulReduceScatter, hardware: Hardware, config: Config
-) -> dict[str, Any]:
-    """The constants of a config besides its tiles."""
-    tiles, _ = _tiles_and_sums(problem, config)
-    schedule = TileSchedule(
-        tiles_per_signal(tiles, config), config["PIECES"], staggered_tiles(hardware, config)
-    )
-    return {"SCATTER_DIM": problem.scatter_dim, "SCHEDULE": schedule}
 
 
 def _tiles_and_sums(problem: MatmulReduceScatter, config: Config) -> tuple[int, int]:

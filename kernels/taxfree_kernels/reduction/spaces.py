@@ -148,48 +148,6 @@ def _first_on_cdna(rows: int) -> list[dict[str, Any]]:
     ]
 
 
-def two_kernel_space(space: Space) -> Space:
-    """`space` of a fused kernel for tiles and sums in kernels of their own."""
-    pieces = space["PIECES"]
-    smaller = (*pieces, 2 * pieces[-1], 4 * pieces[-1])
-    changed = {"SPLIT_K": (1,), "STAGGERED": (False,), "PIECES": smaller}
-    return {name: changed.get(name, values) for name, values in space.items() if name != "AHEAD"}
-
-
-def most_added(problem: PartialSum) -> int:
-    """Most elements that 128 threads of 80 registers add without spills.
-
-    2048 take 78 to 80 registers under Triton 3.6 to 3.9, and spill with a residual.
-    """
-    has_addends = any(getattr(problem, name, False) for name in ("bias", "residual"))
-    return 1024 if has_addends else 2048
-
-
-def piece_illegal_reason(problem: PartialSum, hardware: Hardware, config: Config) -> str | None:
-    """The reason why a program that only adds spills, or None."""
-    elements = config["BLOCK_M"] * config["BLOCK_N"] // config["PIECES"]
-    most = most_added(problem)
-    if hardware.backend != "cuda" or elements <= most:
-        return None
-    return f"a program adds {elements} elements, its registers hold {most}"
-
-
-def two_kernel_seeds(problem: PartialSum, hardware: Hardware, space: Space) -> list[dict[str, Any]]:
-    """Configs of a kernel of tiles beside one of sums, whose programs have few registers."""
-    configs = seed_configs(problem, hardware, space)
-    if hardware.backend == "cuda":
-        square = {"BLOCK_M": 128, "BLOCK_N": 128, "BLOCK_K": 64, "GROUP_M": 8, "TMA": True}
-        wide = {"BLOCK_N": 256, "num_warps": 8, "num_stages": 3}
-        guesses = [square | {"num_warps": 4, "num_stages": 3}, square | wide]
-        configs = allowed(problem, hardware, space, guesses, illegal_reason)
-    most = most_added(problem)
-    pieces = [max(1, config["BLOCK_M"] * config["BLOCK_N"] // most) for config in configs]
-    return [
-        within(space, {**config, "PIECES": count})
-        for config, count in zip(configs, pieces, strict=True)
-    ]
-
-
 def tiles_at_once(hardware: Hardware, config: Config) -> int:
     """Tile programs that fit on a compute unit, by their shared memory."""
     if hardware.backend != "cuda":

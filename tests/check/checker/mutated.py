@@ -16,24 +16,23 @@ from taxfree_kernels.all_gather_matmul import (
     pull,
     push,
     push_tma,
-    push_two_kernel,
 )
+from taxfree_kernels.all_gather_matmul.paper import push_two_kernel
 from taxfree_kernels.device import packets, sync
 from taxfree_kernels.flash_decode import exchange as decode_exchange
-from taxfree_kernels.flash_decode import fine_wait, fused, gather, persistent
+from taxfree_kernels.flash_decode import fine_wait, fused
 from taxfree_kernels.flash_decode import plans as decode_plans
+from taxfree_kernels.flash_decode.paper import gather, persistent
 from taxfree_kernels.matmul_all_reduce import push as sum_push
 from taxfree_kernels.matmul_all_reduce import push_in_place as sum_in_place
 from taxfree_kernels.matmul_all_reduce import push_lamport as sum_push_lamport
 from taxfree_kernels.matmul_all_reduce import push_two_shot as sum_push_two_shot
 from taxfree_kernels.matmul_all_reduce import push_two_shot_lamport as sum_push_two_shot_lamport
-from taxfree_kernels.matmul_all_reduce import push_two_shot_two_kernel as sum_two_kernel
 from taxfree_kernels.matmul_all_reduce import two_shot as sum_two_shot
 from taxfree_kernels.matmul_reduce_scatter import one_shot as scatter_one_shot
 from taxfree_kernels.matmul_reduce_scatter import overlap as scatter_overlap
 from taxfree_kernels.matmul_reduce_scatter import push as scatter_push
 from taxfree_kernels.matmul_reduce_scatter import push_lamport as scatter_push_lamport
-from taxfree_kernels.matmul_reduce_scatter import push_two_kernel as scatter_two_kernel
 from taxfree_kernels.reduction import fused as sum_fused
 from taxfree_kernels.reduction import packets as sum_words
 from tests.check.checker.mutate import Mutant, mutants
@@ -166,12 +165,6 @@ GROUPS = {
         ),
         seeds=range(90),
     ),
-    "sum: push_two_shot_two_kernel": Group(
-        _SUM,
-        ("push_two_shot_two_kernel", MIXED),
-        (sum_two_kernel._tiles, sum_two_kernel._sums),
-        seeds=range(28),
-    ),
     "scatter: push": Group(
         _SCATTER,
         ("push",),
@@ -181,12 +174,6 @@ GROUPS = {
             scatter_push.add_piece,
             sum_fused.running_slot,
         ),
-    ),
-    "scatter: push_two_kernel": Group(
-        _SCATTER,
-        ("push_two_kernel", MIXED),
-        (scatter_two_kernel._tiles, scatter_two_kernel._sums),
-        seeds=range(28),
     ),
     "scatter: push_lamport": Group(
         _SCATTER,
@@ -237,10 +224,6 @@ GROUPS = {
 }
 
 _BY_TURNS = "Lamport words go by turns: the generation appears in reports only"
-_FIRST_HAS_SIGNALLED = (
-    "whatever the first kernel does precedes a signal that this one waits for; the wait only lets "
-    "the next call rely on both kernels' ends"
-)
 _ANOTHER_FLAG = (
     "sent and awaited alike: it still differs from all flags that calls have left in the slot"
 )
@@ -271,14 +254,6 @@ HARMLESS = (
     ("sum: push_lamport", "_push_lamport: leave(...) deleted", _BY_TURNS),
     ("sum: push_two_shot_lamport", "_push_two_shot_lamport: leave(...) deleted", _BY_TURNS),
     ("scatter: push_lamport", "_push_lamport: leave(...) deleted", _BY_TURNS),
-    (
-        "sum: push_two_shot_two_kernel",
-        "_tiles: gdc_wait(...) deleted",
-        "of the kernels that are simulated none before it lets it begin before its own end; those "
-        "whose warps have roles do",
-    ),
-    ("sum: push_two_shot_two_kernel", "_sums: gdc_wait(...) deleted", _FIRST_HAS_SIGNALLED),
-    ("scatter: push_two_kernel", "_sums: gdc_wait(...) deleted", _FIRST_HAS_SIGNALLED),
     *(
         ("decode: fused", f"merge_into_words: _send_to_peers: generation {sign} 1", _BY_TURNS)
         for _ in ("packed rows", "their sums and units")

@@ -124,7 +124,7 @@ HARMLESS = (
     ),
     Harmless("copies", "sync.signal(peers, channel, peer, GROUP)", ("s_waitcnt", "sc1"), _AT_END),
     Harmless(
-        "all_gather_matmul.push_two_kernel",
+        "all_gather_matmul.paper.push_two_kernel",
         "push_chunk(tl.program_id(0), shard, slot_ptr, peers, GROUP, GATHER)", ("sc1",), _AT_END,
     ),
     Harmless("flash_decode.fine_wait", "send_chunk(", ("sc1",), _AT_END),

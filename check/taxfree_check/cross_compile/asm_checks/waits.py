@@ -97,8 +97,7 @@ def nothing_before_early_wait(kernel: CompiledKernel) -> Iterator[Finding]:
     """A kernel that is launched early waits, and on no path accesses memory before that wait.
 
     Exceptions: after a kernel of its own call it may read the generation, by an atomic that only
-    reads, since the kernels of earlier calls have ended; what by a promise nobody writes; and all
-    that a kernel beside the one before it takes, whose order the happens-before checker proves.
+    reads, since the kernels of earlier calls have ended; and what by a promise nobody writes.
     """
     uses = [Role.LOAD, Role.COPY, Role.BULK_COPY, Role.STORE, Role.BULK_STORE, Role.ATOMIC]
     if kernel.begins_call:
@@ -106,8 +105,6 @@ def nothing_before_early_wait(kernel: CompiledKernel) -> Iterator[Finding]:
     if not kernel.code.places(Role.EARLY_WAIT):
         if kernel.launched_early:
             yield Finding("launched early, and does not wait")
-        return
-    if kernel.beside and not kernel.begins_call:
         return
     for early in kernel.code.walk((0, -1), lambda one: one.has(Role.EARLY_WAIT)):
         if early.has(*uses) and not kernel.loads_static(early):
