@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, fields
 from typing import Any, get_type_hints
@@ -35,7 +36,8 @@ class FieldSpec:
         return self.default is MISSING
 
 
-def field_specs(problem: type[Problem]) -> dict[str, FieldSpec]:
+@functools.cache
+def field_specs(problem: type[Problem]) -> Mapping[str, FieldSpec]:
     """Return how the fields of a problem dataclass are written."""
     types = get_type_hints(problem)
     return {each.name: FieldSpec(types[each.name], each.default) for each in fields(problem)}

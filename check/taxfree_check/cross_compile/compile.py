@@ -7,6 +7,8 @@ launch, and what is compiled here is found in the cache there.
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import os
 import re
 import subprocess
@@ -60,10 +62,16 @@ def warm_up(launch: Launch, hardware: Hardware) -> Any:
     )
 
 
-def compile_launch(launch: Launch, hardware: Hardware) -> CompiledKernel:
-    """Compile one recorded launch, as :func:`warm_up` does."""
+def compile_launch(launch: Launch, hardware: Hardware, to_run: bool = False) -> CompiledKernel:
+    """Compile one recorded launch, as :func:`warm_up` does.
+
+    Args:
+        to_run: also build what a process needs to launch it, into Triton's cache.
+    """
     begin = time.monotonic()
     binary = warm_up(launch, hardware)
+    if to_run:
+        _build_launcher(binary, hardware)
     return CompiledKernel(
         text=binary.asm["ptx" if hardware.backend == "cuda" else "amdgcn"],
         # Gluon has no TTIR, whose types have no layouts
@@ -77,6 +85,20 @@ def compile_launch(launch: Launch, hardware: Hardware) -> CompiledKernel:
         launched_early=launch.kernel.options.get("launch_pdl", False),
         static=launch.kernel.static,
     )
+
+
+def _build_launcher(binary: Any, hardware: Hardware) -> None:
+    """Build the module of C by which Triton 3.6 launches kernels of a signature; later ones none.
+
+    It takes half a second, which ranks would spend one kernel after the other.
+    """
+    vendor, launcher = (
+        ("nvidia", "CudaLauncher") if hardware.backend == "cuda" else ("amd", "HIPLauncher")
+    )
+    driver = importlib.import_module(f"triton.backends.{vendor}.driver")
+    if hasattr(driver, "make_launcher"):
+        with contextlib.suppress(Exception):  # the ranks' own attempt says why
+            getattr(driver, launcher)(binary.src, binary.metadata)
 
 
 def matrix_remarks(text: str) -> list[str]:

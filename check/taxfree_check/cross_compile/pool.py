@@ -98,12 +98,18 @@ class CompilePool:
         self._timeout_s, self._triton_path = timeout_s, triton_path
         # ptxas and the linker are processes of their own: half the cores for ours
         count = workers or max(1, min((os.cpu_count() or 2) // 2, _MOST_WORKERS))
+        self._count = count
         self._threads = ThreadPoolExecutor(count, thread_name_prefix="compile")
         self._idle: queue.SimpleQueue[_Worker | None] = queue.SimpleQueue()
         for _ in range(count):
             self._idle.put(None)  # started at the first request that needs it
         self._started: list[_Worker] = []
         self._begun: dict[str, Future[dict[str, Any]]] = {}
+
+    def start(self) -> None:
+        """Start the processes before the first request: loading the compiler takes seconds."""
+        for _ in range(self._count):
+            self._threads.submit(self._answer, {})
 
     def begin(self, requests: Iterable[dict[str, Any]]) -> None:
         """Let processes answer requests whose answers will be asked for later."""

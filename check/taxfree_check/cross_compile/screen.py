@@ -69,9 +69,7 @@ class Screen:
         if self._hardware.backend == "interpreter":
             return verdicts
         answers = self._pool.answers(
-            request(
-                op, problem, candidate.variant, candidate.config, self._hardware, self._heap_bytes
-            )
+            self._request(op, problem, candidate.variant, candidate.config)
             for candidate in verdicts
             if candidate.illegal_reason is None
         )
@@ -84,9 +82,16 @@ class Screen:
         """Begin to compile candidates, which no variant refuses, for verdicts that come later."""
         if self._hardware.backend != "interpreter":
             self._pool.begin(
-                request(op, problem, name, config, self._hardware, self._heap_bytes)
-                for name, config in candidates
+                self._request(op, problem, name, config) for name, config in candidates
             )
+
+    def start(self) -> None:
+        """Start the processes, if any will be needed."""
+        if self._hardware.backend != "interpreter":
+            self._pool.start()
+
+    def _request(self, op: str, problem: Problem, name: str, config: Config) -> dict[str, Any]:
+        return request(op, problem, name, config, self._hardware, self._heap_bytes, to_run=True)
 
     def _illegal_reason(self, op: str, problem: Problem, name: str, config: Config) -> str | None:
         variant = registry.variants(op).get(name)
@@ -128,12 +133,14 @@ def request(
     hardware: Hardware,
     heap_bytes: int | None = None,
     aligned: bool | None = None,
+    to_run: bool = False,
 ) -> dict[str, Any]:
     """A request to a compile worker, as JSON.
 
     Args:
         heap_bytes: of the fabric's arena; as small as the problem allows when None.
         aligned: all rows start at multiples of 16 bytes; None leaves the checks of speed out.
+        to_run: ranks of this machine will launch the kernels.
     """
     return {
         "op": op,
@@ -143,4 +150,5 @@ def request(
         "hardware": asdict(hardware),
         "heap_bytes": heap_bytes,
         "aligned": aligned,
+        "to_run": to_run,
     }

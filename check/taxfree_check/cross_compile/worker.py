@@ -36,6 +36,8 @@ def _answer(request: dict[str, Any]) -> dict[str, Any]:
     from taxfree_kernels.hardware import Hardware
     from taxfree_kernels.variant import problem_class
 
+    if not request:
+        return {}  # it was only to be started
     hardware = Hardware(**request["hardware"])
     problem = problem_class(request["op"])(**request["problem"])
     launches = record(
@@ -44,7 +46,7 @@ def _answer(request: dict[str, Any]) -> dict[str, Any]:
     )  # fmt: skip
     if "assembly" in request:
         return digests(launches, hardware, request["assembly"])
-    compiled = [compile_launch(launch, hardware) for launch in launches]
+    compiled = [compile_launch(launch, hardware, request["to_run"]) for launch in launches]
     return {
         "kernels": [
             {

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,7 +24,7 @@ from taxfree_kernels.errors import PlanError
 from taxfree_kernels.hardware import KNOWN
 from taxfree_kernels.variant import problem_class, variants
 from tests.ranks import copy_of_kernels, replace_in
-from tests.tritons import FOLDERS, NEWEST
+from tests.tritons import FOLDERS, NEWEST, TRITONS
 
 OP = "all_gather_matmul"
 PROBLEM = problem_class(OP)(m=16, n=256, k=1024, world_size=2)
@@ -137,6 +139,36 @@ class TestPool:
             assert (answer["error"], log.read_text()) == ("OSError: no", "x")
             list(pool.answers([self.ASKED]))
         assert log.read_text() == "xx"
+
+    def test_is_started_before_it_is_asked(self, tmp_path: Path) -> None:
+        log = tmp_path / "log"
+        path = fake_triton(tmp_path, f"open({str(log)!r}, 'a').write('x')\nraise OSError('no')\n")
+        with CompilePool(2, triton_path=path) as pool:
+            pool.start()
+            until = time.monotonic() + 60.0
+            while not (log.exists() and len(log.read_text()) == 2):
+                assert time.monotonic() < until, "not all processes were started"
+                time.sleep(0.1)
+
+    @pytest.mark.skipif("3.6.0" not in TRITONS, reason="later Tritons build no launchers")
+    @pytest.mark.parametrize("device", ["h200", "mi300x"])
+    def test_builds_the_launchers_of_what_ranks_will_run(
+        self, device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        driver, cache = tmp_path / "driver", tmp_path / "cache"
+        driver.mkdir()
+        for name in ("libcuda.so.1", "libamdhip64.so"):
+            made = ["cc", "-shared", "-x", "c", "/dev/null", "-o", str(driver / name)]
+            subprocess.run(made, check=True)
+        monkeypatch.setenv("TRITON_CACHE_DIR", str(cache))
+        monkeypatch.setenv("TRITON_LIBCUDA_PATH", str(driver))
+        monkeypatch.setenv("TRITON_LIBHIP_PATH", str(driver / "libamdhip64.so"))
+        asked = request(OP, PROBLEM, "push", default("push", device), KNOWN[device])
+        with CompilePool(1, triton_path=FOLDERS["3.6.0"]) as pool:
+            for to_run, count in ((False, 0), (True, 1)):
+                (answer,) = pool.answers([asked | {"to_run": to_run}])
+                assert "error" not in answer
+                assert len(list(cache.rglob("__triton_launcher*.so"))) == count
 
     def test_gives_the_first_line_of_an_exception(self) -> None:
         with CompilePool(1) as pool:

@@ -25,6 +25,7 @@ from taxfree.shapes import recorded_problem
 from taxfree_check.cross_compile.screen import Screen
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.variant import Problem, Variant, op_of
+from taxfree_tune.measuring.results import Mode
 from taxfree_tune.measuring.trial import Candidate, Outcome, key
 from taxfree_tune.tuning.candidates import every_candidate, first_candidates, is_legal, variants_for
 from taxfree_tune.tuning.search import Search
@@ -192,8 +193,13 @@ class Tuner:
             baseline = outcomes[0]
             if baseline.timings:
                 baseline_us = baseline.timings[self.mode].median_us
-            for candidate, outcome in zip(batch, outcomes[1:], strict=True):
-                self._tell(op, problem, search, candidate, outcome)
+            tried_now = list(zip(batch, outcomes[1:], strict=True))
+            # stored first: the next run learns from the database, also where no study was told
+            with self._database.transaction():
+                for candidate, outcome in tried_now:
+                    self._store_trial(op, problem, candidate, outcome)
+            for candidate, outcome in tried_now:
+                _tell(search, candidate, outcome, self.mode)
                 self._report(search, problem, budget, baseline_us, _note(outcome))
             if baseline.disturbed:
                 self.disturbed = baseline.disturbed
@@ -318,7 +324,8 @@ class Tuner:
     def _winners_of_other_versions(self, op: str, problem: Problem) -> list[Candidate]:
         """What the problem's own records name, measured with another version of its variant."""
         record_key, versions = self._key(op, problem), fingerprints.versions(op)
-        shipped = (record for record in self._shipped if record.key == record_key)
+        alike = (record for record in self._shipped if record.op == op)  # keys take a while
+        shipped = (record for record in alike if record.key == record_key)
         winners = [record.winner for record in (self._database.get(record_key), *shipped) if record]
         return [
             Candidate(winner.variant, winner.config)
@@ -366,19 +373,6 @@ class Tuner:
         return [c for c, v in zip(batch, verdicts, strict=True) if v.illegal_reason is None]
 
     # -- the result --------------------------------------------------------------------------------
-
-    def _tell(
-        self, op: str, problem: Problem, search: Search, candidate: Candidate, outcome: Outcome
-    ) -> None:
-        # Stored first: the next run learns from the database, whether the study was told or not.
-        self._store_trial(op, problem, candidate, outcome)
-        if outcome.disturbed:
-            search.ask_again(candidate)
-        elif outcome.state == "measured":
-            times = {mode: timing.median_us for mode, timing in outcome.timings.items()}
-            search.tell(candidate, times[self.mode], times)
-        else:
-            search.tell_pruned(candidate, f"{outcome.state}: {outcome.reason}")
 
     def _store_trial(
         self, op: str, problem: Problem, candidate: Candidate, outcome: Outcome
@@ -544,6 +538,16 @@ class Tuner:
                 note,
             )
         )
+
+
+def _tell(search: Search, candidate: Candidate, outcome: Outcome, mode: Mode) -> None:
+    if outcome.disturbed:
+        search.ask_again(candidate)
+    elif outcome.state == "measured":
+        times = {mode: timing.median_us for mode, timing in outcome.timings.items()}
+        search.tell(candidate, times[mode], times)
+    else:
+        search.tell_pruned(candidate, f"{outcome.state}: {outcome.reason}")
 
 
 def _note(outcome: Outcome) -> str:

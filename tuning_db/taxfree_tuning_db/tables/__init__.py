@@ -5,6 +5,7 @@ The source of their records is `shipped`. The user's records take precedence ove
 
 from __future__ import annotations
 
+import functools
 from dataclasses import replace
 from importlib.resources import files
 from importlib.resources.abc import Traversable
@@ -13,8 +14,9 @@ from ..exchange import read_export
 from ..records import Record
 
 
+@functools.cache
 def shipped_records() -> tuple[Record, ...]:
-    """Return the records of all shipped tables."""
+    """Return the records of all shipped tables, which are read once."""
     return records_in(files(__name__))
 
 
