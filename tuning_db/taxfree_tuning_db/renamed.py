@@ -29,7 +29,7 @@ class Renamed:
 
 #: operation -> its old names
 RENAMED: dict[str, Renamed] = {
-    "flash_decode": Renamed(config={"IN_DATA": "LL"}),
+    "flash_decode": Renamed(variants={"library": "splits"}, config={"IN_DATA": "LL"}),
     "matmul_all_reduce": Renamed(config={"IN_DATA": "LL"}),
 }
 
