@@ -58,7 +58,7 @@ class Implementation:
     """The measurement of one implementation.
 
     Args:
-        name: "baseline", "library" or a peer's.
+        name: "baseline", "splits" or a peer's.
         config: of ours.
         relative_error: against float64.
         timings: by mode; empty if it was not timed.

@@ -67,7 +67,7 @@ EVOLUTION_CAPTION = (
 EVOLUTION: Mapping[str, Mapping[str, tuple[str, str]]] = {
     "flash_decode": {
         "baseline": ("", ""),
-        "library": ("untuned splits", "-"),
+        "splits": ("untuned splits", "-"),
         "gather": ("the collective's latency", "bulk synchronous"),
         "fine_wait": ("the wait for the last byte; a copy", "bulk synchronous, locality"),
         "fused": ("two launches; the merged part's trip through memory", "launch, locality"),

@@ -84,7 +84,10 @@ def show_executed(checks: Iterable[Checked], json: bool) -> None:
     else:
         _print(found)
     if not found:
-        raise TaxfreeError("nothing to execute: no kernels for AMD GPUs serve what was asked for")
+        raise TaxfreeError(
+            "nothing to execute: no kernels for AMD GPUs serve what was asked for",
+            "give another --op, --variant or --shapes",
+        )
     wrong = [checked for checked in found if checked.wrong]
     if wrong:
         names = list(dict.fromkeys(f"{checked.op} {checked.variant}" for checked in wrong))
@@ -173,4 +176,6 @@ def execute_function(
     if wrong:
         raise WrongResult(f"{target} is not right when executed", f"replay: {wrong}")
     if not any(instructions for _, _, instructions, *_ in rows):
-        raise TaxfreeError("nothing to execute: no kernel was launched")
+        raise TaxfreeError(
+            "nothing to execute: no kernel was launched", f"{target} has to launch one"
+        )

@@ -95,13 +95,13 @@ def function_of(target: str) -> Callable[..., object]:
     if not separator or not name:
         raise UsageError(f"{target!r} names no function", "FILE::FUNCTION")
     if not path.is_file():
-        raise UsageError(f"there is no file {file!r}")
+        raise UsageError(f"there is no file {file!r}", "check the path")
     from taxfree_check.checker.conventions import stand_in
 
     stand_in()
     spec = importlib.util.spec_from_file_location(path.stem, path)
     if spec is None or spec.loader is None:
-        raise UsageError(f"{file!r} is no Python file")
+        raise UsageError(f"{file!r} is no Python file", "its name ends in .py")
     module = importlib.util.module_from_spec(spec)
     sys.modules[path.stem] = module
     with _importing_from(path.parent):
@@ -109,7 +109,7 @@ def function_of(target: str) -> Callable[..., object]:
             spec.loader.exec_module(module)
         except (Exception, SystemExit) as error:
             message = f"{file} cannot be imported: {type(error).__name__}: {error}"
-            raise UsageError(message) from error
+            raise UsageError(message, "TAXFREE_DEBUG=1 shows where") from error
     found = getattr(module, name, None)
     if not callable(found):
         names = [each for each, value in vars(module).items() if inspect.isfunction(value)]
@@ -140,7 +140,8 @@ def show(found: list[Checked], json: bool) -> None:
     print_table(columns, rows)
     covered = coverage_rows(found)
     if covered:
-        print_lines(["", "synchronising lines, and how many ranks, programs and calls ran them:"])
+        heading = "synchronising lines, and how many ranks, programs and calls ran them:"
+        print_lines(["", *folded([heading])])
         print_table(["line", "text", "ranks", "programs", "calls"], covered)
     is_first = True
     for each in found:
@@ -190,7 +191,9 @@ def require_pass(found: list[Checked]) -> None:
         assert wrong[0].violation is not None
         raise WrongResult(f"violations in {names}", f"replay: {wrong[0].violation.replay}")
     if all(each.verdict == "nothing to check" for each in found):
-        raise TaxfreeError("nothing to check: no kernel was launched on these shapes")
+        raise TaxfreeError(
+            "nothing to check: no kernel was launched on these shapes", "give others by --shapes"
+        )
     thin = [each for each in found if each.verdict == "not covered"]
     if thin:
         names = ", ".join(each.name for each in thin)

@@ -13,6 +13,7 @@ from taxfree.errors import UsageError
 from taxfree.shapes import (
     ShapeRequest,
     expand,
+    is_without_dtype,
     left_out,
     operations,
     parse_counts,
@@ -230,7 +231,9 @@ class ShapeOptions:
 
 
 def note_left_out(request: ShapeRequest) -> None:
-    """Say which layers of the model no operation serves, and why."""
+    """Say which layers of the model no operation serves, and why; and a dtype nobody named."""
+    if is_without_dtype(request):
+        note("the model's config says no dtype: float16 is listed; --dtype lists another")
     for op, reason in left_out(request):
         note(f"{op} leaves out {reason}")
 

@@ -86,11 +86,16 @@ def print_json(document: object) -> None:
         sys.stdout.write(f"{text}\n")
 
 
-def print_table(columns: Iterable[str], rows: Iterable[Iterable[object]], title: str = "") -> None:
+def print_table(
+    columns: Iterable[str],
+    rows: Iterable[Iterable[object]],
+    title: str = "",
+    narrow: Iterable[str] | None = None,
+) -> None:
     """Print a table of results; numbers are right-aligned, nothing is cut off.
 
-    A table that is wider than the terminal becomes a list: the first cell of each row, and below it
-    one line for each other cell.
+    A table that is wider than the terminal becomes a list, unless `narrow` are lines to print in
+    its place: the first cell of each row, and below it one line for each other cell.
 
     Args:
         columns: headings.
@@ -112,7 +117,8 @@ def print_table(columns: Iterable[str], rows: Iterable[Iterable[object]], title:
     if sum(widths) + 2 * (len(widths) - 1) <= console.width:
         console.print(table)
     else:
-        print_lines([*filter(None, [title]), *_listed(headings, cells)])
+        lines = _listed(headings, cells) if narrow is None else folded(narrow)
+        print_lines([*filter(None, [title]), *lines])
 
 
 def _listed(headings: list[str], cells: list[list[object]]) -> Iterator[str]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from taxfree.shapes import format_problem
 from taxfree_cli.output import folded, print_lines, print_table
-from taxfree_cli.record_map import Cell, print_map, speed_up_text
+from taxfree_cli.record_map import SIZES, Cell, print_map, speed_up_text
 from taxfree_kernels.variant import Problem, op_of
 from taxfree_tuning_db import (
     Change,
@@ -39,14 +39,26 @@ def problem_words(problem: Problem) -> str:
 def print_list(records: Iterable[Record]) -> None:
     """One line per record."""
     columns = ["op", "problem", "gpu", "winner", "us", "library us", "speed-up", "source"]
-    print_table(columns, (_row(record) for record in records))
+    print_table(columns, map(_row, in_order(records)))
+
+
+def in_order(records: Iterable[Record]) -> list[Record]:
+    """Records by operation and GPU, and by their numbers: the sizes last."""
+    return sorted(records, key=_place)
+
+
+def _place(record: Record) -> tuple[object, ...]:
+    fields = sorted(record.problem.items(), key=lambda field: (field[0] in SIZES, field[0]))
+    values = [(name, (0, value) if isinstance(value, int) else (1, str(value)))
+              for name, value in fields]  # fmt: skip
+    return record.op, record.hardware.gpu, record.problem["world_size"], values
 
 
 def print_winners(records: Sequence[Record]) -> None:
     """Print the winners as a map, and how many records there are by source."""
     print_map(
         Cell(record.op, record.problem, record.hardware.gpu, _winner_text(record))
-        for record in records
+        for record in in_order(records)
     )
     counts = Counter(map(_source, records))
     sources = ", ".join(f"{count} {source}" for source, count in counts.items())
@@ -56,18 +68,23 @@ def print_winners(records: Sequence[Record]) -> None:
 def print_record(record: Record) -> None:
     """One record in full."""
     print_lines(
-        [
-            f"{record.op} {format_problem(record.op, record.problem)}",
-            f"  hardware  {words(asdict(record.hardware))}",
-            f"  software  {words(asdict(record.software))}",
-            f"  from      {words(record.provenance)}",
-            f"  search    {record.trials} trials in {record.seconds_spent:.0f} s",
-        ]
+        folded(
+            [
+                f"{record.op} {format_problem(record.op, record.problem)}",
+                f"  hardware  {words(asdict(record.hardware))}",
+                f"  software  {words(asdict(record.software))}",
+                f"  from      {words(record.provenance)}",
+                f"  search    {record.trials} trials in {record.seconds_spent:.0f} s",
+            ]
+        )
     )
-    measured = {"winner": record.winner, "baseline": record.baseline}
+    measured = {"winner": record.winner, "library": record.baseline}
     measured |= {f"no. {place}": each for place, each in enumerate(record.runners_up, start=2)}
-    columns = ["", "variant", "mode", "us", "iqr", "samples", "error", "config"]
+    columns = ["", "variant", "mode", "us", "iqr", "runs", "error"]
     print_table(columns, (row for role, each in measured.items() for row in _rows(role, each)))
+    print_lines(
+        folded(f"  {role}  {words(each.config)}" for role, each in measured.items() if each.config)
+    )
 
 
 def print_trials(trials: Iterable[TrialRecord]) -> None:
@@ -212,7 +229,6 @@ def _rows(role: str, measured: Measurement) -> list[list[object]]:
             measured.iqr_us[mode],
             measured.samples,
             "" if error is None else f"{error:.2g}",
-            words(measured.config),
         ]
         for mode, median in measured.median_us.items()
     ]

@@ -8,8 +8,8 @@ from pathlib import Path
 from taxfree.errors import NoRecord, UsageError
 from taxfree.shapes import expand
 from taxfree_cli import options
-from taxfree_cli.output import note, print_json, print_table
-from taxfree_cli.record_views import problem_words
+from taxfree_cli.output import note, print_json
+from taxfree_cli.record_map import Cell, print_map
 from taxfree_kernels.variant import op_of
 
 
@@ -47,9 +47,7 @@ def check_records(
     if json:
         print_json({"schema": 1, "gpu": gpu, "checked": len(problems), "lacking": rows})
     elif found:
-        print_table(
-            ("lacks a record", "why"), ((problem_words(p.problem), p.reason) for p in found)
-        )
+        print_map(Cell(each["op"], each["problem"], "", each["reason"]) for each in rows)
     if found:
         raise NoRecord(
             f"{len(found)} of {len(problems)} problems lack a current record of {gpu}",

@@ -35,7 +35,7 @@ DEADLINE_S = 400.0  # less than a test may take
 
 
 #: variants without kernels of ours that wait for peers
-LIBRARY = ("baseline", "library")
+LIBRARY = ("baseline", "splits")
 #: variants that the host fabric cannot serve: they need NCCL, CUDA, or a compiled kernel
 ELSEWHERE = ("registered", "torch_fused", "torch_symm_mem", "warp_specialized")
 #: operations whose ranks exchange nothing

@@ -70,7 +70,7 @@ def test_few_files_lie_behind_a_variant():
 
 
 def test_the_runtime_knows_no_variant_by_name():
-    """But the baseline, and "library" as the name of a part of a plan."""
+    """But the baseline."""
     variants = {
         path.stem
         for path in (ROOT / "kernels/taxfree_kernels").rglob("*.py")
@@ -80,7 +80,7 @@ def test_the_runtime_knows_no_variant_by_name():
         f"{path.name}: {node.value}"
         for path in (ROOT / "taxfree").rglob("*.py")
         for node in ast.walk(ast.parse(path.read_text()))
-        if isinstance(node, ast.Constant) and node.value in variants - {"baseline", "library"}
+        if isinstance(node, ast.Constant) and node.value in variants - {"baseline"}
     ]
     assert found == []
 

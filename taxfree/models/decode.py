@@ -150,7 +150,8 @@ class ModelStep:
         ):  # fmt: skip
             if given.shape != (self.batch,) or given.dtype != dtype:
                 raise UsageError(
-                    f"{name} are {given.dtype} {list(given.shape)}, not {dtype} [{self.batch}]"
+                    f"{name} are {given.dtype} {list(given.shape)}, not {dtype} [{self.batch}]",
+                    "a step takes one token of each sequence",
                 )
         report.count("decode_step", self._ran)
         runtime = self._runtime or self._local

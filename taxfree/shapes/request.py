@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -148,6 +148,11 @@ def operations(request: ShapeRequest, default: str) -> list[str]:
     return list(dict.fromkeys(named)) or [default]
 
 
+def is_without_dtype(request: ShapeRequest) -> bool:
+    """Whether nobody says the dtype of a request's model, so that it is the default of a shape."""
+    return not (request.model is None or request.dtype or load_model(request.model).dtype)
+
+
 def left_out(request: ShapeRequest) -> list[tuple[str, str]]:
     """Return (operation, reason) for each kind of layer of a request's model that it cannot serve.
 
@@ -210,8 +215,7 @@ def _problems(op: str, request: ShapeRequest, arguments: Sequence[str]) -> list[
     if not shapes and any(of == op for of, _ in named):  # the model's set alone may be empty
         why = "; ".join(reason for _, reason in _left_out(request, [op]))
         raise UsageError(
-            f"{op} serves no layer of the model: {why or 'it has none'}",
-            "`taxfree shapes --model` lists what other operations serve",
+            f"{op} serves no layer of the model: {why or 'it has none'}", _what_lists(op, request)
         )
     if not shapes:
         others = ", ".join(dict.fromkeys(of for of, _ in named))
@@ -226,6 +230,17 @@ def _problems(op: str, request: ShapeRequest, arguments: Sequence[str]) -> list[
             "give only one of the two",
         )
     return list(dict.fromkeys(found))
+
+
+def _what_lists(op: str, request: ShapeRequest) -> str:
+    """What to give for a model of which an operation serves nothing."""
+    if request.dtype is None and _model_set(op, replace(request, dtype="bf16"))[MODEL_SET]:
+        return "--dtype bf16 lists its layers in that type"
+    serving = {role for of, role in _roles().items() if _model_set(of, request)[MODEL_SET]}
+    paths = [path for path, roles in PATHS.items() if serving.intersection(roles)]
+    if not paths:
+        return "no operation serves a layer of this model"
+    return f"`taxfree shapes --model` with --path {','.join(paths)} lists what others serve"
 
 
 def _arguments(request: ShapeRequest) -> Sequence[str]:

@@ -28,17 +28,17 @@ def test_ours_and_torchs_are_timed_and_the_rest_say_why_not(tmp_path, capsys):
     *_, results = local_decode.run("host", [DENSE, PAGED])
     assert {row.variant for row in results.rows if row.problem["page_size"] == 0} >= {
         "baseline",
-        "library",
+        "splits",
         "torch_sdpa",
         "torch_flex",
     }
     assert {row.variant for row in results.rows if row.problem["page_size"]} == {
         "baseline",
-        "library",
+        "splits",
     }
     assert all(row.relative_error < 0.01 for row in results.rows)
     assert [row.version is not None for row in results.rows] == [
-        row.variant in ("baseline", "library") for row in results.rows
+        row.variant in ("baseline", "splits") for row in results.rows
     ]
     why = {each.variant: each.reason for each in results.skipped}
     assert why["flashinfer"].startswith("ModuleNotFoundError")

@@ -107,7 +107,7 @@ PROBLEMS = {
         drawn={"q_heads": 10, "kv_heads": 2, "dtype": "bfloat16"},
         crowd={"batch": 1},  # fewer rows than ranks
         repeated={},
-        alone=("baseline", "library"),
+        alone=("baseline", "splits"),
     ),
     PROMPTS: Problems(
         small={"batch": 2, "length": 37, "q_heads": 4, "kv_heads": 2, "head_dim": 16},
@@ -145,7 +145,7 @@ def ways(op: str, variant: str) -> list[Fields]:
 
 
 #: each way of what has a space of configs
-SEARCHED = [(op, name, way) for op, name in [*OURS, (DECODE, "library")] for way in ways(op, name)]
+SEARCHED = [(op, name, way) for op, name in [*OURS, (DECODE, "splits")] for way in ways(op, name)]
 
 
 def case(

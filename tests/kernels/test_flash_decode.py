@@ -40,7 +40,7 @@ def test_one_is_right_for_every_kind_of_problem(ranks):
 
 
 @on_every_fabric
-@pytest.mark.parametrize("variant", ["library", "fused", "persistent"])
+@pytest.mark.parametrize("variant", ["splits", "fused", "persistent"])
 def test_lengths_are_read_at_each_call(ranks, variant):
     """The others launch the same splits, and merge them with what these merge them with."""
     lengths = [[[20, 3], [0, 20]], [[1, 0], [19, 0]], [[0, 0], [0, 0]]]
@@ -49,7 +49,7 @@ def test_lengths_are_read_at_each_call(ranks, variant):
 
 
 @pytest.mark.parametrize("fabric", [pytest.param("cuda", marks=pytest.mark.gpu)], indirect=True)
-@pytest.mark.parametrize(("world_size", "variant"), [(1, "library"), (2, "fused")])
+@pytest.mark.parametrize(("world_size", "variant"), [(1, "splits"), (2, "fused")])
 def test_calls_in_a_chain_wait_for_what_comes_before(ranks, world_size, variant):
     tried = case(DECODE, variant, {"CHAINED": True, "launch_pdl": True}, kv_len_per_rank=400)
     for found in ranks.run(world_size, f"{DECODE_TASKS}:chained", case=tried, replays=20):
@@ -80,7 +80,7 @@ HEADS = {"q_heads": 16, "kv_heads": 2, "head_dim": 64, "kv_len_per_rank": 1100}
     ],
 )
 def test_splits_by_warp_are_right(ranks, kind):
-    assert complaints(ranks, 1, [case(DECODE, "library", BY_WARP, **HEADS | kind)]) == []
+    assert complaints(ranks, 1, [case(DECODE, "splits", BY_WARP, **HEADS | kind)]) == []
 
 
 @GPU
@@ -88,7 +88,7 @@ def test_splits_by_warp_are_right(ranks, kind):
 @pytest.mark.parametrize("num_stages", [3, 7])
 def test_with_the_promise_only_queries_and_the_newest_key_are_waited_for(ranks, kind, num_stages):
     config = BY_WARP | {"num_stages": num_stages}
-    tried = case(DECODE, "library", config, **HEADS | {"batch": 1} | kind)
+    tried = case(DECODE, "splits", config, **HEADS | {"batch": 1} | kind)
     for found in ranks.run(1, f"{DECODE_TASKS}:newest_keys", case=tried, steps=7):
         assert found == []
 
@@ -97,7 +97,7 @@ def test_with_the_promise_only_queries_and_the_newest_key_are_waited_for(ranks, 
 def test_a_cache_that_splits_by_warp_cannot_load_is_read_in_place_by_the_others(padding, function):
     problem = problem_class(DECODE)(**HEADS, batch=2)
     fabric = GhostFabric(1, KNOWN["h200"], arena_bytes(problem.slot_bytes))
-    plan = Ready(variants(DECODE)["library"].plan(problem, fabric, BY_WARP))
+    plan = Ready(variants(DECODE)["splits"].plan(problem, fabric, BY_WARP))
     q, k, *others = meta_tensors(problem)
     k = k.new_empty(*k.shape[:3], problem.head_dim + padding)[..., : problem.head_dim]
     launched = []

@@ -128,7 +128,7 @@ def test_chunks_of_rows_have_a_channel_each(tried):
             assert -(-tried.rows // found) <= chunks <= Pool.CHANNELS
 
 
-@pytest.mark.parametrize(("name", "world_size"), [("fused", 8), ("library", 1)])
+@pytest.mark.parametrize(("name", "world_size"), [("fused", 8), ("splits", 1)])
 @pytest.mark.parametrize("chained", [False, True])
 @pytest.mark.parametrize("early", [False, True])
 def test_either_kernel_is_launched_early_if_the_config_says_so(name, world_size, chained, early):
@@ -147,10 +147,10 @@ def test_only_a_call_alone_or_of_two_kernels_is_launched_early():
         (name, world_size): variants("flash_decode")[name].space(
             FlashDecode(1, 96, 12, 128, 8192, world_size=world_size), hardware
         )
-        for name, world_size in (("library", 1), ("library", 2), ("fused", 2), ("persistent", 2))
+        for name, world_size in (("splits", 1), ("splits", 2), ("fused", 2), ("persistent", 2))
     }
     early = {key for key, space in spaces_of.items() if "CHAINED" in space}
-    assert early == {("library", 1), ("fused", 2)}
+    assert early == {("splits", 1), ("fused", 2)}
 
 
 @pytest.mark.parametrize("waves", [1, 2, 4])

@@ -28,7 +28,7 @@ def prepare_a_vast_cache(fabric: Any, variant: str, fields: dict[str, Any]) -> A
 
 
 @pytest.mark.parametrize("fields", [{}, PAGED], ids=["dense", "paged"])
-@pytest.mark.parametrize("variant", ["library", "gather", "fine_wait", "fused"])
+@pytest.mark.parametrize("variant", ["splits", "gather", "fine_wait", "fused"])
 def test_preparing_takes_no_memory_for_a_second_cache(
     ranks: Ranks, variant: str, fields: dict[str, Any]
 ) -> None:

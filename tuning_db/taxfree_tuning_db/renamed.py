@@ -38,7 +38,7 @@ RENAMED: dict[str, Renamed] = {
     "all_gather_matmul": Renamed(
         config={"CHUNKS_PER_WAIT": "SHARDS_PER_WAIT"}, constants={"overlap": {"CHUNKS": 1}}
     ),
-    "flash_decode": Renamed(config={"IN_DATA": "LL"}),
+    "flash_decode": Renamed(variants={"library": "splits"}, config={"IN_DATA": "LL"}),
     "matmul_all_reduce": Renamed(config={"IN_DATA": "LL"}),
     "matmul_reduce_scatter": Renamed(constants={"overlap": {"CHUNKS": 1, "CHUNKS_PER_WAIT": 1}}),
 }

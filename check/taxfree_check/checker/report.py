@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import textwrap
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -12,7 +13,7 @@ from taxfree_check.checker.clocks import Actor, Repair, Taken
 from taxfree_check.checker.memory import Access, Conflict, Region
 from taxfree_check.checker.sites import Site
 
-_COLUMN = 36
+_WIDEST, _NARROWEST = 80, 40
 
 
 class Reason(Enum):
@@ -217,8 +218,12 @@ def _picture(
 
 
 def _folded(text: str) -> list[str]:
-    """A text in lines of which two stand side by side in a terminal of 80 columns."""
-    return textwrap.wrap(text, _COLUMN, subsequent_indent="  ", break_on_hyphens=False)
+    """A text in lines of which two stand side by side in a terminal of up to 80 columns."""
+    columns = min(_WIDEST, max(_NARROWEST, shutil.get_terminal_size().columns))
+    indent_and_rule = 8
+    return textwrap.wrap(
+        text, (columns - indent_and_rule) // 2, subsequent_indent="  ", break_on_hyphens=False
+    )
 
 
 def where(region: Region, address: int) -> str:

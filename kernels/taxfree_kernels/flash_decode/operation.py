@@ -230,7 +230,7 @@ def vendor_kernel(problem: FlashDecode, device: torch.device) -> Callable[..., t
 
 def first_variants(problem: FlashDecode) -> tuple[str, ...]:
     """By the shipped tables of one, two, four and eight H200s."""
-    return ("fused", "library", "fine_wait")
+    return ("fused", "splits", "fine_wait")
 
 
 OPERATION = Operation(

@@ -38,7 +38,7 @@ from tests.sample import PARTS, Sample
 
 OP = "all_gather_matmul"
 WITHOUT_KERNELS = (
-    "baseline", "library", "registered", "torch_fused", "torch_symm_mem",
+    "baseline", "registered", "splits", "torch_fused", "torch_symm_mem",
     "warp_specialized",  # is not interpreted
 )  # fmt: skip
 VARIANTS = [(op, name) for op in operation_names() for name in checkable_variants(op)]

@@ -400,13 +400,16 @@ def test_the_command_checks_a_function_whether_triton_interprets_or_not():
     assert "tl.atomic_xchg(" in ended.stdout
 
 
-def test_the_report_fits_a_terminal(capsys, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "80")
+@pytest.mark.parametrize("columns", [60, 80])
+def test_the_report_fits_a_terminal(capsys, monkeypatch, columns):
+    monkeypatch.setenv("COLUMNS", str(columns))
     assert command(["check", f"{FILE}::test_relaxed_ring", "--seeds", "5"]) == 4
     shown = capsys.readouterr()
     lines = (shown.out + shown.err).splitlines()
     (replay,) = (line for line in lines if "--first-seed" in line)  # once, and unbroken
-    assert max(len(line) for line in lines if line is not replay) <= 80
+    assert max(len(line) for line in lines if line is not replay) <= columns
+    rows = shown.out.partition("order of events:")[2].splitlines()[1:]
+    assert len({line.index("|") for line in rows}) == 1  # side by side
 
 
 def test_the_command_reports_and_replays(capsys):

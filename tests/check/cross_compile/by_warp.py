@@ -11,7 +11,7 @@ from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.hardware import KNOWN
 from taxfree_kernels.variant import problem_class, variants
 
-OP, NAME, HARDWARE = "flash_decode", "library", KNOWN["h200"]
+OP, NAME, HARDWARE = "flash_decode", "splits", KNOWN["h200"]
 DENSE = problem_class(OP)(1, 96, 12, 128, 8192, dtype="bfloat16")
 KINDS = {"dense": DENSE, "paged": replace(DENSE, page_size=16), "batch": replace(DENSE, batch=8)}
 

@@ -58,7 +58,7 @@ COST = CostModel(
     vendor_us=lambda machine, problem: _attention(machine, problem).us,
     variants={
         "baseline": _after_attention(_library),
-        "library": _after_attention(_library),
+        "splits": _after_attention(_library),
         "gather": _after_attention(_gather),
         "fine_wait": _after_attention(_gather),
         "fused": _after_attention(lambda m, p: [_parts_exchanged(m, p)]),

@@ -15,10 +15,10 @@ from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.variant import Config, Plan, Space
 
 
-class Library(DecodeVariant):
+class Splits(DecodeVariant):
     """The baseline's pipeline with other splits; for one rank, its attention alone."""
 
-    name = "library"
+    name = "splits"
     fused = False
     is_library = True
 
@@ -37,4 +37,4 @@ class Library(DecodeVariant):
         return BaselinePlan(problem, fabric, config)
 
 
-VARIANT = Library()
+VARIANT = Splits()
