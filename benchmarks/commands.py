@@ -32,11 +32,6 @@ def positive(text: str) -> int:
     return number
 
 
-def positives(text: str) -> list[int]:
-    """Parse a comma-separated list of integers above 0."""
-    return [positive(part) for part in text.split(",")]
-
-
 def parser(doc: str | None) -> argparse.ArgumentParser:
     """Return a parser with the first line of a script's docstring, and --fabric and --out."""
     made = argparse.ArgumentParser(description=(doc or "").partition("\n")[0])

@@ -133,9 +133,6 @@ def steps(gpus: int, machine: str, trials: int, budget: int) -> Iterator[Step]:
         words = ("-m", "taxfree_cli.app", command, "--op", op, "--gpus", str(gpus), *typed)
         return (*words, *options)
 
-    def script(module: str, *options: str) -> tuple[str, ...]:
-        return ("-m", f"benchmarks.{module}", "--gpus", str(gpus), *options)
-
     paper, large, *_ = SHAPES["all_gather_matmul"]
     wanted = [(op, shapes, "bf16", "") for op, shapes in SHAPES.items()]
     for op, shapes, dtype, suffix in (*wanted, ("all_gather_matmul", (paper,), "fp16", "-fp16")):
@@ -152,17 +149,12 @@ def steps(gpus: int, machine: str, trials: int, budget: int) -> Iterator[Step]:
     traced = taxfree("explain", "all_gather_matmul", "--shapes", "m=1024 n=3584 k=8192")
     file = RESULTS / "timeline" / name
     yield Step("timeline", traced, _MINUTES, file, "--trace")
-    block = ("--intermediate", str(gpus * INTERMEDIATE), "--rows", _BLOCK_ROWS)
-    file = RESULTS / "block" / name
-    yield Step("block", script("block", *block), _MINUTES, file, "--out")
     tests = ("-m", "pytest", "-q", "-m", "gpu", "tests/tune/test_taxes_gpu.py")
     file = RESULTS / "instrument" / f"{machine}-x2.json"  # the tests take two, whatever is there
     yield Step("instrument", tests, _MINUTES, file, "TAXFREE_INSTRUMENT_RECORD")
+    soak = ("-m", "benchmarks.soak", "--gpus", str(gpus))
     file = RESULTS / "soak" / name
-    yield Step("soak", script("soak"), 6 * _MINUTES, file, "--out")
-    local = ("-m", "benchmarks.local_decode", *said(("paper", "batches")))
-    file = RESULTS / "flash_decode" / f"local-{machine}.json"
-    yield Step("local", local, _MINUTES, file, "--out")
+    yield Step("soak", soak, 6 * _MINUTES, file, "--out")
 
 
 def run_all(wanted: Sequence[Step]) -> int:

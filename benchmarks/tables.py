@@ -11,7 +11,6 @@ length of the KV cache. Other kinds:
     evolution FILE      a table per combination, with a row per step, each of which removes one tax
     summary MACHINE     a few problems of all operations, from the machine's result files
     highlights MACHINE  a line per operation
-    block FILE          a model's block
     attention FILE      attention on one GPU
     accept FILE         a run of the acceptance script; with rows=models that of models alone
     model FILE          whole models, of ``taxfree bench --model``
@@ -107,9 +106,6 @@ HIGHLIGHTS_CAPTION = (
     "Speed-up over the library's fastest path, in a graph or eager: of what dispatch picks today "
     "in a graph, and of our fastest variant there, from the same measurements."
 )
-#: path of a block -> as tables name it
-BLOCK_PATHS = {"library": "NCCL + cuBLAS", "torch": "PyTorch's ops", "dispatch": "taxfree"}
-BLOCK_CAPTION = "Microseconds for the whole block, median of the slowest rank; what ran in a graph."
 #: variant -> as the table of attention on one GPU names it
 ATTENTIONS = {
     "flashinfer": "FlashInfer",
@@ -156,7 +152,6 @@ def update(text: str, root: Path) -> str:
             "evolution": lambda block: evolution(rows(block), where(block)),
             "summary": lambda block: summary(root, block["file"]),
             "highlights": lambda block: highlights(root, block["file"]),
-            "block": lambda block: block_tables(document(block)["rows"]),
             "attention": lambda block: attention(rows(block)),
             "model": lambda block: models(document(block)),
             "accept": lambda block: acceptance(document(block), where(block)),
@@ -255,34 +250,11 @@ def _dispatcher(machine: str) -> Dispatcher:
     return Dispatcher(Table(shipped=shipped_records()), hardware, Settings())
 
 
-def block_tables(rows: Iterable[Mapping[str, Any]]) -> str:
-    """A model's block end to end, for replicated and sharded activations, in Markdown.
-
-    Args:
-        rows: of a record of ``benchmarks/block.py``.
-    """
-    found: dict[str, dict[int, dict[tuple[str, str], Mapping[str, Any]]]] = {}
-    for row in rows:
-        of_rows = found.setdefault(row["block"]["activations"], {})
-        of_rows.setdefault(row["block"]["m"], {})[row["path"], row["mode"]] = row
-    columns = [(path, mode) for path in BLOCK_PATHS for mode in ("eager", "graph")]
-    header = ["m", *(f"{BLOCK_PATHS[path]} {mode}" for path, mode in columns), "dispatched"]
-    parts = []
-    for activations, of_rows in found.items():
-        lines = []
-        for m, paths in sorted(of_rows.items()):
-            times = [us(paths[each]["median_us"] if each in paths else None) for each in columns]
-            ran = " + ".join(paths["dispatch", "graph"]["choices"].values())
-            lines.append([str(m), *times, ran])
-        parts.append(f"**{activations} activations**\n\n{table(header, lines)}\n")
-    return "".join(parts) + f"{BLOCK_CAPTION}\n"
-
-
 def attention(rows: Iterable[Row]) -> str:
     """Attention on one GPU beside other implementations, in Markdown.
 
     Args:
-        rows: of a record of ``benchmarks/local_decode.py``.
+        rows: of a result file that has rows of other libraries, too.
     """
     header = ["batch", "keys", "bound", "ours", "of the bound", *ATTENTIONS.values()]
     lines, shown = [], [row for row in rows if row.mode == "graph"]

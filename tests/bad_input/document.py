@@ -1,7 +1,6 @@
 """Writes docs/cli.md: `python -m tests.bad_input.document`, or `make docs`.
 
-The commands come from the command line itself, the exit codes from where they are defined, and what
-can go wrong from the table that the tests run.
+The commands come from the command line itself, the exit codes from where they are defined.
 """
 
 from __future__ import annotations
@@ -16,11 +15,9 @@ import typer
 from taxfree.settings import VARIABLES
 from taxfree_cli.app import app
 from taxfree_cli.exits import MEANINGS
-from tests.bad_input.table import COMMANDS, INTERRUPTED, TENSORS
 
 PATH = Path(__file__).parents[2] / "docs" / "cli.md"
 _WIDTH = 100
-_LONGEST_COMMAND = 90
 
 _HEAD = """\
 # The command line
@@ -34,15 +31,11 @@ traceback unless `TAXFREE_DEBUG=1` asks for one.
 _BAD_INPUT = """\
 ## What can go wrong
 
-Each row is a test: the command ends with the code, says this (among other words) in its two lines,
-and leaves the database and its folder as they were, byte for byte. What is spoiled at random by
-`tests/bad_input/test_fuzz.py` is held to the same. GPUs, their drivers and a full disk are stood in
-for; `tests/bad_input/places.py` says by what.
-"""
-_CALLS = """\
-### Calls from Python
-
-Errors of the library have a `message` and a `hint`; the code is what a command would end with.
+Some 300 commands and calls that are refused are rows of `tests/bad_input/table.py`. Each is a test:
+the command ends with the code of the row, says its words in the two lines, and leaves the database
+and its folder as they were, byte for byte. What is spoiled at random by
+`tests/bad_input/test_fuzz.py` is held to the same. Errors of calls from Python have a `message` and
+a `hint`; the code is what a command would end with.
 """
 
 
@@ -57,7 +50,6 @@ def document() -> str:
         "## Commands\n",
         *_commands(),
         _BAD_INPUT,
-        *_bad_input(),
     ]
     return "\n".join(parts)
 
@@ -78,24 +70,6 @@ def _leaves(name: str, command: Any) -> Iterator[tuple[str, Any]]:
         return
     for each in command.commands:
         yield from _leaves(f"{name} {each}", command.commands[each])
-
-
-def _bad_input() -> Iterator[str]:
-    headings = ("what happened", "for example", "code", "error", "hint")
-    for section, rows in (*COMMANDS.items(), ("Interrupts", [INTERRUPTED])):
-        yield f"### {section}\n"
-        cells = ((r.did, _code(r.command), f"{r.code}", r.error, r.hint) for r in rows)
-        yield _table(headings, cells)
-    yield _CALLS
-    cells = ((call.did, f"{call.code}", call.error, call.hint) for call in TENSORS)
-    yield _table(("what happened", "code", "error", "hint"), cells)
-
-
-def _code(command: str) -> str:
-    shown = f"taxfree {command}".encode(errors="backslashreplace").decode()
-    if len(shown) > _LONGEST_COMMAND:
-        shown = f"{shown[:_LONGEST_COMMAND]} ..."
-    return f"`{shown}`"
 
 
 def _table(headings: Iterable[str], rows: Iterable[Iterable[str]]) -> str:

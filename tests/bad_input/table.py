@@ -1,7 +1,7 @@
 """Everything that users are known to do wrong, or that goes wrong for them.
 
-The tests run each row; `docs/cli.md` shows them. A command runs in a folder of its own, with its
-files and with a tuned database, in the state that one of the `places` gives it.
+The tests run each row. A command runs in a folder of its own, with its files and with a tuned
+database, in the state that one of the `places` gives it.
 """
 
 from __future__ import annotations
@@ -229,30 +229,18 @@ OPTIONS = [
     Row("an option without its value", "shapes --gpus", USAGE, "requires an argument", "--help"),
     Row("a surplus argument", "shapes paper", USAGE, "unexpected extra argument", "--help"),
     Row("a missing argument", "db import", USAGE, "Missing argument", "taxfree db import --help"),
-    Row("an unknown operation", "shapes --op convolution", USAGE,
-        "there is no operation 'convolution'", "one of: all_gather_matmul"),
-    Row("an unknown operation to tune", f"tune {HOST} --op convolution", USAGE,
-        "there is no operation 'convolution'", "one of: all_gather_matmul"),
-    Row("an unknown operation to bench", f"bench {HOST} --op convolution", USAGE,
-        "there is no operation 'convolution'", "one of: all_gather_matmul"),
-    Row("an unknown operation to explain", f"explain {HOST} --op convolution", USAGE,
-        "there is no operation 'convolution'", "one of: all_gather_matmul"),
-    Row("an unknown operation to check", "check --op convolution", USAGE,
-        "there is no operation 'convolution'", "one of: all_gather_matmul"),
-    Row("an unknown operation to compile", "check --compiled --op convolution", USAGE,
-        "there is no operation 'convolution'", "one of: all_gather_matmul"),
-    Row("an unknown operation to look up", f"db why --op convolution {SHAPE}", USAGE,
-        "there is no operation 'convolution'", "one of: all_gather_matmul"),
-    Row("an unknown variant to tune", f"tune {HOST} {SHAPE} --variant teleport", USAGE,
-        "has no variant 'teleport'", "one of: baseline"),
-    Row("an unknown variant to bench", f"bench {HOST} {SHAPE} --variant teleport", USAGE,
-        "has no variant 'teleport'", "one of: baseline"),
-    Row("an unknown variant to explain", f"explain {HOST} {SHAPE} --variant teleport", USAGE,
-        "has no variant 'teleport'", "one of: baseline"),
-    Row("an unknown variant to check", "check --variant teleport", USAGE,
-        "has no variant 'teleport'", "one of: "),
-    Row("an unknown variant to compile", "check --compiled --variant teleport", USAGE,
-        "has no variant 'teleport'", "one of: "),
+    *(Row(f"an unknown operation to {what}", f"{command} --op convolution", USAGE,
+          "there is no operation 'convolution'", "one of: all_gather_matmul")
+      for what, command in {
+          "list": "shapes", "tune": f"tune {HOST}", "bench": f"bench {HOST}",
+          "explain": f"explain {HOST}", "check": "check", "compile": "check --compiled",
+          "look up": f"db why {SHAPE}"}.items()),
+    *(Row(f"an unknown variant to {what}", f"{command} --variant teleport", USAGE,
+          "has no variant 'teleport'", "one of: ")
+      for what, command in {
+          "tune": f"tune {HOST} {SHAPE}", "bench": f"bench {HOST} {SHAPE}",
+          "explain": f"explain {HOST} {SHAPE}", "check": "check",
+          "compile": "check --compiled"}.items()),
     Row("layers of no model", f"bench {HOST} {SHAPE} --layers 4", USAGE,
         "--layers is for a whole model", "neither --op nor --shapes"),
     Row("an option of problems for a whole model", f"bench {WHOLE} --min-speedup 1", USAGE,
@@ -518,15 +506,7 @@ INTERRUPTED = Row(
     ExitCode.INTERRUPTED, "interrupted", "continues from its finished trials",
 )  # fmt: skip
 
-COMMANDS: Mapping[str, list[Row]] = {
-    "Shapes": SHAPES,
-    "Models": MODELS,
-    "Commands, options and variables": OPTIONS,
-    "Files and imports": FILES,
-    "The database": DATABASE,
-    "The machine": MACHINE,
-}
-"""Section of the documentation -> rows."""
+ROWS = [*SHAPES, *MODELS, *OPTIONS, *FILES, *DATABASE, *MACHINE]
 
 TENSORS = [
     Call("tensors of float32", "of_float32", USAGE, "a_shard is torch.float32, not float16", SEE),

@@ -16,10 +16,8 @@ import pytest
 from taxfree_cli.app import run
 from tests.bad_input.outcome import Outcome, assert_is_refused, content
 from tests.bad_input.places import DATABASE, Place, tuned
-from tests.bad_input.table import COMMANDS, Row
+from tests.bad_input.table import ROWS, Row
 from tests.ranks import environment
-
-ROWS = [row for rows in COMMANDS.values() for row in rows]
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from benchmarks import block, measure, soak
+from benchmarks import measure, soak
 from benchmarks.commands import keep
 from taxfree_kernels.hardware import KNOWN
 
@@ -45,9 +45,7 @@ def test_a_record_of_the_host_is_kept_where_the_user_wants_it_alone(tmp_path, ca
     [
         (soak, ["--calls", "0"]),
         (soak, ["--gpus", "-1"]),
-        (block, ["--rows", ""]),
-        (block, ["--rows", "1,0"]),
-        (block, ["--hidden", "many"]),
+        (soak, ["--calls", "many"]),
         (measure, ["--gpus", "0", "--dry-run"]),
         (measure, ["--gpus", "2", "--trials", "0", "--dry-run"]),
     ],

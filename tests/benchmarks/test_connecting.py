@@ -17,7 +17,6 @@ from taxfree_kernels.variant import Plan, operation_names, variants
 from tests.ranks import OP, Ranks
 
 GATHER = {"m": 5, "n": 32, "k": 36}
-DECODE = {"batch": 2, "q_heads": 2, "kv_heads": 1, "head_dim": 16, "kv_len_per_rank": 20}
 STEP = {"BLOCK_H": 16, "BLOCK_N": 16, "SPLITS": 1, "OUT_ROWS": 1}
 
 
@@ -130,27 +129,9 @@ def soak(fabric: Any) -> None:
         assert found.mismatches == [0]
 
 
-def block(fabric: Any) -> None:
-    from benchmarks.block_ranks import Block, measure
-
-    asked = Block(4, 32, 64, "sharded", "bfloat16", fabric.world_size)
-    assert len(measure(fabric, asked, [], repetitions=1)) == 2
-
-
-def local_decode(fabric: Any) -> None:
-    from benchmarks.local_decode import measure_problem
-
-    outcomes, *_ = measure_problem(fabric, "flash_decode", DECODE | {"world_size": 1})
-    assert {each.name for each in outcomes if each.timings} >= {"baseline", "library"}
-
-
 # -- tests -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("what", [trial_and_bench, explain, runtime, soak, block])
+@pytest.mark.parametrize("what", [trial_and_bench, explain, runtime, soak])
 def test_ranks_connect_what_they_call(ranks: Ranks, what: Callable[..., Any]) -> None:
     assert min(ranks.run(2, f"{__name__}:run", what=what.__name__)) > 0
-
-
-def test_so_does_one_rank(ranks: Ranks) -> None:
-    assert ranks.run(1, f"{__name__}:run", what="local_decode")[0] > 0

@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import asdict
 
 import torch
 
-from tests.check.executed.mutated import result
+from tests.check.executed.mutated import outcomes
 
 
 def main(op: str, variant: str, architecture: str, most_of_a_kind: str, *kinds: str) -> None:
     torch.set_num_threads(1)
-    found = result(op, variant, architecture, int(most_of_a_kind), kinds)
-    print(json.dumps(found.as_json()))
+    found = outcomes(op, variant, architecture, int(most_of_a_kind), kinds)
+    print(json.dumps([asdict(each) for each in found]))
 
 
 if __name__ == "__main__":
