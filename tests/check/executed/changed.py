@@ -8,17 +8,16 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import asdict
 
 import torch
 
-from tests.check.executed.mutated import outcomes
+from tests.check.executed.mutated import result
 
 
 def main(op: str, variant: str, architecture: str, most_of_a_kind: str, *kinds: str) -> None:
     torch.set_num_threads(1)
-    found = outcomes(op, variant, architecture, int(most_of_a_kind), kinds)
-    print(json.dumps([asdict(each) for each in found]))
+    found = result(op, variant, architecture, int(most_of_a_kind), kinds)
+    print(json.dumps(found.as_json()))
 
 
 if __name__ == "__main__":

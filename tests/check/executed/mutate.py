@@ -174,6 +174,15 @@ class Subject:
                 }
         return list(by_place.values())
 
+    def instructions(self) -> tuple[int, int]:
+        """Of all kernels, those executed, and all."""
+        hits: dict[str, bytearray] = {}
+        for _, programs, _, _ in self._cases:
+            for key, program in programs.items():
+                before = hits.get(key, bytearray(len(program.hits)))
+                hits[key] = bytearray(a | b for a, b in zip(before, program.hits, strict=True))
+        return sum(map(sum, hits.values())), sum(map(len, hits.values()))
+
     def try_one(self, mutant: Mutant) -> Tried:
         """Whether a mutant is equivalent, and else what shows it."""
         cases = [case for case in self._cases if mutant.key in case[1]]

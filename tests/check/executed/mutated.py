@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from importlib import import_module
 from typing import Any
@@ -148,6 +148,22 @@ class Outcome:
         reason: of the two that need one.
     """
 
+    @classmethod
+    def of(cls, tried: Tried) -> Outcome:
+        mutant = tried.mutant
+        text, source = mutant.before.text, mutant.before.source
+        return cls(mutant.kernel, mutant.kind, text, source, tried.verdict, tried.reason)
+
+    def judged(self) -> Outcome:
+        """The same, but harmless if it survives and is known to be."""
+        if self.verdict == "survives":
+            for each in HARMLESS:
+                number = _lines(each.module).index(each.line) + 1  # the first of several such lines
+                place = f"{each.module.split('.')[-1]}.py:{number}"
+                if place in self.lines and self.kind.startswith(each.kinds):
+                    return replace(self, verdict="harmless", reason=each.why)
+        return self
+
     kernel: str
     kind: str
     instruction: str
@@ -155,24 +171,40 @@ class Outcome:
     verdict: str
     reason: str
 
+
+@dataclass(frozen=True)
+class Result:
+    """The mutants of a variant.
+
+    Args:
+        executed, instructions: of its kernels.
+        every: mutants of instructions that were executed; of each kernel and kind, some are tried.
+        outcomes: of those.
+    """
+
+    op: str
+    variant: str
+    architecture: str
+    executed: int
+    instructions: int
+    every: int
+    outcomes: tuple[Outcome, ...]
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
     @classmethod
-    def of(cls, tried: Tried) -> Outcome:
-        """Harmless if it survives and is known to be."""
-        kind, before, verdict, reason = (
-            tried.mutant.kind, tried.mutant.before, tried.verdict, tried.reason
-        )  # fmt: skip
-        if verdict == "survives":
-            for each in HARMLESS:
-                number = _lines(each.module).index(each.line) + 1  # the first of several such lines
-                place = f"{each.module.split('.')[-1]}.py:{number}"
-                if place in before.source and kind.startswith(each.kinds):
-                    verdict, reason = "harmless", each.why
-        return cls(tried.mutant.kernel, kind, before.text, before.source, verdict, reason)
+    def of_json(cls, fields: dict[str, Any]) -> Result:
+        outcomes = [Outcome(**each).judged() for each in fields.pop("outcomes")]
+        return cls(**fields, outcomes=tuple(outcomes))
+
+    def count(self, *verdicts: str) -> int:
+        return sum(each.verdict in verdicts for each in self.outcomes)
 
 
-def outcomes(
+def result(
     op: str, variant: str, architecture: str, most_of_a_kind: int, kinds: Sequence[str] = ()
-) -> list[Outcome]:
+) -> Result:
     """Try mutants of a variant.
 
     Args:
@@ -181,4 +213,12 @@ def outcomes(
     """
     subject = Subject(op, variant, [PROBLEMS[op]], architecture)
     every = [each for each in subject.mutants() if not kinds or each.kind in kinds]
-    return [Outcome.of(subject.try_one(each)) for each in sampled(every, most_of_a_kind)]
+    outcomes = tuple(Outcome.of(subject.try_one(each)) for each in sampled(every, most_of_a_kind))
+    return Result(op, variant, architecture, *subject.instructions(), len(every), outcomes)
+
+
+def survivors(results: list[Result]) -> Iterator[tuple[Result, Outcome]]:
+    for each in results:
+        for outcome in each.outcomes:
+            if outcome.verdict == "survives":
+                yield each, outcome

@@ -9,7 +9,7 @@ import pytest
 
 from taxfree_kernels.variant import operation_names
 from tests.check.cross_compile.conftest import run_python
-from tests.check.executed.mutated import Outcome, cases
+from tests.check.executed.mutated import Result, cases
 from tests.tritons import needs_3_8
 
 pytestmark = needs_3_8
@@ -18,7 +18,7 @@ CACHE_CONTROL = ("buffer_wbl2", "buffer_wbl2 sc0", "buffer_inv", "buffer_inv sc0
 
 def outcomes(*arguments):
     out = run_python("-m", "tests.check.executed.changed", *arguments)
-    return [Outcome(**each) for each in json.loads(out)]
+    return Result.of_json(json.loads(out)).outcomes
 
 
 def test_a_kernel_without_its_write_back_or_invalidation_is_not_right():
