@@ -26,11 +26,12 @@ def fp8_dtype(device: torch.device) -> torch.dtype:
     """The e4m3 that a device multiplies."""
     if device.type == "cuda" and torch.version.hip is not None:
         name = torch.cuda.get_device_properties(device).gcnArchName
-        return _dtype_of(name.partition(":")[0])
+        return dtype_of(name.partition(":")[0])
     return torch.float8_e4m3fn
 
 
-def _dtype_of(architecture: str) -> torch.dtype:
+def dtype_of(architecture: str) -> torch.dtype:
+    """The e4m3 that an architecture multiplies."""
     return torch.float8_e4m3fnuz if architecture == "gfx942" else torch.float8_e4m3fn
 
 
@@ -63,7 +64,9 @@ def quantised_weight(
     """A weight [k, n] in fp8 and its scales, both with k contiguous; as :func:`quantised`."""
     k, n = weight.shape
     height, width = {"tensor": (k, n), "channel": (k, 1), "block": (BLOCK, BLOCK)}[scales]
-    values, scale = _quantised(weight.t(), width, height, None, dtype, scales == "tensor")
+    values, scale = _quantised(
+        weight.t().contiguous(), width, height, None, dtype, scales == "tensor"
+    )
     return values.t(), scale.t() if scale.dim() == 2 else scale
 
 
@@ -88,9 +91,11 @@ def _quantised(
     return values, scale
 
 
-def dequantised(values: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-    """float64: each element of x or of a weight times its scale."""
-    return values.double() * _of_elements(scale, values).double()
+def dequantised(
+    values: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype = torch.float64
+) -> torch.Tensor:
+    """Each element of x or of a weight times its scale."""
+    return values.to(dtype) * _of_elements(scale, values).to(dtype)
 
 
 def _of_elements(scale: torch.Tensor, values: torch.Tensor) -> torch.Tensor:

@@ -133,8 +133,7 @@ class MatmulProblem(Problem):
         scales = SCALES if self.is_fp8 else ("none",)
         if self.scales not in scales:
             raise PlanError(
-                f"scales is {self.scales!r}, with x_dtype {self.x_dtype} one of "
-                f"{', '.join(scales)}"
+                f"scales is {self.scales!r}, with x_dtype {self.x_dtype} one of {', '.join(scales)}"
             )
         if self.is_fp8 and self.weight_layout != "nk":
             raise PlanError("matrix instructions read fp8 weights whose k is contiguous")

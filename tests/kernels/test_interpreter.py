@@ -36,7 +36,7 @@ class TestBfloat16:
         """Else they could go, and the tests above would show nothing."""
         source = (
             "import taxfree_kernels.interpreter as corrections\n"
-            "corrections.correct_bfloat16 = lambda: None\n"
+            "corrections.correct_types = lambda: None\n"
             "from tests.kernels.interpreter_probe import main; main()"
         )
         found = wrong(probe(source=source))

@@ -84,6 +84,8 @@ class TwoKernelVariant(FusedReductionVariant):
     searched = False  # until it is measured on several GPUs
 
     def unsupported_reason(self, problem: PartialSum, hardware: Hardware) -> str | None:
+        if problem.is_fp8:
+            return "its tiles multiply 16-bit factors"
         if hardware.backend == "cuda" and True not in spaces.ways_to_load(problem, hardware):
             return "tiles without TMA leave no registers for the second kernel"
         return super().unsupported_reason(problem, hardware)
