@@ -131,3 +131,24 @@ def test_every_variant_is_exact_on_integers_and_no_less_accurate(ranks, variant,
         for number, size in enumerate(sizes)
     ]
     assert complaints(ranks, ranks.few, cases) == []
+
+
+@on_every_fabric
+@pytest.mark.parametrize("scales", SCALES)
+@pytest.mark.parametrize(
+    ("variant", "config"),
+    [
+        ("push", {"TMA": True, "SWAP_AB": True, "SPLIT_K": 2}),
+        ("push_two_shot", {"TMA": True}),
+        ("push_two_shot_lamport", {"SWAP_AB": True}),
+    ],
+)
+def test_every_way_to_multiply_scales_alike(ranks, variant, config, scales):
+    """With all that may follow: addends, and the norm of columns whose scales are alike."""
+    size = {"m": 17, "n": 160, "k": 272}
+    kind = {"x_dtype": "fp8", "scales": scales, "residual": True}
+    cases = [
+        case(ALL_REDUCE, variant, config, **kind, **size, rms_norm=normed)
+        for normed in (False, True)
+    ]
+    assert complaints(ranks, ranks.few, cases) == []
