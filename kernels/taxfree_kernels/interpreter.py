@@ -1,8 +1,8 @@
 """Corrections to Triton's interpreter, and patches that make it several times faster.
 
 Up to Triton 3.9 it computes bf16 wrongly: its dot multiplies bit patterns as integers, and its cast
-from fp32 does not round to nearest even. Both are overridden on its single builder instance, and
-tested bit for bit against torch.
+from fp32 does not round to nearest even. It knows no NaN of e4m3, and rounds to it half up. All of
+this is overridden on its single builder instance, and tested bit for bit against torch.
 
 It is slow because it repeats work: it patches the language at each call of a device function,
 builds a type with its shape for each value, and finds the types of operands that are alike.
@@ -16,6 +16,7 @@ from functools import cache
 from typing import Any
 
 import numpy as np
+import torch
 import triton
 import triton.language as tl
 from triton.language import core
@@ -26,20 +27,25 @@ def is_interpreting() -> bool:
     return bool(triton.knobs.runtime.interpret)
 
 
-def correct_bfloat16() -> None:
+def correct_types() -> None:
     """Install the corrections; idempotent."""
     from triton.runtime import interpreter
 
     builder = interpreter.interpreter_builder
-    if getattr(builder, "bfloat16_is_correct", False):
+    if getattr(builder, "types_are_correct", False):
         return
-    builder.bfloat16_is_correct = True
+    builder.types_are_correct = True
     handle: Any = interpreter.TensorHandle
     original_cast, original_dot = builder.cast_impl, builder.create_dot
     original_fp_to_fp = builder.create_fp_to_fp
 
     def cast_impl(source: Any, dst_type: Any) -> Any:
         source_type, target_type = source.dtype.scalar, dst_type.scalar
+        if source_type in _FP8 and source_type != target_type:
+            return cast_impl(handle(_FP8[source_type][source.data], tl.float32), dst_type)
+        if target_type in _FP8 and source_type != target_type:
+            wide = cast_impl(source, tl.float32)
+            return handle(_to_fp8(wide.data, target_type), target_type)
         if source_type == target_type or tl.bfloat16 not in (source_type, target_type):
             return original_cast(source, dst_type)
         if source_type == tl.bfloat16:
@@ -50,7 +56,8 @@ def correct_bfloat16() -> None:
 
     def create_fp_to_fp(source: Any, dst_type: Any, rounding_mode: Any) -> Any:
         nearest = rounding_mode in (None, interpreter._ir.ROUNDING_MODE.RTNE)
-        if tl.bfloat16 in (source.dtype.scalar, dst_type.scalar) and nearest:
+        kinds = (source.dtype.scalar, dst_type.scalar)
+        if nearest and (tl.bfloat16 in kinds or not _FP8.keys().isdisjoint(kinds)):
             return cast_impl(source, dst_type)
         return original_fp_to_fp(source, dst_type, rounding_mode)
 
@@ -58,6 +65,9 @@ def correct_bfloat16() -> None:
         if a.dtype.scalar == tl.bfloat16:
             a = handle(_to_float32(a.data), tl.float32)
             b = handle(_to_float32(b.data), tl.float32)
+        elif a.dtype.scalar in _FP8:
+            a = handle(_FP8[a.dtype.scalar][a.data], tl.float32)
+            b = handle(_FP8[b.dtype.scalar][b.data], tl.float32)
         return original_dot(a, b, d, *rest)
 
     def get_bf16(value: float) -> Any:  # 3.6 has none
@@ -232,6 +242,25 @@ def _unless_of_one_type(original: Callable[..., Any]) -> Callable[..., Any]:
         return converted
 
     return convert
+
+
+def _every(kind: torch.dtype) -> np.ndarray:
+    """float32 [256]: the value of each bit pattern."""
+    values: np.ndarray = torch.arange(256, dtype=torch.uint8).view(kind).float().numpy()
+    return values
+
+
+_FP8_OF_TORCH = {tl.float8e4nv: torch.float8_e4m3fn, tl.float8e4b8: torch.float8_e4m3fnuz}
+_FP8 = {kind: _every(of_torch) for kind, of_torch in _FP8_OF_TORCH.items()}
+
+
+def _to_fp8(values: np.ndarray, kind: Any) -> np.ndarray:
+    """As torch does, but that of all too large becomes the largest of e4m3fn, as on Hopper."""
+    of_torch, wide = _FP8_OF_TORCH[kind], torch.from_numpy(np.array(values, np.float32))
+    if kind == tl.float8e4nv:
+        wide = wide.clamp(-448.0, 448.0)
+    bits: np.ndarray = wide.to(of_torch).view(torch.uint8).numpy()
+    return bits
 
 
 def _to_float32(bits: np.ndarray) -> np.ndarray:

@@ -134,7 +134,12 @@ def matmul_space(
 
 
 def tile_illegal_reason(
-    hardware: Hardware, config: Config, k: int, outputs: int, swappable_rows: int
+    hardware: Hardware,
+    config: Config,
+    k: int,
+    outputs: int,
+    swappable_rows: int,
+    factor_bytes: int = 2,
 ) -> str | None:
     """The reason why a matmul's tiles cannot run or are certainly slow; None if there is none.
 
@@ -142,6 +147,7 @@ def tile_illegal_reason(
         k: length of one loop over K, before it is split.
         outputs: number of elements of the result.
         swappable_rows: largest BLOCK_M with which SWAP_AB is allowed.
+        factor_bytes: of an element of either operand.
     """
     block_m, block_n, block_k = config["BLOCK_M"], config["BLOCK_N"], config["BLOCK_K"]
     if config["SPLIT_K"] > max(1, k // block_k):
@@ -149,7 +155,7 @@ def tile_illegal_reason(
     if hardware.backend == "interpreter":
         return None
     stages = config["num_stages"] if hardware.backend == "cuda" else config["num_stages"] - 1
-    shared = stages * (block_m + block_n) * block_k * 2
+    shared = stages * (block_m + block_n) * block_k * factor_bytes
     if shared > hardware.shared_memory:
         return f"{shared} bytes of shared memory, the device has {hardware.shared_memory}"
     threads = config["num_warps"] * hardware.warp_size

@@ -32,6 +32,9 @@ _P = TypeVar("_P", bound="Problem")
 
 DTYPES = ("float16", "bfloat16")
 ITEM_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4}
+#: of fp8 operands: who has a scale; see :mod:`taxfree_kernels.fp8`
+SCALES = ("tensor", "channel", "block")
+BLOCK = 128  # elements that share a scale, along a dimension
 
 
 @dataclass(frozen=True)
@@ -81,6 +84,10 @@ class Problem(ABC):
 class MatmulProblem(Problem):
     """A matmul [m, k] @ [k, n] before or after a collective.
 
+    Attributes:
+        x_dtype: that of x and of the weight: "same" as all tensors, or "fp8".
+        scales: who has a scale in fp8, one of ``SCALES``; else "none".
+
     Raises:
         PlanError: on impossible dimensions.
     """
@@ -89,6 +96,29 @@ class MatmulProblem(Problem):
     n: int
     k: int
     weight_layout: str
+    x_dtype: str = "same"
+    scales: str = "none"
+
+    @property
+    def is_fp8(self) -> bool:
+        """Whether x and the weight are in fp8, with scales."""
+        return self.x_dtype == "fp8"
+
+    @property
+    def factor_bytes(self) -> int:
+        """Bytes of an element of x and of the weight."""
+        return 1 if self.is_fp8 else ITEM_BYTES[self.dtype]
+
+    @property
+    def scale_bytes(self) -> int:
+        """Bytes of all scales of x and of the weight."""
+        groups = -(-self.k // BLOCK)
+        counts = {
+            "tensor": 2,
+            "channel": self.m + self.n,
+            "block": groups * (self.m + -(-self.n // BLOCK)),
+        }
+        return 4 * counts.get(self.scales, 0)
 
     def __post_init__(self) -> None:
         for name in ("m", "n", "k", "world_size"):
@@ -98,6 +128,15 @@ class MatmulProblem(Problem):
             raise PlanError(f"dtype {self.dtype} is not one of {', '.join(DTYPES)}")
         if self.weight_layout not in ("nk", "kn"):
             raise PlanError(f"weight_layout is {self.weight_layout!r}, must be 'nk' or 'kn'")
+        if self.x_dtype not in ("same", "fp8"):
+            raise PlanError(f"x_dtype is {self.x_dtype!r}, must be 'same' or 'fp8'")
+        scales = SCALES if self.is_fp8 else ("none",)
+        if self.scales not in scales:
+            raise PlanError(
+                f"scales is {self.scales!r}, with x_dtype {self.x_dtype} one of {', '.join(scales)}"
+            )
+        if self.is_fp8 and self.weight_layout != "nk":
+            raise PlanError("matrix instructions read fp8 weights whose k is contiguous")
 
 
 class PartialSum(MatmulProblem):

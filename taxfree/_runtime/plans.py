@@ -400,12 +400,13 @@ class Plans:
 
     def _compile(self, plan: Plan, bucket: Bucket, sizes: Iterable[int]) -> frozenset[Any]:
         """Compile all that calls of these sizes launch; what that is."""
+        rank, architecture = self._fabric.rank, self._fabric.hardware.architecture
         first: dict[tuple[Any, ...], tuple[int, tuple[Kernel, ...]]] = {}  # of those compiled alike
         for size in sizes:
             kernels = plan.kernels(size)
             first.setdefault(tuple(kernel.specialization for kernel in kernels), (size, kernels))
         for size, _ in first.values():
-            plan.compile(size, *meta_tensors(bucket.of(size), self._fabric.rank))
+            plan.compile(size, *meta_tensors(bucket.of(size), rank, architecture))
         return frozenset(
             (
                 kernel.function,

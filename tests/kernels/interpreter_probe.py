@@ -1,4 +1,4 @@
-"""Compares bf16 in the interpreter with torch, bit for bit; prints {check: values that differ}.
+"""Compares bf16 and fp8 in the interpreter with torch, bit for bit; prints {check: values that differ}.
 
 Run as a process with TRITON_INTERPRET=1: it serves whatever Triton its path leads to.
 """
@@ -12,7 +12,7 @@ import torch
 import triton
 import triton.language as tl
 
-from taxfree_kernels.interpreter import correct_bfloat16, hasten
+from taxfree_kernels.interpreter import correct_types, hasten
 
 
 @triton.jit
@@ -44,8 +44,9 @@ def _dot(a_ptr, b_ptr, c_ptr, out_ptr, SIZE: tl.constexpr):
 
 def differing(found: torch.Tensor, wanted: torch.Tensor) -> int:
     """Values that are neither equal bit for bit nor both NaN."""
-    words = {2: torch.int16, 4: torch.int32}[found.element_size()]
-    same = (found.view(words) == wanted.view(words)) | (found.isnan() & wanted.isnan())
+    words = {1: torch.uint8, 2: torch.int16, 4: torch.int32}[found.element_size()]
+    are_nan = found.float().isnan() & wanted.float().isnan()
+    same = (found.view(words) == wanted.view(words)) | are_nan
     return int((~same).sum())
 
 
@@ -70,7 +71,7 @@ def bits(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 def main() -> None:
     for _ in range(2):  # a second time changes nothing
-        correct_bfloat16()
+        correct_types()
         hasten()
     torch.manual_seed(0)
     bf16, fp32, fp16 = torch.bfloat16, torch.float32, torch.float16
@@ -96,7 +97,25 @@ def main() -> None:
         _arithmetic[(1,)](a, b, out, OP=name, SIZE=a.numel())
         checks[f"{name} through fp32"] = differing(out, wanted)
     checks |= dots(bf16) | dots(fp16)
+    fnuz = () if triton.__version__ < "3.8" else (torch.float8_e4m3fnuz,)  # unknown before
+    for kind in (torch.float8_e4m3fn, *fnuz):
+        checks |= dots(kind) | eights(kind)
     print(json.dumps({"triton": triton.__version__, "checks": checks}))
+
+
+def eights(dtype: torch.dtype) -> dict[str, int]:
+    every = torch.arange(256, dtype=torch.uint8).view(dtype)
+    values = every.float().nan_to_num().sort().values
+    ties = (values[1:] + values[:-1]) / 2
+    near = [torch.nextafter(ties, torch.full_like(ties, end)) for end in (-1e9, 1e9)]
+    special = torch.tensor([0.0, -0.0, float("inf"), -float("inf"), float("nan"), 1e9, 1e-45])
+    wide = torch.cat([torch.randn(1 << 12), 200 * torch.randn(1 << 12), ties, *near, special])
+    return {
+        f"{dtype} up": sum(cast(every, to) for to in (torch.float32, torch.float16)),
+        f"{dtype} up to bf16": cast(every, torch.bfloat16),
+        f"{dtype} down": cast(wide, dtype),
+        f"{dtype} down from bf16": cast(wide.bfloat16(), dtype),
+    }
 
 
 def dots(dtype: torch.dtype) -> dict[str, int]:

@@ -79,6 +79,7 @@ class Inputs:
 
     def __init__(self, fabric: Fabric, case: Case, seed: int, integers: bool) -> None:
         problem = case.problem(fabric.world_size)
+        self._dtype = getattr(torch, problem.dtype)
         self.tensors = case.tensors(fabric, seed, integers)
         self._find_exact = partial(_EXACT[case.op], fabric, problem, *self.tensors)
         self.exact = self._find_exact()
@@ -88,7 +89,7 @@ class Inputs:
         self.exact = self._find_exact()
 
     def run(self, plan: Ready) -> torch.Tensor:
-        out = self.exact.new_full(self.exact.shape, float("nan"), dtype=self.tensors[0].dtype)
+        out = self.exact.new_full(self.exact.shape, float("nan"), dtype=self._dtype)
         assert plan(*self.tensors, out) is out
         return out
 
@@ -118,8 +119,9 @@ def _reduced_matmul(
     residual: torch.Tensor | None,
     norm_weight: torch.Tensor | None,
     eps: torch.Tensor | None,
+    *scales: torch.Tensor,
 ) -> torch.Tensor:
-    total = _sum_of_products(fabric, problem, x, weight)
+    total = _sum_of_products(fabric, problem, x, weight, *scales)
     replicated = [each for each in (bias, residual, norm_weight, eps) if each is not None]
     for tensor in replicated:
         assert all(torch.equal(tensor, other) for other in _everybodys_tensor(fabric, tensor))
@@ -133,11 +135,27 @@ def _reduced_matmul(
 
 
 def _sum_of_products(
-    fabric: Fabric, problem: Any, x: torch.Tensor, weight: torch.Tensor
+    fabric: Fabric, problem: Any, x: torch.Tensor, weight: torch.Tensor, *scales: torch.Tensor
 ) -> torch.Tensor:
-    total = torch.stack(_everybodys_tensor(fabric, x.double() @ weight.double())).sum(0)
+    own, factor = (
+        each.double() * (1 if scale is None else _stretched(scale, each))
+        for each, scale in zip((x, weight), scales or (None, None), strict=True)
+    )
+    total = torch.stack(_everybodys_tensor(fabric, own @ factor)).sum(0)
     assert total.shape == (problem.m, problem.n)
     return total
+
+
+def _stretched(scale: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    """The scale of each fp8 element: of all, of its row or column, or of its 128."""
+    if scale.dim() == 1:
+        return scale.double()
+    places = [
+        torch.arange(size, device=scale.device)
+        // (128 if count == -(-size // 128) else size // count)
+        for size, count in zip(values.shape, scale.shape, strict=True)
+    ]
+    return scale.double()[places[0]][:, places[1]]
 
 
 def _scattered_matmul(

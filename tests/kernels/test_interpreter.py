@@ -1,4 +1,4 @@
-"""bf16 in Triton's interpreter, with the corrections that the host fabric installs."""
+"""bf16 and fp8 in Triton's interpreter, with the corrections that the host fabric installs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def probe(*folders, source="from tests.kernels.interpreter_probe import main; ma
     return json.loads(done.stdout)
 
 
-class TestBfloat16:
+class TestNarrowTypes:
     @pytest.mark.parametrize("triton", TRITONS)
     def test_is_that_of_torch_bit_for_bit(self, triton):
         found = probe(*filter(None, [FOLDERS[triton]]))
@@ -36,12 +36,13 @@ class TestBfloat16:
         """Else they could go, and the tests above would show nothing."""
         source = (
             "import taxfree_kernels.interpreter as corrections\n"
-            "corrections.correct_bfloat16 = lambda: None\n"
+            "corrections.correct_types = lambda: None\n"
             "from tests.kernels.interpreter_probe import main; main()"
         )
         found = wrong(probe(source=source))
         assert "torch.bfloat16 dot of integers" in found
         assert "down, ties and their neighbours" in found
+        assert "torch.float8_e4m3fn down" in found
 
 
 class TestInterpreting:

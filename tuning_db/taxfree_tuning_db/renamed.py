@@ -1,10 +1,11 @@
-"""Former names in stored documents, and the current name of each.
+"""Former names in stored documents, and the current name of each; fields that problems lacked.
 
-A change that renames a variant, a key of configs or a field of problems adds the old name here, and
-one that makes a key of configs a constant adds the constant. Every reader of records, trials,
-exports and result files maps old names to new ones, so measurements outlive their names. An old
-name never gets another meaning. A config with another value than today's constant is of version 0.
-The same readers replace the hashes of kernels' sources that older files have by versions.
+A change that renames a variant, a key of configs or a field of problems adds the old name here, one
+that makes a key of configs a constant adds the constant, and one that adds a field to problems adds
+it with the value that all earlier problems have. Every reader of records, trials, exports and
+result files maps old names to new ones, so measurements outlive their names. An old name never gets
+another meaning. A config with another value than today's constant is of version 0. The same readers
+replace the hashes of kernels' sources that older files have by versions.
 """
 
 from __future__ import annotations
@@ -25,12 +26,14 @@ class Renamed:
 
     Args:
         constants: variant -> keys that its configs had -> their values now.
+        added: fields of problems that older documents lack -> their value there.
     """
 
     variants: Mapping[str, str] = field(default_factory=dict)
     config: Mapping[str, str] = field(default_factory=dict)
     problem: Mapping[str, str] = field(default_factory=dict)
     constants: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    added: Mapping[str, str | int | bool] = field(default_factory=dict)
 
 
 #: operation -> its old names
@@ -39,7 +42,9 @@ RENAMED: dict[str, Renamed] = {
         config={"CHUNKS_PER_WAIT": "SHARDS_PER_WAIT"}, constants={"overlap": {"CHUNKS": 1}}
     ),
     "flash_decode": Renamed(variants={"library": "splits"}, config={"IN_DATA": "LL"}),
-    "matmul_all_reduce": Renamed(config={"IN_DATA": "LL"}),
+    "matmul_all_reduce": Renamed(
+        config={"IN_DATA": "LL"}, added={"x_dtype": "same", "scales": "none"}
+    ),
     "matmul_reduce_scatter": Renamed(constants={"overlap": {"CHUNKS": 1, "CHUNKS_PER_WAIT": 1}}),
 }
 
@@ -65,6 +70,8 @@ def with_new_names(op: object, document: Any) -> Any:
             _take_constants(new, names)
     if "problem" in new:
         new["problem"] = _new_keys(new["problem"], names.problem)
+        if isinstance(new["problem"], dict):
+            new["problem"] |= {k: v for k, v in names.added.items() if k not in new["problem"]}
     for part in ("winner", "baseline"):
         if part in new:
             new[part] = with_new_names(op, new[part])
@@ -74,13 +81,18 @@ def with_new_names(op: object, document: Any) -> Any:
 
 
 def former_key(key: str) -> str | None:
-    """Return a record's key with the old names of its problem's fields; None if it has none."""
-    op = op_of_key(key)
-    old = {new: old for old, new in RENAMED.get(op or "", _NONE).problem.items()}
-    if not old:
+    """Return a record's key with its problem's fields as they were; None if they were the same."""
+    names = RENAMED.get(op_of_key(key) or "", _NONE)
+    old = {new: old for old, new in names.problem.items()}
+    if not (old or names.added):
         return None
     document = json.loads(key)
-    document["problem"] = _new_keys(document["problem"], old)
+    problem = document["problem"]
+    if any(problem.get(name) != value for name, value in names.added.items()):
+        return None  # there was no such problem
+    document["problem"] = {
+        old.get(name, name): value for name, value in problem.items() if name not in names.added
+    }
     former = json.dumps(document, sort_keys=True, separators=(",", ":"))
     return former if former != key else None
 

@@ -21,7 +21,7 @@ from taxfree_check.checker.clocks import Scope
 from taxfree_check.checker.ptx import run_assembly
 from taxfree_check.checker.watch import CHANGES, NO_CHANGE, Change, Watch
 from taxfree_kernels.device.peers import EMPTY
-from taxfree_kernels.interpreter import correct_bfloat16, hasten
+from taxfree_kernels.interpreter import correct_types, hasten
 
 _SEMANTICS = {
     "ACQUIRE": "acquire",
@@ -35,7 +35,7 @@ _SCOPES: dict[str, Scope] = {"CTA": "cta", "GPU": "gpu", "SYSTEM": "sys"}
 @contextlib.contextmanager
 def observed_by(watch: Watch) -> Iterator[None]:
     """Within the context, the interpreter reports every access right before it happens."""
-    correct_bfloat16()
+    correct_types()
     hasten()
     names = [name for name in dir(_Hooks) if name.startswith("create_")]
     installed = _Hooks(watch)

@@ -93,5 +93,5 @@ def record(
         return []
     launches: list[Launch] = []
     with launching_through(lambda kernel, args: launches.append(Launch(kernel, args))):
-        plan.run(*meta_tensors(problem, ghost.rank))
+        plan.run(*meta_tensors(problem, ghost.rank, hardware.architecture))
     return launches

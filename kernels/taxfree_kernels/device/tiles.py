@@ -29,6 +29,10 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
+from taxfree_kernels.variant import BLOCK as _BLOCK
+
+BLOCK = tl.constexpr(_BLOCK)
+
 
 class Tile(NamedTuple):
     """The constants of a kernel that computes tiles: its ``TILE: tl.constexpr``.
@@ -43,6 +47,7 @@ class Tile(NamedTuple):
         TMA: operands are descriptors, see :func:`accumulate_tma`; else pointers.
         EVEN_K: K, of each source, is a multiple of BLOCK_K.
         W_NK: a column of the weight is contiguous.
+        SCALES: who has a scale where operands are fp8, see :mod:`taxfree_kernels.fp8`; "none".
     """
 
     BLOCK_M: int
@@ -55,12 +60,19 @@ class Tile(NamedTuple):
     TMA: bool
     EVEN_K: bool
     W_NK: bool
+    SCALES: str = "none"
 
     @classmethod
-    def of(cls, config: Mapping[str, Any], k_per_source: int, weight_layout: str) -> Tile:
+    def of(
+        cls,
+        config: Mapping[str, Any],
+        k_per_source: int,
+        weight_layout: str,
+        scales: str = "none",
+    ) -> Tile:
         """The constants of a config; XCDS and TMA are optional in it."""
         is_even = k_per_source % config["BLOCK_K"] == 0
-        derived = {"EVEN_K": is_even, "W_NK": weight_layout == "nk"}
+        derived = {"EVEN_K": is_even, "W_NK": weight_layout == "nk", "SCALES": scales}
         fields = {"XCDS": 1, "TMA": False, **config, **derived}
         return cls(*(fields[name] for name in cls._fields))
 
@@ -298,7 +310,7 @@ def copy(target_ptr, source_ptr, begin, end, BLOCK: tl.constexpr):
 def accumulate(
     acc, a_rows, stride_a_source, row_mask, w_cols, stride_wk, col_mask,
     source_begin, source_end, k_per_source, step_begin, step_end,
-    SOURCES: tl.constexpr, TILE: tl.constexpr,
+    SOURCES: tl.constexpr, TILE: tl.constexpr, scales=None,
 ):  # fmt: skip
     """Add steps [step_begin, step_end) of each source to `acc`; a step is one BLOCK_K of A @ W.
 
@@ -311,6 +323,7 @@ def accumulate(
         stride_a_source: elements from a source's block of A to the next.
         w_cols: pointers [BLOCK_N] to the k = 0 element of each column.
         source_begin, source_end: the sources, modulo SOURCES.
+        scales: see :func:`add_fp8_product`; where operands are fp8, of one source.
     """
     steps = max(step_end - step_begin, 1)
     arange_k = tl.arange(0, TILE.BLOCK_K)
@@ -328,7 +341,10 @@ def accumulate(
                 a_mask, w_mask = a_mask & k_mask[:, None], w_mask & k_mask[None, :]
             a = tl.load(a_tile, mask=a_mask, other=0.0)
             w = tl.load(w_tile, mask=w_mask, other=0.0)
-            acc = tl.dot(w, a, acc)
+            if TILE.SCALES == "none":
+                acc = tl.dot(w, a, acc)
+            else:
+                acc = add_fp8_product(acc, w, a, scales, k_begin, TILE)
         else:
             a_tile = (a_rows + a_offset)[:, None] + arange_k[None, :]
             w_tile = (w_cols + w_offset)[None, :] + (arange_k * stride_wk)[:, None]
@@ -337,7 +353,10 @@ def accumulate(
                 a_mask, w_mask = a_mask & k_mask[None, :], w_mask & k_mask[:, None]
             a = tl.load(a_tile, mask=a_mask, other=0.0)
             w = tl.load(w_tile, mask=w_mask, other=0.0)
-            acc = tl.dot(a, w, acc)
+            if TILE.SCALES == "none":
+                acc = tl.dot(a, w, acc)
+            else:
+                acc = add_fp8_product(acc, a, w, scales, k_begin, TILE)
     return acc
 
 
@@ -345,7 +364,7 @@ def accumulate(
 def accumulate_tma(
     acc, a_desc, slot, row, w_desc, col,
     source_begin, source_end, step_begin, step_end,
-    SOURCES: tl.constexpr, A_SOURCES: tl.constexpr, TILE: tl.constexpr,
+    SOURCES: tl.constexpr, A_SOURCES: tl.constexpr, TILE: tl.constexpr, scales=None,
 ):  # fmt: skip
     """Like :func:`accumulate`, with tiles loaded by TMA: no thread computes addresses.
 
@@ -366,8 +385,76 @@ def accumulate_tma(
             w = w_desc.load([source, col, k_begin]).reshape(TILE.BLOCK_N, TILE.BLOCK_K).T
         else:
             w = w_desc.load([source, k_begin, col]).reshape(TILE.BLOCK_K, TILE.BLOCK_N)
-        if TILE.SWAP_AB:
-            acc = tl.dot(w.T, a.T, acc)
+        if TILE.SCALES == "none":
+            if TILE.SWAP_AB:
+                acc = tl.dot(w.T, a.T, acc)
+            else:
+                acc = tl.dot(a, w, acc)
         else:
-            acc = tl.dot(a, w, acc)
+            if TILE.SWAP_AB:
+                acc = add_fp8_product(acc, w.T, a.T, scales, k_begin, TILE)
+            else:
+                acc = add_fp8_product(acc, a, w, scales, k_begin, TILE)
+    return acc
+
+
+# -- fp8 ----------------------------------------------------------------------------------------
+
+
+@triton.jit
+def scales_of_tile(
+    x_scale_ptr, w_scale_ptr, row_begin, row_end, col_begin, col_end, k, TILE: tl.constexpr
+):
+    """The scales of a tile; loaded before the loop over K, which hides their latency.
+
+    Args:
+        x_scale_ptr, w_scale_ptr: to scales of x and of the weight; those along k are contiguous.
+
+    Returns:
+        For "tensor", their product; for "channel", those of rows, float32 [BLOCK_M], and of columns
+        [BLOCK_N]; for "block", pointers [BLOCK_M] to those of the first group of each row, which
+        rows exist, and a pointer to that of the first block of all columns.
+    """
+    if TILE.SCALES == "tensor":
+        return tl.load(x_scale_ptr) * tl.load(w_scale_ptr)
+    rows = row_begin + tl.arange(0, TILE.BLOCK_M)
+    row_mask = rows < row_end
+    if TILE.SCALES == "channel":
+        cols = col_begin + tl.arange(0, TILE.BLOCK_N)
+        of_rows = tl.load(x_scale_ptr + rows, mask=row_mask, other=0.0)
+        return of_rows, tl.load(w_scale_ptr + cols, mask=cols < col_end, other=0.0)
+    groups = tl.cast(tl.cdiv(k, BLOCK), tl.int64)
+    return x_scale_ptr + rows * groups, row_mask, w_scale_ptr + col_begin // BLOCK * groups
+
+
+@triton.jit
+def add_fp8_product(acc, one, other, scales, k_begin, TILE: tl.constexpr):
+    """`acc` plus a step of A @ W, or W^T @ A^T when SWAP_AB, both fp8.
+
+    Hopper adds fp8 products with about 14 bits, so each BLOCK of K is added to `acc` by itself.
+
+    Args:
+        scales: of the tile; those of blocks are applied here.
+        k_begin: of the step, which crosses no block.
+    """
+    if TILE.SCALES == "block":
+        x_ptrs, row_mask, w_ptr = scales
+        group = k_begin // BLOCK
+        scale = tl.load(x_ptrs + group, mask=row_mask, other=0.0) * tl.load(w_ptr + group)
+        product = tl.dot(one, other)
+        acc += product * (scale[None, :] if TILE.SWAP_AB else scale[:, None])
+    else:
+        AT_ONCE: tl.constexpr = BLOCK if TILE.BLOCK_K >= BLOCK else TILE.BLOCK_K
+        acc = tl.dot(one, other, acc, max_num_imprecise_acc=AT_ONCE)
+    return acc
+
+
+@triton.jit
+def scaled_tile(acc, scales, TILE: tl.constexpr):
+    """A finished tile [BLOCK_M, BLOCK_N], with what scales the loop has not applied."""
+    if TILE.SCALES == "tensor":
+        acc = acc * scales
+    elif TILE.SCALES == "channel":
+        of_rows, of_cols = scales
+        acc = acc * of_rows[:, None] * of_cols[None, :]
     return acc

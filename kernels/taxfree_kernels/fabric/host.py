@@ -17,7 +17,7 @@ import torch.distributed as dist
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.fabric.heap import SymmetricHeap
 from taxfree_kernels.hardware import KNOWN
-from taxfree_kernels.interpreter import correct_bfloat16, hasten, is_interpreting
+from taxfree_kernels.interpreter import correct_types, hasten, is_interpreting
 
 
 def unsupported_reason() -> str | None:
@@ -42,7 +42,7 @@ class HostFabric(Fabric):
     has_graphs = False
 
     def __init__(self, group: dist.ProcessGroup | None, heap_bytes: int) -> None:
-        correct_bfloat16()
+        correct_types()
         hasten()
         atexit.unregister(_destroy_groups)
         atexit.register(_destroy_groups, os.getpid())

@@ -17,7 +17,7 @@ from taxfree_kernels.launch import Kernel
 from taxfree_kernels.matmul_all_reduce.problem import MatmulAllReduce
 from taxfree_kernels.matmul_all_reduce.rms_norm import RMSNorm
 from taxfree_kernels.variant import Config, Plan, Step, Variant
-from taxfree_kernels.vendor import all_reduce, matmul_into
+from taxfree_kernels.vendor import all_reduce, matmul_into, try_fp8
 
 
 class BaselinePlan(Plan):
@@ -29,6 +29,7 @@ class BaselinePlan(Plan):
     def __init__(self, problem: MatmulAllReduce, fabric: Fabric) -> None:
         self._group, self._adds_bias = fabric.group, fabric.rank == 0
         self._n = problem.n
+        try_fp8(problem, fabric.device, problem.bias and self._adds_bias)
         self._norm = RMSNorm(problem, fabric) if problem.rms_norm else None
         self._scratch = self._reserve(problem, fabric)
         self.launches = 2 + (problem.residual or problem.rms_norm)
@@ -42,17 +43,17 @@ class BaselinePlan(Plan):
         return () if self._norm is None else (self._norm.kernel(size),)
 
     def run(self, *tensors: Any) -> torch.Tensor:
-        x, weight, bias, residual, norm_weight, eps, out = tensors
+        x, weight, bias, residual, norm_weight, eps, *scales, out = tensors
         total = self._total(out, residual)
-        self._multiply(x, weight, bias, total)
+        self._multiply(x, weight, bias, total, *scales)
         self._reduce(total)
         return self._finish(total, residual, norm_weight, eps, out)
 
     def steps(self, *tensors: Any) -> list[Step]:
-        x, weight, bias, residual, norm_weight, eps, out = tensors
+        x, weight, bias, residual, norm_weight, eps, *scales, out = tensors
         total = self._total(out, residual)
         steps = [
-            Step("matmul", "producer", lambda: self._multiply(x, weight, bias, total)),
+            Step("matmul", "producer", lambda: self._multiply(x, weight, bias, total, *scales)),
             Step(
                 "all-reduce",
                 "collective",
@@ -84,9 +85,14 @@ class BaselinePlan(Plan):
         return self._scratch()[0][: m * self._n].view(m, self._n)
 
     def _multiply(
-        self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, total: torch.Tensor
+        self,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        total: torch.Tensor,
+        *scales: torch.Tensor,
     ) -> None:
-        matmul_into(total, x, weight, bias if self._adds_bias else None)
+        matmul_into(total, x, weight, bias if self._adds_bias else None, *scales)
 
     def _reduce(self, partial: torch.Tensor) -> None:
         all_reduce(partial, self._group)

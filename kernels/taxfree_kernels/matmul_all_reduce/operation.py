@@ -47,8 +47,8 @@ def _alike(columns: torch.Tensor, seed: int) -> torch.Tensor:
     because the effect of eps and rsqrt is lost when the result is rounded.
     """
     size, device = tuple(columns.shape[-1:]), columns.device
-    draws = random_tensor(size, seed + 5_000_000, device, columns.dtype, integers=True)
-    return columns.copy_(columns[..., :1] * torch.where(draws > 0, 1, -1))
+    draws = random_tensor(size, seed + 5_000_000, device, torch.float32, integers=True)
+    return columns.copy_(columns[..., :1].double() * torch.where(draws > 0, 1, -1))
 
 
 def make_inputs(
@@ -58,18 +58,20 @@ def make_inputs(
 
     Returns:
         x [m, k]; weight [k, n]; bias [n] or None; residual [m, n] or None;
-        norm_weight [n] and eps float32 [1], or None and None.
+        norm_weight [n] and eps float32 [1], or None and None; in fp8 the scales of x and weight.
     """
-    x, weight = make_factors(problem, rank, seed, device, integers)
+    x, weight, *scales = make_factors(problem, rank, seed, device, integers)
     addends = _addends(problem, seed, device, integers)
     if not problem.rms_norm:
-        return x, weight, *addends, None, None
+        return x, weight, *addends, None, None, *scales
     if integers:
         for columns in (weight, *addends):
             if columns is not None:
                 _alike(columns, seed)
+        if scales:
+            scales[1].copy_(scales[1][..., :1].clone())
     eps = torch.full((1,), _EPS, dtype=torch.float32, device=device)
-    return x, weight, *addends, _norm_weight(problem, seed, device), eps
+    return x, weight, *addends, _norm_weight(problem, seed, device), eps, *scales
 
 
 def reference(

@@ -25,12 +25,13 @@ class MatmulAllReduce(PartialSum):
         m: rows of x and of the output.
         n: columns of the weight and of the output.
         k: columns of this rank's x: the ranks' share of the summed dimension.
-        dtype: "float16" or "bfloat16", of all tensors.
+        dtype: "float16" or "bfloat16", of all tensors but fp8 factors.
         world_size: ranks.
         weight_layout: which dimension of the weight is contiguous last: "nk" is K, as in the
             transposed weight of a ``torch.nn.Linear``; "kn" is N.
         bias, residual: whether they are added.
         rms_norm: whether the sum is also normalised.
+        x_dtype, scales: see :class:`MatmulProblem`.
 
     Raises:
         PlanError: on impossible dimensions.
@@ -45,6 +46,8 @@ class MatmulAllReduce(PartialSum):
     bias: bool = False
     residual: bool = False
     rms_norm: bool = False
+    x_dtype: str = "same"
+    scales: str = "none"
 
     @property
     def kept_elements(self) -> int:
@@ -64,7 +67,9 @@ class MatmulAllReduce(PartialSum):
         normalised = self.rms_norm * (elements + self.n)
         return Cost(
             flops=2 * self.m * self.n * self.k,
-            memory_bytes=item * (factors + sums + normalised),
+            memory_bytes=self.factor_bytes * factors
+            + self.scale_bytes
+            + item * (sums + normalised),
             link_bytes=item * received,
         )
 

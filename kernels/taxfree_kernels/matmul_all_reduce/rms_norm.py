@@ -91,8 +91,8 @@ class NormAfterPlan(Plan):
         return (*self._total.kernels(size), self._norm.kernel(size))
 
     def run(self, *tensors: Any) -> torch.Tensor:
-        x, weight, bias, residual, norm_weight, eps, out = tensors
-        self._total.run(x, weight, bias, residual, None, None, out[1])
+        x, weight, bias, residual, norm_weight, eps, *scales, out = tensors
+        self._total.run(x, weight, bias, residual, None, None, *scales, out[1])
         return self._norm(out[1], None, norm_weight, eps, out)
 
 

@@ -66,10 +66,15 @@ class TorchSymmMemPlan(BaselinePlan):
         return Plan.steps(self, *tensors)
 
     def _multiply(
-        self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, total: torch.Tensor
+        self,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        total: torch.Tensor,
+        *scales: torch.Tensor,
     ) -> None:
         if not is_compiling():
-            super()._multiply(x, weight, bias, self._partial(total))
+            super()._multiply(x, weight, bias, self._partial(total), *scales)
 
     def _reduce(self, total: torch.Tensor) -> None:
         if not is_compiling():

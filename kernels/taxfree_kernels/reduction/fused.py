@@ -22,6 +22,8 @@ from taxfree_kernels.device.tiles import (
     Tile,
     accumulate,
     accumulate_tma,
+    scaled_tile,
+    scales_of_tile,
     select,
     stream_k,
     swizzle2d,
@@ -60,6 +62,15 @@ class ReductionMemory(NamedTuple):
     partials_ptr: Any
     counters_ptr: Any
     heap_bases: Any
+
+
+class ScaledStrides(NamedTuple):
+    """Strides of an fp8 weight, and pointers to the scales of x and of the weight."""
+
+    k: Any
+    columns: Any
+    x_scale_ptr: Any
+    w_scale_ptr: Any
 
 
 class Strides(NamedTuple):
@@ -118,7 +129,8 @@ def partial_tile(
         split: number of the SPLIT_K share of its K.
         x, w: pointers to x [.., k], contiguous, and to the weight [k, ..]; when TMA, descriptors
             of x [1, 1, .., k], and of the weight, [1, .., k] when W_NK, else [1, k, ..].
-        stride_w: strides of the weight along k and along columns, in elements.
+        stride_w: strides of the weight along k and along columns, in elements; where these are fp8,
+            :class:`ScaledStrides`.
         buffers: used only if programs share K: partials [SPLIT_K, tiles, BLOCK_M, BLOCK_N] or, when
             STAGGERED, [2, STAGGERED, ..]; counters [tiles]. Each share must have at least one step
             of BLOCK_K.
@@ -142,17 +154,23 @@ def partial_tile(
         # ptxas would serialise the loop's matrix instructions. For smaller tiles it does not, but
         # it does serialise some of those if they are assumed to have steps.
         tl.assume(step_end > step_begin)
+    scales = None
+    if TILE.SCALES != "none":
+        scales = scales_of_tile(
+            stride_w.x_scale_ptr, stride_w.w_scale_ptr, row_begin, row_end, col_begin, col_end, k,
+            TILE,
+        )  # fmt: skip
     acc = zero_tile(TILE)
     if TILE.TMA:
         acc = accumulate_tma(
-            acc, x, 0, row_begin, w, col_begin, 0, 1, step_begin, step_end, 1, 1, TILE
+            acc, x, 0, row_begin, w, col_begin, 0, 1, step_begin, step_end, 1, 1, TILE, scales
         )
     else:
         x_rows = x + rows.to(tl.int64) * k
         w_cols = w + cols.to(tl.int64) * stride_w[1]
         acc = accumulate(
             acc, x_rows, 0, row_mask, w_cols, stride_w[0], col_mask, 0, 1, k, step_begin, step_end,
-            1, TILE,
+            1, TILE, scales,
         )  # fmt: skip
     if TILE.SWAP_AB:
         acc = tl.trans(acc)
@@ -165,6 +183,8 @@ def partial_tile(
             tiles = STAGGERED
         if is_shared:
             acc, is_whole = _together(acc, tile, split, tiles, row_mask, buffers, GROUP, SHARES)
+    if TILE.SCALES != "none":
+        acc = scaled_tile(acc, scales, TILE)
     return acc, is_whole
 
 
@@ -467,7 +487,7 @@ class FusedReductionPlan(Plan):
             function,
             grid=0,
             constants={
-                "TILE": Tile.of(config, problem.k, problem.weight_layout),
+                "TILE": Tile.of(config, problem.k, problem.weight_layout, problem.scales),
                 "GROUP": Group(problem.world_size, fabric.backend),
                 **constants,
             },
@@ -510,8 +530,12 @@ class FusedReductionPlan(Plan):
 
     def run(self, *tensors: Any) -> torch.Tensor:
         x, weight, *others, out = tensors
+        strides = weight.stride()
+        if self._problem.is_fp8:
+            *others, x_scale, weight_scale = others
+            strides = ScaledStrides(*strides, x_scale, weight_scale)
         (kernel,) = self._sized[x.shape[0]]
-        kernel(*self._operands(x, weight), weight.stride(), *self._epilogue(others, out), out)
+        kernel(*self._operands(x, weight), strides, *self._epilogue(others, out), out)
         return out
 
     def _operands(self, x: torch.Tensor, weight: torch.Tensor) -> tuple[Any, Any]:

@@ -14,7 +14,7 @@ from taxfree_kernels.spaces import (
     up_to,
     within,
 )
-from taxfree_kernels.variant import ITEM_BYTES, Config, PartialSum, Space
+from taxfree_kernels.variant import BLOCK, ITEM_BYTES, Config, PartialSum, Space
 
 _CHUNK_BYTES = 1 << 13  # one sender moves this in a few microseconds
 #: Most channels that tiles or chunks use if programs wait for several of them.
@@ -36,7 +36,8 @@ def tile_space(problem: PartialSum, hardware: Hardware) -> Space:
 def ways_to_load(problem: PartialSum, hardware: Hardware) -> tuple[bool, ...]:
     """Whether TMA may load tiles: on Hopper, if rows start at multiples of 16 bytes."""
     rows_of_w = problem.k if problem.weight_layout == "nk" else problem.n
-    is_aligned = problem.k % 8 == 0 and rows_of_w % 8 == 0
+    in_16_bytes = 16 // problem.factor_bytes
+    is_aligned = problem.k % in_16_bytes == 0 and rows_of_w % in_16_bytes == 0
     has_tma = hardware.architecture in ("sm_90", "cpu")
     return (False, True) if has_tma and is_aligned else (False,)
 
@@ -99,7 +100,16 @@ def seed_configs(problem: PartialSum, hardware: Hardware, space: Space) -> list[
         guesses = _first_on_cdna(rows)
     else:
         guesses = _first_on_hopper(problem, rows)
+    if problem.is_fp8:
+        guesses = [_for_fp8(problem, guess) for guess in guesses]
     return allowed(problem, hardware, space, guesses, illegal_reason)
+
+
+def _for_fp8(problem: PartialSum, guess: dict[str, Any]) -> dict[str, Any]:
+    """A config for 16-bit factors, with steps of as many bytes; blocks have one scale a step."""
+    if problem.scales != "block":
+        return guess | {"BLOCK_K": 2 * guess["BLOCK_K"]}
+    return guess | {"BLOCK_K": BLOCK, "BLOCK_N": min(guess["BLOCK_N"], BLOCK)}
 
 
 def _first_on_hopper(problem: PartialSum, rows: int) -> list[dict[str, Any]]:
@@ -158,7 +168,14 @@ def tiles_at_once(hardware: Hardware, config: Config) -> int:
 
 def illegal_reason(problem: PartialSum, hardware: Hardware, config: Config) -> str | None:
     """The reason not to compile a config, or None."""
-    return tile_illegal_reason(hardware, config, problem.k, problem.m * problem.n, 64)
+    if problem.scales == "block":
+        if BLOCK % config["BLOCK_N"] or BLOCK % config["BLOCK_K"]:
+            return f"a step of a tile crosses blocks of {BLOCK}"
+        if hardware.backend != "interpreter" and config["BLOCK_K"] < min(BLOCK, problem.k):
+            return "a block would be scaled in several steps"
+    return tile_illegal_reason(
+        hardware, config, problem.k, problem.m * problem.n, 64, problem.factor_bytes
+    )
 
 
 # -- our collectives after library kernels ------------------------------------------------------

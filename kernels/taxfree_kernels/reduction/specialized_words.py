@@ -317,6 +317,8 @@ class Specialized(LamportVariant):
     def unsupported_reason(self, problem: PartialSum, hardware: Hardware) -> str | None:
         if hardware.architecture not in ("sm_90", "cpu"):
             return "warps have roles on Hopper alone"
+        if problem.is_fp8:
+            return "its warps multiply 16-bit factors"
         if problem.weight_layout != "nk":
             return "columns of the weight are not contiguous"
         if True not in spaces.ways_to_load(problem, hardware):

@@ -16,7 +16,7 @@ import triton.language as tl
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.launch import Kernel
 from taxfree_kernels.variant import PartialSum, Plan, Step, resized
-from taxfree_kernels.vendor import matmul_into
+from taxfree_kernels.vendor import matmul_into, try_fp8
 
 
 @triton.jit
@@ -39,6 +39,7 @@ class SumPlan(Plan):
 
     def __init__(self, problem: PartialSum, fabric: Fabric, elements: int) -> None:
         self._problem = problem
+        try_fp8(problem, fabric.device)
         self._partials = fabric.workspace.scratch(((elements,), getattr(torch, problem.dtype)))
         self._sized = fabric.workspace.by_size(self._of_size)
 
@@ -56,18 +57,28 @@ class SumPlan(Plan):
         return (self._sized[size][2],)
 
     def add_up(self, partial: torch.Tensor, kernel: Kernel, *rest: torch.Tensor | None) -> None:
-        """Launch the sum; takes the plan's arguments after x and the weight."""
+        """Launch the sum; takes the plan's arguments but for x, the weight and their scales."""
         kernel(partial, *rest)
 
     def run(self, x: torch.Tensor, weight: torch.Tensor, *rest: torch.Tensor) -> torch.Tensor:
         flat, matrix, kernel = self._sized[x.shape[0]]
-        matmul_into(matrix, x, weight, None)
+        rest, scales = self._scales_apart(rest)
+        matmul_into(matrix, x, weight, None, *scales)
         self.add_up(flat, kernel, *rest)
         return rest[-1]
 
+    def _scales_apart(
+        self, rest: tuple[torch.Tensor, ...]
+    ) -> tuple[tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]]:
+        if not self._problem.is_fp8:
+            return rest, ()
+        *others, x_scale, weight_scale, out = rest
+        return (*others, out), (x_scale, weight_scale)
+
     def steps(self, x: torch.Tensor, weight: torch.Tensor, *rest: torch.Tensor) -> list[Step]:
         flat, matrix, kernel = self._sized[x.shape[0]]
+        rest, scales = self._scales_apart(rest)
         return [
-            Step("matmul", "producer", lambda: matmul_into(matrix, x, weight, None)),
+            Step("matmul", "producer", lambda: matmul_into(matrix, x, weight, None, *scales)),
             Step("sum", "collective", lambda: self.add_up(flat, kernel, *rest)),
         ]

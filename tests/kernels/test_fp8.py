@@ -1,0 +1,154 @@
+"""fp8 operands: the formats, and each variant that multiplies them, for each kind of scale."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from taxfree_kernels.errors import PlanError
+from taxfree_kernels.fp8 import (
+    DTYPES,
+    LEAST_SCALE,
+    converted,
+    dequantised,
+    quantised,
+    quantised_weight,
+)
+from taxfree_kernels.variant import SCALES, problem_class
+from tests.kernels.contract import ALL_REDUCE, case, complaints
+from tests.ranks import on_every_fabric, served_names
+
+FN, FNUZ = DTYPES
+#: variants whose kernels multiply 16-bit factors alone
+OF_16_BITS = ("push_two_shot_lamport_specialized", "push_two_shot_two_kernel")
+FP8 = [name for name in served_names(ALL_REDUCE) if name not in OF_16_BITS]
+
+
+def operands(scales, m=5, n=300, k=260):
+    torch.manual_seed(0)
+    return torch.randn(m, k), torch.randn(k, n)
+
+
+class TestQuantisation:
+    @pytest.mark.parametrize("dtype", DTYPES)
+    @pytest.mark.parametrize("scales", SCALES)
+    def test_errors_are_those_of_three_bits(self, scales, dtype):
+        x, weight = operands(scales)
+        for given, quantise in ((x, quantised), (weight, quantised_weight)):
+            values, scale = quantise(given, scales, dtype=dtype)
+            assert values.dtype == dtype
+            error = (dequantised(values, scale) - given.double()).abs()
+            # half of the last place, or of the least number
+            allowed = given.abs() / 16 + float(scale.max()) * torch.finfo(dtype).smallest_normal
+            assert bool((error <= allowed).all())
+
+    def test_scales_have_the_shapes_of_their_format(self):
+        x, weight = operands("block")
+        shapes = {
+            "tensor": ((1,), (1,)),
+            "channel": ((5, 1), (1, 300)),
+            "block": ((5, 3), (3, 3)),
+        }
+        for scales, (of_x, of_weight) in shapes.items():
+            assert quantised(x, scales)[1].shape == of_x
+            values, scale = quantised_weight(weight, scales)
+            assert scale.shape == of_weight
+            assert values.stride(0) == 1  # k is contiguous
+
+    @pytest.mark.parametrize("dtype", DTYPES)
+    def test_zeros_have_a_scale_and_stay_zero(self, dtype):
+        values, scale = quantised(torch.zeros(2, 130), "block", dtype=dtype)
+        assert bool((scale == LEAST_SCALE).all())
+        assert bool((values.float() == 0).all())
+
+    @pytest.mark.parametrize("dtype", DTYPES)
+    def test_a_static_scale_clamps_what_is_larger(self, dtype):
+        x = torch.tensor([[1.0, 1e6, -1e6, 0.5]])
+        values, scale = quantised(x, "tensor", torch.tensor([1.0]), dtype)
+        most = torch.finfo(dtype).max
+        assert values.float().tolist() == [[1.0, most, -most, 0.5]]
+        assert scale.item() == 1
+
+    def test_a_nan_stays_in_its_element(self):
+        x = torch.ones(2, 4)
+        x[0, 1] = float("nan")
+        values, scale = quantised(x, "channel")
+        assert values.float().isnan().tolist() == [[False, True, False, False], [False] * 4]
+        assert bool((scale == torch.tensor(1 / 448)).all())
+
+    def test_an_infinity_is_nan_with_an_infinite_scale(self):
+        x = torch.ones(1, 4)
+        x[0, 1] = float("inf")
+        values, scale = quantised(x, "channel")
+        assert scale.item() == float("inf")
+        assert values.float().isnan().tolist() == [[False, True, False, False]]
+
+
+class TestConversion:
+    def test_every_e4m3fn_has_an_equal(self):
+        every = torch.arange(256, dtype=torch.uint8).view(16, 16).view(FN)
+        scale = torch.full((16, 1), 0.3)
+        values, doubled = converted(every, scale, FNUZ)
+        ours, theirs = dequantised(values, doubled), dequantised(every, scale)
+        assert bool(((ours == theirs) | (ours.isnan() & theirs.isnan())).all())
+        assert int(ours.isnan().sum()) == 2
+        back, halved = converted(values, doubled, FN)
+        assert torch.equal(halved, scale)
+        assert torch.equal(dequantised(back, halved).nan_to_num(), theirs.nan_to_num())
+
+    def test_the_largest_of_fnuz_has_none(self):
+        most = torch.tensor([[240.0]]).to(FNUZ)
+        with pytest.raises(PlanError, match="as large as none"):
+            converted(most, torch.ones(1), FN)
+
+    def test_the_same_kind_is_left_alone(self):
+        values, scale = quantised(torch.ones(1, 1), "tensor")
+        assert converted(values, scale, FN) == (values, scale)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"x_dtype": "fp8"}, "scales is 'none'"),
+        ({"scales": "block"}, "scales is 'block'"),
+        ({"x_dtype": "int8"}, "x_dtype is 'int8'"),
+        ({"x_dtype": "fp8", "scales": "tensor", "weight_layout": "kn"}, "k is contiguous"),
+    ],
+)
+def test_problems_that_no_format_has_are_refused(fields, message):
+    with pytest.raises(PlanError, match=message):
+        problem_class(ALL_REDUCE)(16, 32, 64, **fields)
+
+
+@on_every_fabric
+@pytest.mark.parametrize("scales", SCALES)
+@pytest.mark.parametrize("variant", FP8)
+def test_every_variant_is_exact_on_integers_and_no_less_accurate(ranks, variant, scales):
+    sizes = [{"m": 17, "n": 37, "k": 33}, {"m": 3, "n": 144, "k": 272, "bias": True}]
+    kind = {"x_dtype": "fp8", "scales": scales, "dtype": "bfloat16"}
+    cases = [
+        case(ALL_REDUCE, variant, padded=number == 0, **kind | size)
+        for number, size in enumerate(sizes)
+    ]
+    assert complaints(ranks, ranks.few, cases) == []
+
+
+@on_every_fabric
+@pytest.mark.parametrize("scales", SCALES)
+@pytest.mark.parametrize(
+    ("variant", "config"),
+    [
+        ("push", {"TMA": True, "SWAP_AB": True, "SPLIT_K": 2}),
+        ("push_two_shot", {"TMA": True}),
+        ("push_two_shot_lamport", {"SWAP_AB": True}),
+    ],
+)
+def test_every_way_to_multiply_scales_alike(ranks, variant, config, scales):
+    """With all that may follow: addends, and the norm of columns whose scales are alike."""
+    size = {"m": 17, "n": 160, "k": 272}
+    kind = {"x_dtype": "fp8", "scales": scales, "residual": True}
+    cases = [
+        case(ALL_REDUCE, variant, config, **kind, **size, rms_norm=normed)
+        for normed in (False, True)
+    ]
+    assert complaints(ranks, ranks.few, cases) == []
