@@ -47,7 +47,9 @@ def check_records(
     if json:
         print_json({"schema": 1, "gpu": gpu, "checked": len(problems), "lacking": rows})
     elif found:
-        print_map(Cell(each["op"], each["problem"], "", each["reason"]) for each in rows)
+        print_map(
+            Cell(op_of(each.problem), asdict(each.problem), "", each.reason) for each in found
+        )
     if found:
         raise NoRecord(
             f"{len(found)} of {len(problems)} problems lack a current record of {gpu}",

@@ -1,4 +1,6 @@
-"""Compares bf16 and fp8 in the interpreter with torch, bit for bit; prints {check: values that differ}.
+"""Compares bf16 and fp8 in the interpreter with torch, bit for bit.
+
+Prints {check: values that differ}.
 
 Run as a process with TRITON_INTERPRET=1: it serves whatever Triton its path leads to.
 """

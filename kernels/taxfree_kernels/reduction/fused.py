@@ -533,7 +533,7 @@ class FusedReductionPlan(Plan):
         strides = weight.stride()
         if self._problem.is_fp8:
             *others, x_scale, weight_scale = others
-            strides = ScaledStrides(*strides, x_scale, weight_scale)
+            strides = ScaledStrides(strides[0], strides[1], x_scale, weight_scale)
         (kernel,) = self._sized[x.shape[0]]
         kernel(*self._operands(x, weight), strides, *self._epilogue(others, out), out)
         return out
