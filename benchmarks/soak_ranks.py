@@ -589,13 +589,13 @@ def _candidates(
                 continue
             for config in _configs(variant, problem, fabric, random, configs):
                 if record(op, name, problem, config, fabric.hardware):
-                    for promised in (False, True) if _loads_early(config) else (False,):
+                    for promised in (False, True) if _loads_early(name, config) else (False,):
                         yield Member(op, problem, name, config, promised)
 
 
-def _loads_early(config: Mapping[str, Any]) -> bool:
-    """Whether a promise of :func:`taxfree.init` changes what a config's plan does."""
-    return bool(config.get("PREFETCH_WEIGHT") or (config.get("BY_WARP") and config["CHAINED"]))
+def _loads_early(name: str, config: Mapping[str, Any]) -> bool:
+    """Whether a promise of :func:`taxfree.init` changes what a variant's plan does."""
+    return name.endswith("_specialized") or bool(config.get("BY_WARP") and config["CHAINED"])
 
 
 def _configs(

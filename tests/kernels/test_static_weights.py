@@ -15,14 +15,14 @@ from taxfree_kernels.variant import Ready, problem_class, variants
 OP, HARDWARE = "all_gather_matmul", KNOWN["h200"]
 PROBLEM = problem_class(OP)(m=16, n=64, k=512, gather_dim=1, world_size=2, dtype="bfloat16")
 VARIANT = variants(OP)["push_specialized"]
-WAITING, EARLY = VARIANT.seed_configs(PROBLEM, HARDWARE)
+(CONFIG,) = VARIANT.seed_configs(PROBLEM, HARDWARE)
 
 
-def loaded_early(config: dict, promised: bool, pitch: int = PROBLEM.k) -> tuple[str, ...]:
+def loaded_early(promised: bool, pitch: int = PROBLEM.k) -> tuple[str, ...]:
     """Arguments of a call's kernel that it loads early; rows of the weight are `pitch` apart."""
     fabric = GhostFabric(PROBLEM.world_size, HARDWARE, arena_bytes(PROBLEM.slot_bytes))
     fabric.static_weights = promised
-    plan = Ready(VARIANT.plan(PROBLEM, fabric, config))
+    plan = Ready(VARIANT.plan(PROBLEM, fabric, CONFIG))
     a, weight, bias, out = meta_tensors(PROBLEM)
     weight = torch.empty(PROBLEM.n, pitch, dtype=weight.dtype, device="meta")[:, : PROBLEM.k].t()
     launched = []
@@ -33,12 +33,11 @@ def loaded_early(config: dict, promised: bool, pitch: int = PROBLEM.k) -> tuple[
     return kernel.static
 
 
-def test_weights_are_loaded_early_if_they_are_static_and_the_config_says_so():
-    assert loaded_early(EARLY, promised=True) == ("w_desc",)
-    assert loaded_early(WAITING, promised=True) == ()
-    assert loaded_early(EARLY, promised=False) == ()
+def test_weights_are_loaded_early_if_they_are_static():
+    assert loaded_early(promised=True) == ("w_desc",)
+    assert loaded_early(promised=False) == ()
 
 
 @pytest.mark.parametrize(("pitch", "expected"), [(520, ("w_desc",)), (513, ())])
 def test_a_copy_of_a_weight_is_not_loaded_early(pitch, expected):
-    assert loaded_early(EARLY, promised=True, pitch=pitch) == expected
+    assert loaded_early(promised=True, pitch=pitch) == expected

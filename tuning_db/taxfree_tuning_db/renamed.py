@@ -36,16 +36,27 @@ class Renamed:
     added: Mapping[str, str | int | bool] = field(default_factory=dict)
 
 
+#: of kernels that overlap with the next one, and with the one before if weights are static
+_OVERLAPPING = {"LAUNCH_NEXT": True, "PREFETCH_WEIGHT": True}
+
 #: operation -> its old names
 RENAMED: dict[str, Renamed] = {
     "all_gather_matmul": Renamed(
-        config={"CHUNKS_PER_WAIT": "SHARDS_PER_WAIT"}, constants={"overlap": {"CHUNKS": 1}}
+        config={"CHUNKS_PER_WAIT": "SHARDS_PER_WAIT"},
+        constants={"overlap": {"CHUNKS": 1}, "push_specialized": _OVERLAPPING},
     ),
     "flash_decode": Renamed(variants={"library": "splits"}, config={"IN_DATA": "LL"}),
     "matmul_all_reduce": Renamed(
-        config={"IN_DATA": "LL"}, added={"x_dtype": "same", "scales": "none"}
+        config={"IN_DATA": "LL"},
+        constants={"push_two_shot_lamport_specialized": _OVERLAPPING},
+        added={"x_dtype": "same", "scales": "none"},
     ),
-    "matmul_reduce_scatter": Renamed(constants={"overlap": {"CHUNKS": 1, "CHUNKS_PER_WAIT": 1}}),
+    "matmul_reduce_scatter": Renamed(
+        constants={
+            "overlap": {"CHUNKS": 1, "CHUNKS_PER_WAIT": 1},
+            "push_lamport_specialized": _OVERLAPPING,
+        }
+    ),
 }
 
 _NONE = Renamed()

@@ -10,10 +10,11 @@ Protocol. As in ``push_tma`` with gather_dim 1: senders have the lowest ids and 
 tile waits for all sources, in groups of SOURCES_PER_WAIT, each wait followed by a proxy fence.
 Signals, channels and waits are the same.
 
-Where weights are static, see :func:`taxfree.init`, and PREFETCH_WEIGHT, the warp that loads the
-weight does not wait for the preceding kernel. It touches nothing else in global memory, and no rank
-writes the weight, so the protocol between ranks is the same: A is loaded, sent, and waited for
-after the wait for the preceding kernel.
+Where weights are static, see :func:`taxfree.init`, the warp that loads the weight does not wait for
+the preceding kernel. It touches nothing else in global memory, and no rank writes the weight, so
+the protocol between ranks is the same: A is loaded, sent, and waited for after the wait for the
+preceding kernel. The next kernel may be launched once all programs of this one have begun; its
+programs then take the place of each that ends.
 
 Barriers of shared memory. Each stage has one that counts the bytes that have arrived, announced by
 both warps that load, and one that counts the warpgroups that have read them. A stage's n-th use has
@@ -59,8 +60,6 @@ class GatherWork(NamedTuple):
     Args:
         WARPGROUPS: that multiply; each has 64 rows of the tile, or 64 columns when SWAP_AB.
         STAGES: boxes of both operands in shared memory.
-        LAUNCH_NEXT: the next kernel may be launched once all programs of this one have begun; its
-            programs then take the place of each that ends.
         PREFETCH: the weight is loaded before the preceding kernel has ended.
         FOLD: parts of a source's K that are multiplied at once, see :func:`_unfolded`.
         REGISTERS, LOADER_REGISTERS: of a thread of a second warpgroup, and of a warp that loads.
@@ -68,7 +67,6 @@ class GatherWork(NamedTuple):
 
     WARPGROUPS: int
     STAGES: int
-    LAUNCH_NEXT: bool
     PREFETCH: bool
     FOLD: int
     REGISTERS: int = 208
@@ -208,8 +206,7 @@ def _load_rows(
 ):
     """Load this rank's part of A, then each peer's once it is there."""
     gdc_wait(GROUP)
-    if WORK.LAUNCH_NEXT:
-        gdc_launch_dependents(GROUP)
+    gdc_launch_dependents(GROUP)
     place, boxes, memory, rank, m = call.place, call.boxes, call.memory, call.rank, call.m
     PARTS: gl.constexpr = 1 if TILE.SWAP_AB else WORK.WARPGROUPS
     ring = boxes.other if TILE.SWAP_AB else boxes.long
@@ -399,7 +396,13 @@ def _push_specialized(
 class PushSpecializedPlan(PushTmaPlan):
     """One launch: senders, then tiles."""
 
-    def __init__(self, problem: AllGatherMatmul, fabric: Fabric, config: Config) -> None:
+    def __init__(
+        self,
+        problem: AllGatherMatmul,
+        fabric: Fabric,
+        config: Config,
+        loads_early: bool | None = None,
+    ) -> None:
         super().__init__(problem, fabric, config)
         block_m, block_n, block_k = (config[f"BLOCK_{side}"] for side in "MNK")
         swap, split_k, fold = config["SWAP_AB"], config["SPLIT_K"], config["FOLD"]
@@ -408,13 +411,11 @@ class PushSpecializedPlan(PushTmaPlan):
         self._counters = fabric.workspace.counters(warpgroups * tiles)
         shares = split_k * tiles * block_m * block_n if split_k > 1 else 1
         self._partials = fabric.workspace.scratch(((shares,), torch.float32))
-        prefetch = config["PREFETCH_WEIGHT"] and fabric.static_weights
+        prefetch = fabric.static_weights if loads_early is None else loads_early
         self._waiting: Plan | None = None  # for a weight that has to be copied first: see run
         if prefetch:
-            self._waiting = PushSpecializedPlan(
-                problem, fabric, {**config, "PREFETCH_WEIGHT": False}
-            )
-        work = GatherWork(warpgroups, config["num_stages"], config["LAUNCH_NEXT"], prefetch, fold)
+            self._waiting = PushSpecializedPlan(problem, fabric, config, loads_early=False)
+        work = GatherWork(warpgroups, config["num_stages"], prefetch, fold)
         self._kernel = Kernel(
             _push_specialized,
             grid=0,

@@ -167,8 +167,6 @@ def specialized_space(problem: AllGatherMatmul, hardware: Hardware) -> Space:
             "BLOCK_K": up_to(power_of_2(problem.shard_columns, 64), (64, 128, 256)),
             "num_warps": (4,),
             "num_stages": (3, 4, 5, 6, 7, 8, 9, 11, 14),
-            "LAUNCH_NEXT": (False, True),
-            "PREFETCH_WEIGHT": (False, True),
             "FOLD": (1, 2),
         }
     return {name: values for name, values in space.items() if name not in _OF_LOOPS}
@@ -177,9 +175,8 @@ def specialized_space(problem: AllGatherMatmul, hardware: Hardware) -> Space:
 def first_specialized_configs(
     problem: AllGatherMatmul, hardware: Hardware, space: Space
 ) -> list[dict[str, Any]]:
-    """Seed configs of tiles whose warps have roles; see :func:`seed_configs`.
+    """The seed config of tiles whose warps have roles; see :func:`seed_configs`.
 
-    The first config is for calls without a promise of static weights, the second for calls with it.
     For each M, these tiles were the fastest in isolation on H200. Stages fill shared memory, so a
     program has a compute unit for itself, and programs of the next call begin where one has ended.
     At most 16 programs send, and tiles leave a unit free for each. From M = 128 on each sends
@@ -192,7 +189,6 @@ def first_specialized_configs(
         "SENDERS": 16,
         "SEND_BLOCK": 16384,
         "SOURCES_PER_WAIT": sources,
-        "LAUNCH_NEXT": True,
     }
     skinny = {"BLOCK_M": rows, "BLOCK_N": 64, "BLOCK_K": 128, "GROUP_M": 1, "SWAP_AB": True,
               "SPLIT_K": 2}  # fmt: skip
@@ -212,8 +208,7 @@ def first_specialized_configs(
         guess = _SQUARE | {"SPLIT_K": 2, "GROUP_M": 2, "num_stages": 7}
     else:
         guess = (_SQUARE if rows == 512 else _WIDE) | {"SPLIT_K": 1, "GROUP_M": 4}
-    configs = [sent | guess, sent | guess | {"PREFETCH_WEIGHT": True}]
-    return allowed(problem, hardware, space, configs, specialized_illegal_reason)
+    return allowed(problem, hardware, space, [sent | guess], specialized_illegal_reason)
 
 
 _SQUARE = {"BLOCK_M": 128, "BLOCK_N": 128, "BLOCK_K": 64, "GROUP_M": 8, "num_warps": 4,

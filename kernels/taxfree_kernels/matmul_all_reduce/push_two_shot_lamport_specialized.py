@@ -14,7 +14,7 @@ from triton.experimental.gluon import language as gl
 
 from taxfree_kernels.device import packets
 from taxfree_kernels.device.peers import Peers, translate
-from taxfree_kernels.device.specialized import make_boxes
+from taxfree_kernels.device.specialized import make_boxes, multiply
 from taxfree_kernels.device.sync import gdc_wait
 from taxfree_kernels.device.tiles import swizzle2d
 from taxfree_kernels.fabric.base import Fabric
@@ -25,14 +25,13 @@ from taxfree_kernels.matmul_all_reduce.rms_norm import NormAfter
 from taxfree_kernels.reduction.fused import add_bias_residual
 from taxfree_kernels.reduction.packets import halves_of
 from taxfree_kernels.reduction.specialized_words import (
+    ReductionTile,
     Specialized,
     SpecializedPlan,
     keep_books,
     load_tile,
     make_books,
-    multiplied,
     open_books,
-    place_of,
     polled_layout,
     sum_of_words,
     words_layout,
@@ -77,58 +76,57 @@ def _reduce(
     sums_at_peers = translate(sums_ptr, unknown, peer)[:, None]
     lane = gl.arange(0, LANES, gl.SliceLayout(0, POLLED))
     element = gl.arange(0, 2 * LANES, ADDED)
-    acc, is_whole = multiplied(place, boxes, buffers, GROUP, TILE, WORK)
-    if is_whole:
-        generation, turn = open_books(books)
-        slot = (turn % 3) * buffers.stride_slot
-        peers = Peers(buffers.control_ptr, buffers.heap_bases, rank, generation)
+    acc = multiply(0, place.steps, 0, boxes, TILE, 1, WORK.STAGES)
+    generation, turn = open_books(books)
+    slot = (turn % 3) * buffers.stride_slot
+    peers = Peers(buffers.control_ptr, buffers.heap_bases, rank, generation)
 
-        # -- the first shot, [source, tile, ROUNDS, SLICE]: each rank's slices -------------------
-        words = words_of_tile(acc, ELEMENT, TILE)
-        target = (target_ptr + slot)[:, None] + column
-        packets.send(peers, target, words, owner[:, None], mask=has_row)
+    # -- the first shot, [source, tile, ROUNDS, SLICE]: each rank's slices -------------------
+    words = words_of_tile(acc, ELEMENT, TILE)
+    target = (target_ptr + slot)[:, None] + column
+    packets.send(peers, target, words, owner[:, None], mask=has_row)
 
-        # -- the second, [tile, WORDS]: sums of this rank's slices to every rank -----------------
-        in_slice = lane % SLICE
-        # compilers do not see that lanes of a row stay contiguous after the remainder
-        row_in_slice = gl.max_constancy(in_slice // WIDTH, 4)
-        for nth in gl.static_range(ROUNDS):
-            own_slice = (
-                rank + GROUP.WORLD - place.tile % GROUP.WORLD
-            ) % GROUP.WORLD + nth * GROUP.WORLD
-            first_row = place.row + own_slice * SLICE_ROWS
-            row_end = gl.where(own_slice < SLICES, m - first_row, 0)
-            total, arrived = sum_of_words(
-                (place.tile * ROUNDS + nth) * SLICE + in_slice, row_in_slice < row_end,
-                buffers.inbox_ptr + slot, stride_source, peers, ELEMENT, GROUP,
-            )  # fmt: skip
-            total = gl.convert_layout(total, ADDED, assert_trivial=True)
-            down = element % (2 * SLICE) // TILE.BLOCK_N
-            cols = place.col + element % TILE.BLOCK_N
-            offsets = (first_row + down).to(gl.int64) * n + cols
-            total = add_bias_residual(
-                total, cols, cols < n, offsets, (down < row_end) & (cols < n), epilogue, EPILOGUE
-            )
-            total = gl.where(arrived, total, float("nan"))
-            pairs = total.to(ELEMENT).to(gl.uint16, bitcast=True).to(gl.int32)
-            low, high = gl.split(pairs.reshape([LANES, 2]))
-            sent = gl.convert_layout(low | (high << 16), lane.type.layout, assert_trivial=True)
-            is_sent = (row_in_slice < row_end) & (lane < SLICE)
-            packets.send(
-                peers, sums_at_peers + slot + (own_slice * SLICE + in_slice)[None, :],
-                sent[None, :], peer[:, None], mask=is_sent[None, :] & (step < GROUP.WORLD)[:, None],
-            )  # fmt: skip
-        sums, came = packets.receive(
-            peers, sums_ptr + slot + row[:, None] * WIDTH + column, owner[:, None], GROUP,
-            mask=has_row,
+    # -- the second, [tile, WORDS]: sums of this rank's slices to every rank -----------------
+    in_slice = lane % SLICE
+    # compilers do not see that lanes of a row stay contiguous after the remainder
+    row_in_slice = gl.max_constancy(in_slice // WIDTH, 4)
+    for nth in gl.static_range(ROUNDS):
+        own_slice = (
+            rank + GROUP.WORLD - place.tile % GROUP.WORLD
+        ) % GROUP.WORLD + nth * GROUP.WORLD
+        first_row = place.row + own_slice * SLICE_ROWS
+        row_end = gl.where(own_slice < SLICES, m - first_row, 0)
+        total, arrived = sum_of_words(
+            (place.tile * ROUNDS + nth) * SLICE + in_slice, row_in_slice < row_end,
+            buffers.inbox_ptr + slot, stride_source, peers, ELEMENT, GROUP,
         )  # fmt: skip
-        low, high = halves_of(sums, ELEMENT)
-        result = gl.join(low, high).reshape([TILE.BLOCK_M, TILE.BLOCK_N])
-        OUT: gl.constexpr = result.type.layout
-        rows = place.row + gl.arange(0, TILE.BLOCK_M, gl.SliceLayout(1, OUT))[:, None]
-        cols = place.col + gl.arange(0, TILE.BLOCK_N, gl.SliceLayout(0, OUT))[None, :]
-        result = gl.where(came, result, float("nan")).to(ELEMENT)
-        gl.store(out_ptr + rows.to(gl.int64) * n + cols, result, mask=(rows < m) & (cols < n))
+        total = gl.convert_layout(total, ADDED, assert_trivial=True)
+        down = element % (2 * SLICE) // TILE.BLOCK_N
+        cols = place.col + element % TILE.BLOCK_N
+        offsets = (first_row + down).to(gl.int64) * n + cols
+        total = add_bias_residual(
+            total, cols, cols < n, offsets, (down < row_end) & (cols < n), epilogue, EPILOGUE
+        )
+        total = gl.where(arrived, total, float("nan"))
+        pairs = total.to(ELEMENT).to(gl.uint16, bitcast=True).to(gl.int32)
+        low, high = gl.split(pairs.reshape([LANES, 2]))
+        sent = gl.convert_layout(low | (high << 16), lane.type.layout, assert_trivial=True)
+        is_sent = (row_in_slice < row_end) & (lane < SLICE)
+        packets.send(
+            peers, sums_at_peers + slot + (own_slice * SLICE + in_slice)[None, :],
+            sent[None, :], peer[:, None], mask=is_sent[None, :] & (step < GROUP.WORLD)[:, None],
+        )  # fmt: skip
+    sums, came = packets.receive(
+        peers, sums_ptr + slot + row[:, None] * WIDTH + column, owner[:, None], GROUP,
+        mask=has_row,
+    )  # fmt: skip
+    low, high = halves_of(sums, ELEMENT)
+    result = gl.join(low, high).reshape([TILE.BLOCK_M, TILE.BLOCK_N])
+    OUT: gl.constexpr = result.type.layout
+    rows = place.row + gl.arange(0, TILE.BLOCK_M, gl.SliceLayout(1, OUT))[:, None]
+    cols = place.col + gl.arange(0, TILE.BLOCK_N, gl.SliceLayout(0, OUT))[None, :]
+    result = gl.where(came, result, float("nan")).to(ELEMENT)
+    gl.store(out_ptr + rows.to(gl.int64) * n + cols, result, mask=(rows < m) & (cols < n))
 
 
 @gluon.jit(do_not_specialize=["rank", "m", "used"])
@@ -139,10 +137,9 @@ def _push_two_shot_lamport_specialized(
 ):  # fmt: skip
     program = gl.program_id(0)
     tiles_m, tiles_n = gl.cdiv(m, TILE.BLOCK_M), gl.cdiv(n, TILE.BLOCK_N)
-    tile = program // TILE.SPLIT_K
-    tile_m, tile_n = swizzle2d(tile, tiles_m, tiles_n, TILE.GROUP_M)
+    tile_m, tile_n = swizzle2d(program, tiles_m, tiles_n, TILE.GROUP_M)
     row, col = tile_m * TILE.BLOCK_M, tile_n * TILE.BLOCK_N
-    place = place_of(tile, program % TILE.SPLIT_K, tiles_m * tiles_n, row, col, k, TILE)
+    place = ReductionTile(program, tiles_m * tiles_n, row, col, gl.cdiv(k, TILE.BLOCK_K))
     boxes = make_boxes(x_desc, w_desc, TILE.SWAP_AB, 1, WORK.STAGES)
     books = make_books()
     gl.warp_specialize(

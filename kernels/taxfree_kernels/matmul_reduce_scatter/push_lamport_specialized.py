@@ -14,21 +14,20 @@ from triton.experimental.gluon import language as gl
 
 from taxfree_kernels.device import packets
 from taxfree_kernels.device.peers import Peers, translate
-from taxfree_kernels.device.specialized import make_boxes
+from taxfree_kernels.device.specialized import make_boxes, multiply
 from taxfree_kernels.device.sync import gdc_wait
 from taxfree_kernels.device.tiles import owner_of_tile, swizzle2d, tiles_of_shards
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.matmul_reduce_scatter.problem import MatmulReduceScatter
 from taxfree_kernels.matmul_reduce_scatter.push_lamport import MOST_POLLED, PushLamport
 from taxfree_kernels.reduction.specialized_words import (
+    ReductionTile,
     Specialized,
     SpecializedPlan,
     keep_books,
     load_tile,
     make_books,
-    multiplied,
     open_books,
-    place_of,
     polled_layout,
     sum_of_words,
     words_layout,
@@ -67,34 +66,33 @@ def _reduce(
     column = shard_col // 2 + gl.arange(0, WIDTH, gl.SliceLayout(0, WORDS))[None, :]
     is_sent = (rows < m)[:, None]
     peer = owner if SCATTER_DIM == 1 else owner[:, None]
-    acc, is_whole = multiplied(place, boxes, buffers, GROUP, TILE, WORK)
-    if is_whole:
-        generation, turn = open_books(books)
-        slot = (turn % 3) * buffers.stride_slot
-        peers = Peers(buffers.control_ptr, buffers.heap_bases, rank, generation)
-        words = words_of_tile(acc, ELEMENT, TILE)
-        packets.send(peers, (target_ptr + slot)[:, None] + column, words, peer, mask=is_sent)
+    acc = multiply(0, place.steps, 0, boxes, TILE, 1, WORK.STAGES)
+    generation, turn = open_books(books)
+    slot = (turn % 3) * buffers.stride_slot
+    peers = Peers(buffers.control_ptr, buffers.heap_bases, rank, generation)
+    words = words_of_tile(acc, ELEMENT, TILE)
+    packets.send(peers, (target_ptr + slot)[:, None] + column, words, peer, mask=is_sent)
 
-        # -- own rows of the tile; the last tile also covers a ragged shard's end, which is not sent
-        first, last = rank * shard_rows, (rank + 1) * shard_rows
-        if SCATTER_DIM == 1:
-            first, last = 0, gl.where(owner == rank, m, 0)
-        end = gl.where(is_last_row, last, gl.minimum(last, place.row + TILE.BLOCK_M))
-        lane = gl.arange(0, LANES, gl.SliceLayout(0, POLLED))
-        element = gl.arange(0, 2 * LANES, ADDED)
-        for row in range(gl.maximum(first, place.row), end, LANES // WIDTH):
-            word_rows = row + lane // WIDTH
-            in_shard = (gl.minimum(word_rows, last - 1) - first) * stride_row + shard_col // 2
-            total, arrived = sum_of_words(
-                in_shard + lane % WIDTH, word_rows < gl.minimum(end, m), buffers.inbox_ptr + slot,
-                shard.stride_source, peers, ELEMENT, GROUP,
-            )  # fmt: skip
-            total = gl.convert_layout(total, ADDED, assert_trivial=True)
-            own_row, col = row + element // TILE.BLOCK_N, shard_col + element % TILE.BLOCK_N
-            total = gl.where(own_row < m, gl.where(arrived, total, float("nan")), 0.0)
-            at_out = (own_row - first).to(gl.int64) * shard.columns + col
-            is_own = (own_row < end) & (col < shard.columns)
-            gl.store(out_ptr + at_out, total.to(ELEMENT), mask=is_own)
+    # -- own rows of the tile; the last tile also covers a ragged shard's end, which is not sent
+    first, last = rank * shard_rows, (rank + 1) * shard_rows
+    if SCATTER_DIM == 1:
+        first, last = 0, gl.where(owner == rank, m, 0)
+    end = gl.where(is_last_row, last, gl.minimum(last, place.row + TILE.BLOCK_M))
+    lane = gl.arange(0, LANES, gl.SliceLayout(0, POLLED))
+    element = gl.arange(0, 2 * LANES, ADDED)
+    for row in range(gl.maximum(first, place.row), end, LANES // WIDTH):
+        word_rows = row + lane // WIDTH
+        in_shard = (gl.minimum(word_rows, last - 1) - first) * stride_row + shard_col // 2
+        total, arrived = sum_of_words(
+            in_shard + lane % WIDTH, word_rows < gl.minimum(end, m), buffers.inbox_ptr + slot,
+            shard.stride_source, peers, ELEMENT, GROUP,
+        )  # fmt: skip
+        total = gl.convert_layout(total, ADDED, assert_trivial=True)
+        own_row, col = row + element // TILE.BLOCK_N, shard_col + element % TILE.BLOCK_N
+        total = gl.where(own_row < m, gl.where(arrived, total, float("nan")), 0.0)
+        at_out = (own_row - first).to(gl.int64) * shard.columns + col
+        is_own = (own_row < end) & (col < shard.columns)
+        gl.store(out_ptr + at_out, total.to(ELEMENT), mask=is_own)
 
 
 @gluon.jit(do_not_specialize=["rank", "m", "shard_rows", "used"])
@@ -105,11 +103,10 @@ def _push_lamport_specialized(
 ):  # fmt: skip
     program = gl.program_id(0)
     tiles_m, tiles_n, owner_tiles = tiles_of_shards(m, shard.columns, GROUP, SCATTER_DIM, TILE)
-    tile = program // TILE.SPLIT_K
-    tile_m, tile_n = swizzle2d(tile, tiles_m, tiles_n, TILE.GROUP_M)
+    tile_m, tile_n = swizzle2d(program, tiles_m, tiles_n, TILE.GROUP_M)
     row = tile_m * TILE.BLOCK_M
     col = tile_n // owner_tiles * shard.columns + tile_n % owner_tiles * TILE.BLOCK_N
-    place = place_of(tile, program % TILE.SPLIT_K, tiles_m * tiles_n, row, col, k, TILE)
+    place = ReductionTile(program, tiles_m * tiles_n, row, col, gl.cdiv(k, TILE.BLOCK_K))
     boxes = make_boxes(x_desc, w_desc, TILE.SWAP_AB, 1, WORK.STAGES)
     books = make_books()
     gl.warp_specialize(

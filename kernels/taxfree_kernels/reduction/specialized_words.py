@@ -4,11 +4,11 @@ A producer warp loads boxes, one or two warpgroups (the *consumer*) multiply and
 another warp, the *clerk*, empties the words of the previous turn meanwhile.
 
 A call overlaps with the next one. Once a program has issued its last loads it allows the next
-kernel to be launched (LAUNCH_NEXT), whose programs become resident when all programs of this one
-have done so: each has started, and none waits for a place. So a waiting program of the next call
-keeps no program of this call from finishing, on any rank. If weights are static (``init``'s
-promise) and the config says PREFETCH_WEIGHT, these programs fill their stages with the weight
-before they wait for the end of this call, while it exchanges and memory is idle.
+kernel to be launched, whose programs become resident when all programs of this one have done so:
+each has started, and none waits for a place. So a waiting program of the next call keeps no program
+of this call from finishing, on any rank. If weights are static (``init``'s promise), these programs
+fill their stages with the weight before they wait for the end of this call, while it exchanges and
+memory is idle.
 """
 
 from __future__ import annotations
@@ -26,9 +26,8 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from taxfree_kernels.device import packets, sync
 from taxfree_kernels.device.peers import EMPTY, USED
-from taxfree_kernels.device.specialized import lines, load_box, multiply
+from taxfree_kernels.device.specialized import lines, load_box
 from taxfree_kernels.device.sync import gdc_launch_dependents, gdc_wait
-from taxfree_kernels.device.tiles import stream_k
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.launch import (
@@ -50,26 +49,22 @@ class ReductionWork(NamedTuple):
     Args:
         STAGES: boxes of both operands in shared memory.
         EARLY: the weight's boxes of the first stages are loaded before the preceding kernel ends.
-        LAUNCH_NEXT: see the module.
         OTHER_REGISTERS: of a thread of the producer and the clerk.
     """
 
     STAGES: int
     EARLY: bool
-    LAUNCH_NEXT: bool
     OTHER_REGISTERS: int = 56
 
 
 class ReductionTile(NamedTuple):
-    """The work of a program: a tile, its first row and column, and a share of its steps of K."""
+    """The work of a program: a tile, of so many, its first row and column, and its steps of K."""
 
     tile: Any
     tiles: Any
     row: Any
     col: Any
-    split: Any
-    step_begin: Any
-    step_end: Any
+    steps: Any
 
 
 class Books(NamedTuple):
@@ -90,13 +85,6 @@ def words_layout(columns, swap, warps):
     bases = (whole.reg_bases[1:], whole.lane_bases, whole.warp_bases)
     halved = [[[row, column // 2] for row, column in base] for base in bases]
     return gl.DistributedLinearLayout(*halved, [], [16 * warps, columns // 2])
-
-
-@gluon.jit
-def place_of(tile, split, tiles, row, col, k, TILE: gl.constexpr):
-    """The work of a program, by its tile and its share of K."""
-    step_begin, step_end = stream_k(split, TILE.SPLIT_K, gl.cdiv(k, TILE.BLOCK_K))
-    return ReductionTile(tile, tiles, row, col, split, step_begin, step_end)
 
 
 @gluon.jit
@@ -153,7 +141,7 @@ def open_books(books):
 def _load_weight(w_desc, boxes, place, step, TILE: gl.constexpr, WORK: gl.constexpr):
     """Load the weight's box of a step; its stage then expects the box of x as well."""
     NBYTES: gl.constexpr = (TILE.BLOCK_M + TILE.BLOCK_N) * TILE.BLOCK_K * 2
-    stage, k_begin = step % WORK.STAGES, (place.step_begin + step) * TILE.BLOCK_K
+    stage, k_begin = step % WORK.STAGES, step * TILE.BLOCK_K
     full, box = boxes.full.index(stage), boxes.long if TILE.SWAP_AB else boxes.other
     mbarrier.expect(full, NBYTES)
     load_box(w_desc, [0, place.col, k_begin], full, box.index(stage))
@@ -164,47 +152,20 @@ def load_tile(
     x_desc, w_desc, boxes, place, GROUP: gl.constexpr, TILE: gl.constexpr, WORK: gl.constexpr
 ):
     """The producer: load the boxes of all steps, as stages become empty."""
-    steps = place.step_end - place.step_begin
     early = 0
     if WORK.EARLY:
-        early = gl.minimum(steps, WORK.STAGES)
+        early = gl.minimum(place.steps, WORK.STAGES)
         for step in range(early):
             _load_weight(w_desc, boxes, place, step, TILE, WORK)
     gdc_wait(GROUP)
-    for step in range(steps):
-        stage, k_begin = step % WORK.STAGES, (place.step_begin + step) * TILE.BLOCK_K
+    for step in range(place.steps):
+        stage, k_begin = step % WORK.STAGES, step * TILE.BLOCK_K
         mbarrier.wait(boxes.empty.index(stage), step // WORK.STAGES & 1 ^ 1)
         if step >= early:
             _load_weight(w_desc, boxes, place, step, TILE, WORK)
         box = boxes.other if TILE.SWAP_AB else boxes.long
         load_box(x_desc, [0, 0, place.row, k_begin], boxes.full.index(stage), box.index(stage))
-    if WORK.LAUNCH_NEXT:
-        gdc_launch_dependents(GROUP)
-
-
-@gluon.jit
-def multiplied(place, boxes, buffers, GROUP: gl.constexpr, TILE: gl.constexpr, WORK: gl.constexpr):
-    """The product, and whether this program has all of it: see ``tile.partial_tile``.
-
-    Returns:
-        float32, in the layout of the accumulators: [BLOCK_N, BLOCK_M] when SWAP_AB.
-    """
-    acc = multiply(0, place.step_end - place.step_begin, 0, boxes, TILE, 1, WORK.STAGES)
-    is_whole = place.split >= 0
-    if TILE.SPLIT_K > 1:
-        LAYOUT: gl.constexpr = acc.type.layout
-        down = gl.arange(0, acc.shape[0], gl.SliceLayout(1, LAYOUT))
-        across = gl.arange(0, acc.shape[1], gl.SliceLayout(0, LAYOUT))
-        offsets = down[:, None] * acc.shape[1] + across[None, :]
-        share_ptr = buffers.partials_ptr + place.tile.to(gl.int64) * acc.numel
-        shares = place.tiles.to(gl.int64) * acc.numel
-        gl.store(share_ptr + place.split * shares + offsets, acc)
-        is_whole = sync.arrive(buffers.counters_ptr + place.tile, TILE.SPLIT_K, GROUP)
-        if is_whole:
-            acc = gl.zeros([acc.shape[0], acc.shape[1]], gl.float32, LAYOUT)
-            for other in gl.static_range(TILE.SPLIT_K):
-                acc += gl.load(share_ptr + other * shares + offsets)
-    return acc, is_whole
+    gdc_launch_dependents(GROUP)
 
 
 @gluon.jit
@@ -268,13 +229,14 @@ class SpecializedPlan(LamportPlan):
         function: Any,
         layout: Callable[[Any], Layout],
         constants: Mapping[str, Any],
+        loads_early: bool | None = None,
     ) -> None:
-        early = config["PREFETCH_WEIGHT"] and fabric.static_weights
+        early = fabric.static_weights if loads_early is None else loads_early
         self._waiting: SpecializedPlan | None = None  # for a weight that is copied: see run
         if early:
-            waits = {**config, "PREFETCH_WEIGHT": False}
-            self._waiting = SpecializedPlan(problem, fabric, waits, function, layout, constants)
-        work = ReductionWork(config["num_stages"], early, config["LAUNCH_NEXT"])
+            arguments = (problem, fabric, config, function, layout, constants)
+            self._waiting = SpecializedPlan(*arguments, loads_early=False)
+        work = ReductionWork(config["num_stages"], early)
         super().__init__(problem, fabric, config, function, layout, {**constants, "WORK": work})
         registers = registers_of(fabric.hardware, config)
         options = {**self._kernel.options, "maxnreg": registers}
@@ -326,22 +288,20 @@ class Specialized(LamportVariant):
         return super().unsupported_reason(problem, hardware)
 
     def space(self, problem: PartialSum, hardware: Hardware) -> Space:
-        space: dict[str, tuple[Any, ...]] = {**super().space(problem, hardware), "TMA": (True,)}
+        space = {**super().space(problem, hardware), "TMA": (True,), "SPLIT_K": (1,)}
         if hardware.backend != "interpreter":
-            space |= {"num_stages": (3, 4, 5, 6, 7, 8, 10, 11, 12)}
-            space |= {"LAUNCH_NEXT": (False, True), "PREFETCH_WEIGHT": (False, True)}
+            space["num_stages"] = (3, 4, 5, 6, 7, 8, 10, 11, 12)
         return space
 
     def seed_configs(self, problem: PartialSum, hardware: Hardware) -> list[dict[str, Any]]:
         if hardware.backend == "interpreter":
             return super().seed_configs(problem, hardware)
         rows = power_of_2(problem.m, 16)
-        common = {"LAUNCH_NEXT": True, "PREFETCH_WEIGHT": True}
         few = {"BLOCK_M": rows, "BLOCK_N": 64, "GROUP_M": 1, "SWAP_AB": True, "num_warps": 4,
                "num_stages": {16: 10, 32: 8}.get(rows, 6)}  # fmt: skip
-        deep, two_at_once = (common | few | {"BLOCK_K": block_k} for block_k in (128, 64))
-        square = common | {"BLOCK_M": 128, "BLOCK_N": 128, "BLOCK_K": 64, "GROUP_M": 8,
-                           "num_warps": 8, "num_stages": 6}  # fmt: skip
+        deep, two_at_once = (few | {"BLOCK_K": block_k} for block_k in (128, 64))
+        square = {"BLOCK_M": 128, "BLOCK_N": 128, "BLOCK_K": 64, "GROUP_M": 8, "num_warps": 8,
+                  "num_stages": 6}  # fmt: skip
         space, guesses = self.space(problem, hardware), [deep, two_at_once]
         configs = [within(space, guess) for guess in (guesses if rows <= 64 else [square])]
         return [config for config in configs if not self.illegal_reason(problem, hardware, config)]

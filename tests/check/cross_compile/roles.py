@@ -1,9 +1,8 @@
 """Compiles kernels whose warps have roles; prints JSON: what kind of kernel -> kernel.
 
 A kind of the gather is the number of warpgroups, and what else the kernel is told: "folded" where
-it multiplies two parts of K at once, "early" where weights are static, so that they may be loaded
-early, and "next" where the next kernel may be launched early. Kinds of sums by Lamport words have
-the rows of the problem.
+it multiplies two parts of K at once, and "early" where weights are static, so that they may be
+loaded early. Kinds of sums by Lamport words have the rows of the problem.
 """
 
 from __future__ import annotations
@@ -24,18 +23,16 @@ WORDS = {
     "words of scatter": ("matmul_reduce_scatter", "push_lamport_specialized"),
 }
 
-GhostFabric.static_weights = True
 found = {}
 op, name = GATHER
 for m in (16, 64, 1024):
     problem = problem_class(op)(m=m, n=512, k=1024, gather_dim=1, world_size=2, dtype="bfloat16")
-    waiting, early = variants(op)[name].seed_configs(problem, HARDWARE)
-    for config in (waiting, early, waiting | {"LAUNCH_NEXT": False}):
+    (config,) = variants(op)[name].seed_configs(problem, HARDWARE)
+    for is_static in (False, True):  # which stays for the sums
+        GhostFabric.static_weights = is_static
         (launch,) = record(op, name, problem, config, HARDWARE)
         work = GatherWork(*launch.kernel.constants["WORK"])
-        told = {
-            "folded": work.FOLD > 1, "early": work.PREFETCH, "next": work.LAUNCH_NEXT
-        }  # fmt: skip
+        told = {"folded": work.FOLD > 1, "early": work.PREFETCH}
         key = " ".join([str(work.WARPGROUPS), *(name for name, is_so in told.items() if is_so)])
         found[key] = asdict(compile_launch(launch, HARDWARE))
 for kind, (op, name) in WORDS.items():

@@ -16,9 +16,7 @@ from tests.tritons import TRITONS
 from .conftest import HERE, run_python
 
 #: see roles.py
-GATHERS = tuple(
-    f"{kind}{told}" for kind in ("1", "1 folded", "2") for told in ("", " next", " early next")
-)
+GATHERS = tuple(f"{kind}{told}" for kind in ("1", "1 folded", "2") for told in ("", " early"))
 WAIT = "griddepcontrol.wait"
 #: of sums by Lamport words, with rows, and how many loops poll words
 WORDS = {"words of sum 64": 2, "words of sum 256": 2, "words of scatter 64": 1,
@@ -90,7 +88,6 @@ class TestKernelsWithRoles:
             assert found == {"nothing_before_early_wait"}
             assert kernel.resources.spill_bytes == 0
 
-    def test_launch_the_next_kernel_if_told_to(self, triton: str) -> None:
-        for kind, kernel in compiled(triton).items():
-            is_told = kind.endswith("next") or kind in WORDS
-            assert ("griddepcontrol.launch_dependents" in kernel.text) == is_told
+    def test_launch_the_next_kernel(self, triton: str) -> None:
+        for kernel in compiled(triton).values():
+            assert "griddepcontrol.launch_dependents" in kernel.text
