@@ -11,7 +11,7 @@ import triton.language as tl
 from taxfree_kernels.all_gather_matmul import spaces
 from taxfree_kernels.all_gather_matmul.problem import AllGatherMatmul
 from taxfree_kernels.device import sync
-from taxfree_kernels.device.peers import Group, translate
+from taxfree_kernels.device.peers import Group, Memory, translate
 from taxfree_kernels.device.sync import signal_by_chiplet
 from taxfree_kernels.device.tiles import (
     Tile,
@@ -81,26 +81,6 @@ class Output(NamedTuple):
     ptr: Any
 
 
-class GatherMemory(NamedTuple):
-    """The memory of a plan.
-
-    Args:
-        slots_ptr, stride_slot: the first of two payload slots in symmetric memory; elements from it
-            to the second.
-        control_ptr, heap_bases: as in :class:`taxfree_kernels.device.peers.Peers`.
-        partials_ptr: float32 [SPLIT_K, m, n]; None in kernels without tiles.
-        counters_ptr: int32 [tiles], used, like partials_ptr, only if SPLIT_K > 1; then
-            [XCD_SIGNALS], one for the senders of each chiplet.
-    """
-
-    slots_ptr: Any
-    stride_slot: Any
-    control_ptr: Any
-    partials_ptr: Any
-    counters_ptr: Any
-    heap_bases: Any
-
-
 class InputShard(NamedTuple):
     """This rank's part of A; a kernel makes it from its arguments.
 
@@ -113,12 +93,6 @@ class InputShard(NamedTuple):
     own_rows: Any
     rows: Any
     columns: Any
-
-
-@triton.jit
-def running_slot(memory, generation):
-    """The payload slot of the running call; calls alternate."""
-    return tl.multiple_of(memory.slots_ptr + (generation % 2) * memory.stride_slot, 16)
 
 
 @triton.jit
@@ -390,7 +364,7 @@ class FusedGatherPlan(Plan):
         counters = self._tiles(problem) + config.get("XCD_SIGNALS", 0)
         self._counters = fabric.workspace.counters(counters)
         slots = fabric.pool.slots(problem.gathered_elements, getattr(torch, problem.dtype))
-        self._memory = GatherMemory(*slots, fabric.pool.control, None, None, fabric.heap_bases)
+        self._memory = Memory(*slots, fabric.pool.control, None, None, fabric.heap_bases)
         self._kernel = Kernel(
             function,
             grid=0,

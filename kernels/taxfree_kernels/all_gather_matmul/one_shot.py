@@ -19,15 +19,13 @@ import triton.language as tl
 from taxfree_kernels.all_gather_matmul import spaces
 from taxfree_kernels.all_gather_matmul.fused import (
     Gather,
-    GatherMemory,
     InputShard,
     push_chunk,
-    running_slot,
 )
 from taxfree_kernels.all_gather_matmul.problem import AllGatherMatmul
 from taxfree_kernels.all_gather_matmul.several import GatheringPlan, SeveralWeights
 from taxfree_kernels.device import sync
-from taxfree_kernels.device.peers import Group, Peers
+from taxfree_kernels.device.peers import Group, Memory
 from taxfree_kernels.device.tiles import select
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.hardware import Hardware
@@ -43,9 +41,7 @@ def _gather(
     GROUP: tl.constexpr, GATHER: tl.constexpr, ALIGNED: tl.constexpr,
 ):  # fmt: skip
     program = tl.program_id(0)
-    generation = sync.running_generation(memory.control_ptr)
-    peers = Peers(memory.control_ptr, memory.heap_bases, rank, generation)
-    slot_ptr = running_slot(memory, generation)
+    peers, slot_ptr = sync.running_slot(memory, rank)
     senders = GATHER.CHUNKS * (GROUP.WORLD - 1)
     if program < senders:
         shard = InputShard(a_ptr, own_rows, shard_rows, shard_columns)
@@ -85,7 +81,7 @@ class OneShotPlan(GatheringPlan):
         world, chunks = problem.world_size, config["CHUNKS"]
         self._problem, self._rank = problem, fabric.rank
         slots = fabric.pool.slots(problem.gathered_elements, dtype)
-        self._memory = GatherMemory(*slots, fabric.pool.control, None, None, fabric.heap_bases)
+        self._memory = Memory(*slots, fabric.pool.control, None, None, fabric.heap_bases)
         self._a = fabric.workspace.scratch(((problem.m, problem.k), dtype))
         self._gather = Kernel(
             _gather,

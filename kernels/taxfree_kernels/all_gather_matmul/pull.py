@@ -22,11 +22,9 @@ from taxfree_kernels.all_gather_matmul.fused import (
     Output,
     Weight,
     gathered_tile,
-    running_slot,
 )
 from taxfree_kernels.all_gather_matmul.problem import AllGatherMatmul
 from taxfree_kernels.device import sync
-from taxfree_kernels.device.peers import Peers
 from taxfree_kernels.device.sync import gdc_wait
 from taxfree_kernels.device.tiles import copy
 from taxfree_kernels.fabric.base import Fabric
@@ -41,9 +39,7 @@ def _pull(
 ):  # fmt: skip
     gdc_wait(GROUP)
     program = tl.program_id(0)
-    generation = sync.running_generation(memory.control_ptr)
-    peers = Peers(memory.control_ptr, memory.heap_bases, rank, generation)
-    slot_ptr = running_slot(memory, generation)
+    peers, slot_ptr = sync.running_slot(memory, rank)
     if program < GATHER.SENDERS:  # one for each chunk
         chunk_rows = tl.cdiv(shard_rows, GATHER.CHUNKS)
         begin = program * chunk_rows

@@ -28,11 +28,9 @@ from taxfree_kernels.all_gather_matmul.fused import (
     Weight,
     gathered_tile,
     push_chunk,
-    running_slot,
 )
 from taxfree_kernels.all_gather_matmul.problem import AllGatherMatmul
 from taxfree_kernels.device import sync
-from taxfree_kernels.device.peers import Peers
 from taxfree_kernels.device.sync import gdc_wait
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.hardware import Hardware
@@ -47,10 +45,8 @@ def _push(
 ):  # fmt: skip
     gdc_wait(GROUP)
     program = tl.program_id(0)
-    generation = sync.running_generation(memory.control_ptr)
-    peers = Peers(memory.control_ptr, memory.heap_bases, rank, generation)
+    peers, slot_ptr = sync.running_slot(memory, rank)
     shard = InputShard(a_ptr, own_rows, shard_rows, shard_columns)
-    slot_ptr = running_slot(memory, generation)
     if program < GATHER.SENDERS:
         counters_ptr = memory.counters_ptr
         if GATHER.XCD_SIGNALS:  # after those of tiles

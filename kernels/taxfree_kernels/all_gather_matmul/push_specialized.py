@@ -38,7 +38,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from taxfree_kernels.all_gather_matmul import spaces
-from taxfree_kernels.all_gather_matmul.fused import InputShard, place_of, running_slot
+from taxfree_kernels.all_gather_matmul.fused import InputShard, place_of
 from taxfree_kernels.all_gather_matmul.problem import AllGatherMatmul
 from taxfree_kernels.all_gather_matmul.push_tma import PushTma, PushTmaPlan
 from taxfree_kernels.device import sync
@@ -120,9 +120,8 @@ def _send(program, shard, memory, rank, GROUP: gl.constexpr, GATHER: gl.constexp
     gdc_wait(GROUP)
     LAYOUT: gl.constexpr = gl.BlockedLayout([8], [32], [4], [0])
     MESSAGES: gl.constexpr = GATHER.CHUNKS * (GROUP.WORLD - 1)
-    generation = sync.running_generation(memory.control_ptr)
-    peers = Peers(memory.control_ptr, memory.heap_bases, rank, generation)
-    own_block = running_slot(memory, generation) + rank.to(gl.int64) * shard.rows * shard.columns
+    peers, slot_ptr = sync.running_slot(memory, rank)
+    own_block = slot_ptr + rank.to(gl.int64) * shard.rows * shard.columns
     chunk_rows = gl.cdiv(shard.rows, GATHER.CHUNKS)
     for message in range(program, MESSAGES, GATHER.SENDERS):
         peer = (rank + GROUP.WORLD - 1 - message // GATHER.CHUNKS) % GROUP.WORLD

@@ -36,7 +36,6 @@ from taxfree_kernels.all_gather_matmul.fused import (
     finish_tile,
     place_of,
     push_chunk,
-    running_slot,
     wait_for_rows,
 )
 from taxfree_kernels.all_gather_matmul.problem import AllGatherMatmul
@@ -66,7 +65,7 @@ def _push_tma(
     peers = Peers(memory.control_ptr, memory.heap_bases, rank, generation)
     shard = InputShard(a_ptr, own_rows, shard_rows, shard_columns)
     if program < GATHER.SENDERS:
-        slot_ptr = running_slot(memory, generation)
+        slot_ptr = tl.multiple_of(memory.inbox_ptr + (generation % 2) * memory.stride_slot, 16)
         messages: tl.constexpr = GATHER.K_PARTS * GATHER.CHUNKS * (GROUP.WORLD - 1 + GATHER.TO_SELF)
         for message in range(program, messages, GATHER.SENDERS):
             push_chunk(message, shard, slot_ptr, peers, GROUP, GATHER)
@@ -147,7 +146,7 @@ class PushTmaPlan(FusedGatherPlan):
         self._a_descriptors = RowDescriptors(a_box)
         self._w_descriptors = weight_descriptors(sources, w_box, is_nk)
         self._inbox_desc = TensorDescriptor(
-            self._memory.slots_ptr,
+            self._memory.inbox_ptr,
             [2, sources, problem.m, columns],
             [self._memory.stride_slot, problem.shard_rows * columns, columns, 1],
             a_box,

@@ -61,6 +61,24 @@ class Peers(NamedTuple):
     generation: Any
 
 
+class Memory(NamedTuple):
+    """The memory that a plan gives its kernel, as run-time arguments.
+
+    Args:
+        inbox_ptr: the first slot, in symmetric memory; `stride_slot` elements to the next.
+        control_ptr, heap_bases: see :class:`Peers`.
+        partials_ptr: float32, shares of tiles of which programs share K; None without tiles.
+        counters_ptr: int32, 0 between launches: one for each tile, then others.
+    """
+
+    inbox_ptr: Any
+    stride_slot: Any
+    control_ptr: Any
+    partials_ptr: Any
+    counters_ptr: Any
+    heap_bases: Any
+
+
 @triton.jit
 def translate(ptr, peers, peer):
     """The address at which this rank sees `peer`'s copy of the symmetric object at `ptr`.

@@ -32,6 +32,7 @@ from taxfree_kernels.device.peers import (
     SIGNALS,
     STATUS,
     TIMED_OUT,
+    Peers,
     translate,
 )
 from taxfree_kernels.device.trace import interpreted_only
@@ -54,6 +55,15 @@ def running_generation(control_ptr):
         trace.note(control_ptr, trace.STARTED, 0, None)
     done = tl.atomic_add(control_ptr + GENERATION, 0, sem="relaxed", scope="gpu")
     return done // ONE_CALL + 1
+
+
+@triton.jit
+def running_slot(memory, rank):
+    """The peers of the running call, and its slot of two."""
+    generation = running_generation(memory.control_ptr)
+    peers = Peers(memory.control_ptr, memory.heap_bases, rank, generation)
+    slot_ptr = tl.multiple_of(memory.inbox_ptr + (generation % 2) * memory.stride_slot, 16)
+    return peers, slot_ptr
 
 
 @triton.jit

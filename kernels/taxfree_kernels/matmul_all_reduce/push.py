@@ -41,7 +41,6 @@ from taxfree_kernels.reduction.fused import (
     TileSchedule,
     announce_tile,
     numbered_tile,
-    running_slot,
     send_tile,
     store_tile,
     sum_and_normalise,
@@ -66,7 +65,7 @@ def _push(
     """See the module; GROUPS is the most signals that announce one row, with RMSNorm."""
     gdc_wait(GROUP)
     program = tl.program_id(0)
-    peers, slot_ptr = running_slot(buffers, rank)
+    peers, slot_ptr = sync.running_slot(buffers, rank)
     tiles_m, tiles_n = tl.cdiv(m, TILE.BLOCK_M), tl.cdiv(n, TILE.BLOCK_N)
     tiles = tiles_m * tiles_n
     senders = tiles * TILE.SPLIT_K

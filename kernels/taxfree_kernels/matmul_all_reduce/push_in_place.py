@@ -41,7 +41,6 @@ from taxfree_kernels.reduction.fused import (
     Strides,
     bias_residual_of_tile,
     numbered_tile,
-    running_slot,
     send_tile,
     store_tile,
     sum_of_sources,
@@ -61,7 +60,7 @@ def _push_in_place(
     GROUP: tl.constexpr, TILE: tl.constexpr, EPILOGUE: tl.constexpr, LL: tl.constexpr,
 ):  # fmt: skip
     gdc_wait(GROUP)
-    peers, slot_ptr = running_slot(buffers, rank)
+    peers, slot_ptr = sync.running_slot(buffers, rank)
     programs = tl.cdiv(m, TILE.BLOCK_M) * tl.cdiv(n, TILE.BLOCK_N) * TILE.SPLIT_K
     tile, row_begin, col_begin, acc, is_whole = numbered_tile(
         xcd_swizzle(tl.program_id(0), programs, TILE.XCDS), m, n, k, x, w, stride_w, buffers, GROUP,

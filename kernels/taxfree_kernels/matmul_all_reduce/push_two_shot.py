@@ -55,7 +55,6 @@ from taxfree_kernels.reduction.fused import (
     TileSchedule,
     announce_tile,
     numbered_tile,
-    running_slot,
     store_tile,
     total_of_tile,
 )
@@ -105,7 +104,7 @@ def _push_two_shot(
     """
     gdc_wait(GROUP)
     program = tl.program_id(0)
-    peers, slot_ptr = running_slot(buffers, rank)
+    peers, slot_ptr = sync.running_slot(buffers, rank)
     tiles_m, tiles_n = tl.cdiv(m, TILE.BLOCK_M), tl.cdiv(n, TILE.BLOCK_N)
     tiles = tiles_m * tiles_n
     groups, owned = tl.cdiv(tiles, SCHEDULE.TILES_PER_SIGNAL), tl.cdiv(tiles, GROUP.WORLD)

@@ -45,7 +45,6 @@ from taxfree_kernels.reduction.fused import (
     TileSchedule,
     announce_tile,
     partial_tile,
-    running_slot,
     sum_of_sources,
 )
 from taxfree_kernels.reduction.spaces import (
@@ -66,7 +65,7 @@ def _push(
 ):  # fmt: skip
     gdc_wait(GROUP)
     program = tl.program_id(0)
-    peers, slot_ptr = running_slot(buffers, rank)
+    peers, slot_ptr = sync.running_slot(buffers, rank)
     tiles_m, tiles_n, owner_tiles = tiles_of_shards(m, shard.columns, GROUP, SCATTER_DIM, TILE)
     senders = tiles_m * tiles_n * TILE.SPLIT_K + SCHEDULE.STAGGERED
     if program < senders:

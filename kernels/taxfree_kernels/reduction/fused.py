@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 
 from taxfree_kernels.device import sync
-from taxfree_kernels.device.peers import Group, Peers, translate
+from taxfree_kernels.device.peers import Group, Memory, translate
 from taxfree_kernels.device.sync import signal_everybody, wait_for_channels, wait_for_everybody
 from taxfree_kernels.device.tiles import (
     Tile,
@@ -43,25 +43,6 @@ from taxfree_kernels.launch import (
 )
 from taxfree_kernels.reduction import spaces
 from taxfree_kernels.variant import Config, PartialSum, Plan, Space, Variant, resized
-
-
-class ReductionMemory(NamedTuple):
-    """The memory that a fused plan gives its kernel, as run-time arguments.
-
-    Args:
-        inbox_ptr: the first slot of peers' tiles; `stride_slot` elements to the next.
-        control_ptr: int64, the control block of the pool.
-        partials_ptr: float32, for split-K shares of tiles.
-        counters_ptr: int32, one for each tile, then one for each signal; 0 between launches.
-        heap_bases: int64 [WORLD], the address of each rank's arena as seen by this rank.
-    """
-
-    inbox_ptr: Any
-    stride_slot: Any
-    control_ptr: Any
-    partials_ptr: Any
-    counters_ptr: Any
-    heap_bases: Any
 
 
 class ScaledStrides(NamedTuple):
@@ -106,15 +87,6 @@ class TileSchedule(NamedTuple):
     TILES_PER_SIGNAL: int
     PIECES: int = 1
     STAGGERED: int = 0
-
-
-@triton.jit
-def running_slot(buffers, rank):
-    """The peers of the running call, and its slot."""
-    generation = sync.running_generation(buffers.control_ptr)
-    peers = Peers(buffers.control_ptr, buffers.heap_bases, rank, generation)
-    slot_ptr = tl.multiple_of(buffers.inbox_ptr + (generation % 2) * buffers.stride_slot, 16)
-    return peers, slot_ptr
 
 
 @triton.jit
@@ -520,8 +492,8 @@ class FusedReductionPlan(Plan):
         grid = layout.tiles * self._split_k + self._staggered + layout.others
         return (self._kernel.resized(grid, (self._buffers(), self._rank, *sizes)),)
 
-    def _buffers(self) -> ReductionMemory:
-        return ReductionMemory(
+    def _buffers(self) -> Memory:
+        return Memory(
             *self._inbox, self._control, self._partials()[0], self._counters(), self._heap_bases
         )
 

@@ -106,17 +106,17 @@ GROUPS = {
         ("push", "pull", "push_tma"),
         (gathered.wait_for_rows, gathered.gathered_tile),
     ),
-    "gather: push": Group(_GATHER, ("push",), (push._push, gathered.running_slot)),
+    "gather: push": Group(_GATHER, ("push",), (push._push, sync.running_slot)),
     "gather: push_tma": Group(
         _GATHER,
         ("push_tma",),
-        (push_tma._push_tma, gathered.finish_tile, gathered.running_slot),
+        (push_tma._push_tma, gathered.finish_tile),
     ),
-    "gather: pull": Group(_GATHER, ("pull",), (pull._pull, gathered.running_slot)),
+    "gather: pull": Group(_GATHER, ("pull",), (pull._pull,)),
     "gather: push_two_kernel": Group(
-        _GATHER, ("push_two_kernel",), (push_two_kernel._send, gathered.running_slot)
+        _GATHER, ("push_two_kernel",), (push_two_kernel._send, sync.running_slot)
     ),
-    "gather: one_shot": Group(_GATHER, ("one_shot",), (one_shot._gather, gathered.running_slot)),
+    "gather: one_shot": Group(_GATHER, ("one_shot",), (one_shot._gather,)),
     "gather: overlap": Group(
         _GATHER, ("overlap",), (copies._meet, copies._announce, overlap._await)
     ),
@@ -161,7 +161,7 @@ GROUPS = {
             sum_push_two_shot.send_to_owner,
             sum_push_two_shot.add_piece,
             sum_push_two_shot.copy_sum,
-            sum_fused.running_slot,
+            sync.running_slot,
         ),
         seeds=range(90),
     ),
@@ -172,7 +172,7 @@ GROUPS = {
             scatter_push._push,
             scatter_push.send_to_owners,
             scatter_push.add_piece,
-            sum_fused.running_slot,
+            sync.running_slot,
         ),
     ),
     "scatter: push_lamport": Group(

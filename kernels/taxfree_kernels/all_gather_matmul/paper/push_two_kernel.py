@@ -17,12 +17,11 @@ from taxfree_kernels.all_gather_matmul.fused import (
     Gather,
     InputShard,
     push_chunk,
-    running_slot,
 )
 from taxfree_kernels.all_gather_matmul.problem import AllGatherMatmul
 from taxfree_kernels.all_gather_matmul.push import _push
 from taxfree_kernels.device import sync
-from taxfree_kernels.device.peers import Group, Peers
+from taxfree_kernels.device.peers import Group
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.launch import Kernel
 from taxfree_kernels.variant import Config, Plan, resized
@@ -33,10 +32,8 @@ def _send(
     a_ptr, own_rows, memory, rank, shard_rows, shard_columns,
     GROUP: tl.constexpr, GATHER: tl.constexpr,
 ):  # fmt: skip
-    generation = sync.running_generation(memory.control_ptr)
-    peers = Peers(memory.control_ptr, memory.heap_bases, rank, generation)
+    peers, slot_ptr = sync.running_slot(memory, rank)
     shard = InputShard(a_ptr, own_rows, shard_rows, shard_columns)
-    slot_ptr = running_slot(memory, generation)
     push_chunk(tl.program_id(0), shard, slot_ptr, peers, GROUP, GATHER)
 
 
