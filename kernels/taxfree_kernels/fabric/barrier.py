@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import triton
 import triton.language as tl
 
 from taxfree_kernels.device import sync
 from taxfree_kernels.device.peers import Group, Peers
-from taxfree_kernels.fabric.heap import Home, Pool
+from taxfree_kernels.fabric.heap import Pool
 from taxfree_kernels.launch import Kernel
+
+if TYPE_CHECKING:
+    from taxfree_kernels.fabric.base import Fabric
 
 
 @triton.jit(do_not_specialize=["rank"])
@@ -26,7 +31,7 @@ def _barrier(control_ptr, heap_bases, rank, GROUP: tl.constexpr):
 class DeviceBarrier:
     """A kernel that ends on every rank after it has begun on all of them."""
 
-    def __init__(self, fabric: Home, timeout_s: float) -> None:
+    def __init__(self, fabric: Fabric, timeout_s: float) -> None:
         self.pool = Pool(fabric, slot_bytes=0, ll_bytes=0, lamport_bytes=0, timeout_s=timeout_s)
         self._kernel = Kernel(
             _barrier,

@@ -24,16 +24,7 @@ def unsupported_reason() -> str | None:
 
 
 class CudaFabric(GpuFabric):
-    """Ranks as the GPUs of one NVLink domain.
-
-    Args:
-        group: a process group with NCCL for CUDA tensors; None for the default group.
-        heap_bytes: size of each rank's arena.
-
-    Raises:
-        FabricUnavailable: two ranks on one GPU that may not share it, or no access between the
-            GPUs.
-    """
+    """Ranks as the GPUs of one NVLink domain."""
 
     name = "cuda"
     backend = "cuda"

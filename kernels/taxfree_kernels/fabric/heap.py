@@ -5,12 +5,15 @@ An arena holds control words, LL packets, Lamport words, and payload slots.
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import torch
 
 from taxfree_kernels.device import peers
 from taxfree_kernels.errors import HeapExhausted, PeerTimeout
+
+if TYPE_CHECKING:
+    from taxfree_kernels.fabric.base import Fabric
 
 _ALIGNMENT = 256  # bytes; more than any vector access or bulk copy needs
 
@@ -80,24 +83,6 @@ class SymmetricHeap:
         return block.data_ptr() - self._arena.data_ptr()
 
 
-class Home(Protocol):
-    """The part of a fabric that its pool and its barrier use; see :class:`.base.Fabric`."""
-
-    rank: int
-    world_size: int
-    heap: SymmetricHeap
-    heap_bases: torch.Tensor
-
-    @property
-    def backend(self) -> str: ...
-
-    def host_words(self, count: int) -> torch.Tensor: ...
-
-    def ticks(self, seconds: float) -> int: ...
-
-    def barrier(self) -> None: ...
-
-
 class Pool:
     """Control words and slots for messages, shared by all plans whose calls one stream orders.
 
@@ -129,7 +114,7 @@ class Pool:
 
     def __init__(
         self,
-        fabric: Home,
+        fabric: Fabric,
         slot_bytes: int | None = None,
         ll_bytes: int | None = None,
         lamport_bytes: int | None = None,

@@ -64,15 +64,7 @@ def find_iris() -> tuple[ModuleType | None, str]:
 
 
 class RocmFabric(GpuFabric):
-    """Ranks as the GPUs of one XGMI domain.
-
-    Args:
-        group: a process group with RCCL for tensors of GPUs; None for the default group.
-        heap_bytes: size of each rank's arena.
-
-    Raises:
-        FabricUnavailable: two ranks on one GPU, or no access between them.
-    """
+    """Ranks as the GPUs of one XGMI domain."""
 
     name = "rocm"
     backend = "hip"
@@ -119,11 +111,9 @@ class RocmFabric(GpuFabric):
         if self.world_size < dist.get_world_size():
             return "it serves the default process group only, and this group is a part of it"
         its_gpu, current = dist.get_rank() % torch.cuda.device_count(), torch.cuda.current_device()
-        return (
-            ""
-            if current == its_gpu
-            else f"it would use GPU {its_gpu}, this rank is on GPU {current}"
-        )
+        if current == its_gpu:
+            return ""
+        return f"it would use GPU {its_gpu}, this rank is on GPU {current}"
 
     def _map_by_iris(self, iris: ModuleType, heap_bytes: int) -> tuple[torch.Tensor, list[int]]:
         try:

@@ -49,7 +49,7 @@ from taxfree_kernels.reduction.fused import (
 from taxfree_kernels.reduction.spaces import (
     padded_columns,
     padded_elements,
-    tiles_of,
+    tiles_in,
     tiles_per_signal,
 )
 from taxfree_kernels.spaces import power_of_2
@@ -133,12 +133,12 @@ class Push(FusedReductionVariant):
         return crowded or super().illegal_reason(problem, hardware, config)
 
     def signals(self, problem: MatmulAllReduce, config: Config) -> Signals:
-        tiles = tiles_of(problem.m, problem.n, config["BLOCK_M"], config["BLOCK_N"])
+        tiles = tiles_in(problem, config)
         return Signals(tiles, -(-tiles // tiles_per_signal(tiles, config)))
 
     def plan(self, problem: MatmulAllReduce, fabric: Fabric, config: Config) -> Plan:
         def layout(problem: MatmulAllReduce) -> Layout:
-            tiles = tiles_of(problem.m, problem.n, config["BLOCK_M"], config["BLOCK_N"])
+            tiles = tiles_in(problem, config)
             plane = padded_elements(problem.m, problem.n)
             sums = problem.m if problem.rms_norm else tiles
             strides = Strides(plane, padded_columns(problem.n))

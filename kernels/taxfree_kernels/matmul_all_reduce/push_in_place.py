@@ -46,7 +46,7 @@ from taxfree_kernels.reduction.fused import (
     sum_of_sources,
 )
 from taxfree_kernels.reduction.packets import MOST_ELEMENTS, sum_by_words, words_of
-from taxfree_kernels.reduction.spaces import padded_columns, padded_elements, tiles_of
+from taxfree_kernels.reduction.spaces import padded_columns, padded_elements, tiles_in
 from taxfree_kernels.spaces import within
 from taxfree_kernels.variant import Config, Plan, Space
 
@@ -138,7 +138,7 @@ class PushInPlace(FusedReductionVariant):
                 plane = problem.m * row
             else:
                 row, plane = padded_columns(problem.n), padded_elements(problem.m, problem.n)
-            tiles = tiles_of(problem.m, problem.n, config["BLOCK_M"], config["BLOCK_N"])
+            tiles = tiles_in(problem, config)
             return Layout(tiles, 0, problem.world_size * plane, (Strides(plane, row),))
 
         epilogue = Epilogue(problem.bias, problem.residual)

@@ -34,7 +34,7 @@ from taxfree_kernels.reduction.packets import (
     total_of_lamport_words,
     words_of,
 )
-from taxfree_kernels.reduction.spaces import lanes_of, tiles_of
+from taxfree_kernels.reduction.spaces import lanes_of, tiles_in
 from taxfree_kernels.spaces import power_of_2
 from taxfree_kernels.variant import Config, Plan
 
@@ -119,14 +119,14 @@ class PushLamport(LamportVariant):
         return crowded or super().illegal_reason(problem, hardware, config)
 
     def words(self, problem: MatmulAllReduce, config: Config) -> int:
-        tiles = tiles_of(problem.m, problem.n, config["BLOCK_M"], config["BLOCK_N"])
+        tiles = tiles_in(problem, config)
         return int(problem.world_size * tiles * _words_of_tile(problem, config))
 
     def plan(self, problem: MatmulAllReduce, fabric: Fabric, config: Config) -> Plan:
         words_of_tile = _words_of_tile(problem, config)
 
         def layout(problem: MatmulAllReduce) -> Layout:
-            tiles = tiles_of(problem.m, problem.n, config["BLOCK_M"], config["BLOCK_N"])
+            tiles = tiles_in(problem, config)
             words = problem.world_size * tiles * words_of_tile
             return Layout(tiles, 0, words, (words,))
 

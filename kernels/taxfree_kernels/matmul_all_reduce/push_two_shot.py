@@ -61,7 +61,7 @@ from taxfree_kernels.reduction.fused import (
 from taxfree_kernels.reduction.spaces import (
     fits_addends,
     staggered_tiles,
-    tiles_of,
+    tiles_in,
     tiles_per_signal,
 )
 from taxfree_kernels.variant import ITEM_BYTES, Config, Plan, Space
@@ -320,11 +320,6 @@ class PushTwoShot(FusedReductionVariant):
 
 
 _ALL_WAVES = 64  # more waves of tile programs than there are
-
-
-def tiles_in(problem: MatmulAllReduce, config: Config) -> int:
-    """Number of tiles of the sum."""
-    return tiles_of(problem.m, problem.n, config["BLOCK_M"], config["BLOCK_N"])
 
 
 def slot_elements(problem: MatmulAllReduce, config: Config) -> int:

@@ -59,7 +59,7 @@ from taxfree_kernels.reduction.packets import (
 from taxfree_kernels.reduction.spaces import (
     lanes_of,
     rows_unsupported_reason,
-    tiles_of,
+    tiles_in,
     warps_illegal_reason,
     with_room_for_rows,
 )
@@ -220,13 +220,13 @@ class PushTwoShotLamport(LamportVariant):
         """The number of Lamport words of both shots."""
         world, slices = problem.world_size, power_of_2(problem.world_size, 1)
         words = _slice_words(problem, config)
-        return _tiles(problem, config) * (world * -(-slices // world) + slices) * words
+        return tiles_in(problem, config) * (world * -(-slices // world) + slices) * words
 
     def layout(self, config: Config, problem: MatmulAllReduce) -> Layout:
         """The layout of a launch."""
         words = self.words(problem, config)
         rows = problem.m if problem.rms_norm else 0
-        return Layout(_tiles(problem, config), rows, words, (words,))
+        return Layout(tiles_in(problem, config), rows, words, (words,))
 
     def constants(
         self, config: Config, problem: MatmulAllReduce, hardware: Hardware
@@ -246,10 +246,6 @@ class PushTwoShotLamport(LamportVariant):
 
 def _slice_words(problem: MatmulAllReduce, config: Config) -> int:
     return int(config["BLOCK_M"] * config["BLOCK_N"] // 2 // power_of_2(problem.world_size, 1))
-
-
-def _tiles(problem: MatmulAllReduce, config: Config) -> int:
-    return tiles_of(problem.m, problem.n, config["BLOCK_M"], config["BLOCK_N"])
 
 
 VARIANT = PushTwoShotLamport()

@@ -151,13 +151,9 @@ class TwoShot(Variant):
     fused = False
 
     def unsupported_reason(self, problem: MatmulAllReduce, hardware: Hardware) -> str | None:
-        if problem.world_size == 1:
-            return "one rank has no peers"
         if problem.rms_norm:
             return "no rank has whole rows of the sum"
-        if problem.elements > 1 << 30:
-            return "its elements are counted in 32 bits"
-        return None
+        return spaces.exchange_unsupported_reason(problem)
 
     def space(self, problem: MatmulAllReduce, hardware: Hardware) -> Space:
         return spaces.send_space(hardware, spaces.MOST_SIGNALS // 2)  # half are for results

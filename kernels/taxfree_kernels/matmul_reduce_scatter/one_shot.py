@@ -129,11 +129,7 @@ class OneShot(Variant):
     fused = False
 
     def unsupported_reason(self, problem: MatmulReduceScatter, hardware: Hardware) -> str | None:
-        if problem.world_size == 1:
-            return "one rank has no peers"
-        if problem.elements > 1 << 30:
-            return "its elements are counted in 32 bits"
-        return None
+        return spaces.exchange_unsupported_reason(problem)
 
     def space(self, problem: MatmulReduceScatter, hardware: Hardware) -> Space:
         return spaces.send_space(hardware, spaces.MOST_SIGNALS)

@@ -27,7 +27,7 @@ from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.launch import Kernel, compile_options
 from taxfree_kernels.matmul_reduce_scatter.problem import MatmulReduceScatter
 from taxfree_kernels.reduction.fused import with_sources
-from taxfree_kernels.reduction.spaces import padded_elements
+from taxfree_kernels.reduction.spaces import exchange_unsupported_reason, padded_elements
 from taxfree_kernels.spaces import first_streams, per_copy_space
 from taxfree_kernels.variant import Config, Plan, Space, Variant, resized
 from taxfree_kernels.vendor import matmul_into
@@ -158,13 +158,9 @@ class Overlap(Variant):
     name = "overlap"
 
     def unsupported_reason(self, problem: MatmulReduceScatter, hardware: Hardware) -> str | None:
-        if problem.world_size == 1:
-            return "one rank has no peers"
         if problem.shard_columns % 16:
             return "shards do not split into parts of aligned rows"
-        if problem.elements > 1 << 30:
-            return "its elements are counted in 32 bits"
-        return None
+        return exchange_unsupported_reason(problem)
 
     def space(self, problem: MatmulReduceScatter, hardware: Hardware) -> Space:
         return {"STREAMS": per_copy_space(problem)}

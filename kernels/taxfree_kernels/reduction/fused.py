@@ -528,11 +528,7 @@ class FusedReductionVariant(Variant):
     """A variant that sends each tile of a partial sum as soon as it is finished."""
 
     def unsupported_reason(self, problem: PartialSum, hardware: Hardware) -> str | None:
-        if problem.world_size == 1:
-            return "one rank has no peers"
-        if problem.elements > 1 << 30:
-            return "its elements are counted in 32 bits"
-        return None
+        return spaces.exchange_unsupported_reason(problem)
 
     def space(self, problem: PartialSum, hardware: Hardware) -> Space:
         return {

@@ -33,6 +33,15 @@ def tile_space(problem: PartialSum, hardware: Hardware) -> Space:
     return matmul_space(hardware, problem.m, problem.k, (1, 4, 8), (1, 2, 4), of_sum)
 
 
+def exchange_unsupported_reason(problem: PartialSum) -> str | None:
+    """The reason why our kernels cannot exchange partial sums, or None."""
+    if problem.world_size == 1:
+        return "one rank has no peers"
+    if problem.elements > 1 << 30:
+        return "its elements are counted in 32 bits"
+    return None
+
+
 def ways_to_load(problem: PartialSum, hardware: Hardware) -> tuple[bool, ...]:
     """Whether TMA may load tiles: on Hopper, if rows start at multiples of 16 bytes."""
     rows_of_w = problem.k if problem.weight_layout == "nk" else problem.n
@@ -253,6 +262,11 @@ def padded_elements(m: int, n: int) -> int:
 def tiles_of(m: int, n: int, block_m: int, block_n: int) -> int:
     """Number of tiles of [m, n], including partial ones."""
     return -(-m // block_m) * -(-n // block_n)
+
+
+def tiles_in(problem: PartialSum, config: Config) -> int:
+    """Number of tiles of a partial sum."""
+    return tiles_of(problem.m, problem.n, config["BLOCK_M"], config["BLOCK_N"])
 
 
 def tiles_per_signal(tiles: int, config: Config) -> int:
