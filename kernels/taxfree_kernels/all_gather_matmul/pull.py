@@ -15,14 +15,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from taxfree_kernels.all_gather_matmul.fused import (
-    FusedGatherPlan,
-    FusedGatherVariant,
-    InputShard,
-    Output,
-    Weight,
-    gathered_tile,
-)
+from taxfree_kernels.all_gather_matmul import fused
 from taxfree_kernels.all_gather_matmul.problem import AllGatherMatmul
 from taxfree_kernels.device import sync
 from taxfree_kernels.device.sync import gdc_wait
@@ -49,16 +42,17 @@ def _pull(
         others = (peer < GROUP.WORLD) & (peer != rank)
         sync.signal(peers, program, tl.where(others, peer, rank), GROUP, mask=others)
     else:
-        shard = InputShard(a_ptr, own_rows, shard_rows, shard_columns)
-        weight, output = Weight(w_ptr, stride_w[0], stride_w[1]), Output(bias_ptr, out_ptr)
-        gathered_tile(
+        shard = fused.InputShard(a_ptr, own_rows, shard_rows, shard_columns)
+        weight = fused.Weight(w_ptr, stride_w[0], stride_w[1])
+        output = fused.Output(bias_ptr, out_ptr)
+        fused.gathered_tile(
             program - GATHER.SENDERS, shard, weight, output, memory, slot_ptr, peers, m, n, k,
             GROUP, GATHER, TILE, PULL=True,
         )  # fmt: skip
     sync.leave(memory.control_ptr)
 
 
-class Pull(FusedGatherVariant):
+class Pull(fused.FusedGatherVariant):
     """Tiles load peers' rows from their outboxes."""
 
     name = "pull"
@@ -73,7 +67,7 @@ class Pull(FusedGatherVariant):
         return {**space, "SOURCES_PER_WAIT": (1,)}  # each source has its own base address
 
     def plan(self, problem: AllGatherMatmul, fabric: Fabric, config: Config) -> Plan:
-        return FusedGatherPlan(problem, fabric, config, _pull, config["CHUNKS"])
+        return fused.FusedGatherPlan(problem, fabric, config, _pull, config["CHUNKS"])
 
 
 VARIANT = Pull()

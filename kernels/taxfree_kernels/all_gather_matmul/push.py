@@ -20,15 +20,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from taxfree_kernels.all_gather_matmul.fused import (
-    FusedGatherPlan,
-    FusedGatherVariant,
-    InputShard,
-    Output,
-    Weight,
-    gathered_tile,
-    push_chunk,
-)
+from taxfree_kernels.all_gather_matmul import fused
 from taxfree_kernels.all_gather_matmul.problem import AllGatherMatmul
 from taxfree_kernels.device import sync
 from taxfree_kernels.device.sync import gdc_wait
@@ -46,22 +38,23 @@ def _push(
     gdc_wait(GROUP)
     program = tl.program_id(0)
     peers, slot_ptr = sync.running_slot(memory, rank)
-    shard = InputShard(a_ptr, own_rows, shard_rows, shard_columns)
+    shard = fused.InputShard(a_ptr, own_rows, shard_rows, shard_columns)
     if program < GATHER.SENDERS:
         counters_ptr = memory.counters_ptr
         if GATHER.XCD_SIGNALS:  # after those of tiles
             counters_ptr += tl.cdiv(m, TILE.BLOCK_M) * tl.cdiv(n, TILE.BLOCK_N)
-        push_chunk(program, shard, slot_ptr, peers, GROUP, GATHER, counters_ptr)
+        fused.push_chunk(program, shard, slot_ptr, peers, GROUP, GATHER, counters_ptr)
     else:
-        weight, output = Weight(w_ptr, stride_w[0], stride_w[1]), Output(bias_ptr, out_ptr)
-        gathered_tile(
+        weight = fused.Weight(w_ptr, stride_w[0], stride_w[1])
+        output = fused.Output(bias_ptr, out_ptr)
+        fused.gathered_tile(
             program - GATHER.SENDERS, shard, weight, output, memory, slot_ptr, peers, m, n, k,
             GROUP, GATHER, TILE,
         )  # fmt: skip
     sync.leave(memory.control_ptr)
 
 
-class Push(FusedGatherVariant):
+class Push(fused.FusedGatherVariant):
     """Senders and tiles in one kernel."""
 
     name = "push"
@@ -82,7 +75,7 @@ class Push(FusedGatherVariant):
 
     def plan(self, problem: AllGatherMatmul, fabric: Fabric, config: Config) -> Plan:
         senders = config["CHUNKS"] * (problem.world_size - 1)
-        return FusedGatherPlan(problem, fabric, config, _push, senders)
+        return fused.FusedGatherPlan(problem, fabric, config, _push, senders)
 
 
 VARIANT = Push()

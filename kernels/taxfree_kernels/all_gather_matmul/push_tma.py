@@ -26,18 +26,7 @@ import triton
 import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from taxfree_kernels.all_gather_matmul import spaces
-from taxfree_kernels.all_gather_matmul.fused import (
-    FusedGatherPlan,
-    FusedGatherVariant,
-    Gather,
-    InputShard,
-    Output,
-    finish_tile,
-    place_of,
-    push_chunk,
-    wait_for_rows,
-)
+from taxfree_kernels.all_gather_matmul import fused, spaces
 from taxfree_kernels.all_gather_matmul.problem import AllGatherMatmul
 from taxfree_kernels.all_gather_matmul.spaces import sends_to_self, steps_of_part
 from taxfree_kernels.device import sync
@@ -63,16 +52,16 @@ def _push_tma(
     program = tl.program_id(0)
     generation = sync.running_generation(memory.control_ptr)
     peers = Peers(memory.control_ptr, memory.heap_bases, rank, generation)
-    shard = InputShard(a_ptr, own_rows, shard_rows, shard_columns)
+    shard = fused.InputShard(a_ptr, own_rows, shard_rows, shard_columns)
     if program < GATHER.SENDERS:
         slot_ptr = tl.multiple_of(memory.inbox_ptr + (generation % 2) * memory.stride_slot, 16)
         messages: tl.constexpr = GATHER.K_PARTS * GATHER.CHUNKS * (GROUP.WORLD - 1 + GATHER.TO_SELF)
         for message in range(program, messages, GATHER.SENDERS):
-            push_chunk(message, shard, slot_ptr, peers, GROUP, GATHER)
+            fused.push_chunk(message, shard, slot_ptr, peers, GROUP, GATHER)
     else:
         index = program - GATHER.SENDERS
         slot = (generation % 2).to(tl.int32)
-        tile, split, row, col, step_begin, step_end = place_of(
+        tile, split, row, col, step_begin, step_end = fused.place_of(
             index, rank, m, n, shard, GATHER.GATHER_DIM, TILE
         )
         row_end = min(row + TILE.BLOCK_M, m)
@@ -89,8 +78,9 @@ def _push_tma(
                 )  # fmt: skip
             PART_STEPS: tl.constexpr = GATHER.PART_COLUMNS // TILE.BLOCK_K
             for part in range(GATHER.K_PARTS):
-                here = wait_for_rows(row, row_end, 0, 0, peers, m, shard_rows, GROUP, GATHER, part)
-                arrived = arrived & here
+                arrived = arrived & fused.wait_for_rows(
+                    row, row_end, 0, 0, peers, m, shard_rows, GROUP, GATHER, part
+                )
                 before_tma_loads(GROUP)
                 begin, end = step_begin, step_end
                 if GATHER.K_PARTS > 1:
@@ -109,8 +99,9 @@ def _push_tma(
             )  # fmt: skip
             for first in range(1, GROUP.WORLD, GATHER.SOURCES_PER_WAIT):
                 last = min(first + GATHER.SOURCES_PER_WAIT, GROUP.WORLD)
-                here = wait_for_rows(row, row_end, first, last, peers, m, shard_rows, GROUP, GATHER)
-                arrived = arrived & here
+                arrived = arrived & fused.wait_for_rows(
+                    row, row_end, first, last, peers, m, shard_rows, GROUP, GATHER
+                )
                 before_tma_loads(GROUP)
                 if HAS_STEPS:
                     tl.assume(last > first)
@@ -119,7 +110,7 @@ def _push_tma(
                     step_end, GROUP.WORLD, GROUP.WORLD, TILE,
                 )  # fmt: skip
         rows, cols = row + tl.arange(0, TILE.BLOCK_M), col + tl.arange(0, TILE.BLOCK_N)
-        finish_tile(
+        fused.finish_tile(
             acc, arrived, tile, split, rows, cols, m, n, output, memory, GROUP,
             GATHER.HAS_BIAS, TILE,
         )  # fmt: skip
@@ -133,7 +124,7 @@ def _share_of_part(begin, end, split, SPLIT_K: tl.constexpr):
     return begin + steps * split // SPLIT_K, begin + steps * (split + 1) // SPLIT_K
 
 
-class PushTmaPlan(FusedGatherPlan):
+class PushTmaPlan(fused.FusedGatherPlan):
     """One launch: senders, then tiles."""
 
     def __init__(self, problem: AllGatherMatmul, fabric: Fabric, config: Config) -> None:
@@ -152,10 +143,10 @@ class PushTmaPlan(FusedGatherPlan):
             a_box,
         )
 
-    def _gather(self, problem: AllGatherMatmul) -> Gather:
+    def _gather(self, problem: AllGatherMatmul) -> fused.Gather:
         config, to_self = self._config, sends_to_self(problem, self._config)
         messages = config["K_PARTS"] * config["CHUNKS"] * (problem.world_size - 1 + to_self)
-        return Gather.of(
+        return fused.Gather.of(
             problem,
             config,
             SENDERS=min(config["SENDERS"], messages),
@@ -182,10 +173,10 @@ class PushTmaPlan(FusedGatherPlan):
         inbox, reads_own = layout
         # with gather_dim 0 tiles read nothing else
         a_desc = self._a_descriptors(a) if reads_own else inbox
-        return a_desc, self._w_descriptors(weight), inbox, Output(*output)
+        return a_desc, self._w_descriptors(weight), inbox, fused.Output(*output)
 
 
-class PushTma(FusedGatherVariant):
+class PushTma(fused.FusedGatherVariant):
     """Senders and TMA tiles in one kernel."""
 
     name = "push_tma"

@@ -31,21 +31,7 @@ from taxfree_kernels.device.tiles import swizzle2d, xcd_swizzle
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.matmul_all_reduce.problem import ONE_SHOT_ELEMENTS, MatmulAllReduce
-from taxfree_kernels.reduction import spaces
-from taxfree_kernels.reduction.fused import (
-    Epilogue,
-    FusedReductionPlan,
-    FusedReductionVariant,
-    Layout,
-    Strides,
-    TileSchedule,
-    announce_tile,
-    numbered_tile,
-    send_tile,
-    store_tile,
-    sum_and_normalise,
-    total_of_tile,
-)
+from taxfree_kernels.reduction import fused, spaces
 from taxfree_kernels.reduction.spaces import (
     padded_columns,
     padded_elements,
@@ -70,7 +56,7 @@ def _push(
     tiles = tiles_m * tiles_n
     senders = tiles * TILE.SPLIT_K
     if program < senders:
-        tile, row_begin, col_begin, acc, is_whole = numbered_tile(
+        tile, row_begin, col_begin, acc, is_whole = fused.numbered_tile(
             xcd_swizzle(program, senders, TILE.XCDS), m, n, k, x, w, stride_w, buffers, GROUP, TILE
         )
         if is_whole:
@@ -80,14 +66,14 @@ def _push(
             mask = (rows < m)[:, None] & (cols < strides.row)[None, :]
             own_ptr = slot_ptr + rank.to(tl.int64) * strides.source
             part = acc.to(slot_ptr.dtype.element_ty)
-            send_tile(part, own_ptr, offsets, mask, peers, GROUP, TO_SELF=True)
-            announce_tile(
+            fused.send_tile(part, own_ptr, offsets, mask, peers, GROUP, TO_SELF=True)
+            fused.announce_tile(
                 tile, tiles, 0, buffers.counters_ptr + tiles, peers, GROUP,
                 SCHEDULE.TILES_PER_SIGNAL,
             )  # fmt: skip
     elif EPILOGUE.BLOCK_ROW > 0:
         own_ptr = slot_ptr + rank.to(tl.int64) * strides.source
-        sum_and_normalise(
+        fused.sum_and_normalise(
             program - senders, 0, tl.cdiv(tiles, SCHEDULE.TILES_PER_SIGNAL), own_ptr, slot_ptr,
             strides.source, strides.row, epilogue, out_ptr, m * n, n, peers, GROUP, EPILOGUE,
             GROUPS,
@@ -98,16 +84,16 @@ def _push(
         rows = tile_m * TILE.BLOCK_M + tl.arange(0, TILE.BLOCK_M)
         cols = tile_n * TILE.BLOCK_N + tl.arange(0, TILE.BLOCK_N)
         offsets = rows.to(tl.int64)[:, None] * strides.row + cols[None, :]
-        total = total_of_tile(
+        total = fused.total_of_tile(
             rows, cols, rows < m, n, epilogue, slot_ptr, strides.source, offsets,
             (rows < m)[:, None] & (cols < strides.row)[None, :], tile // SCHEDULE.TILES_PER_SIGNAL,
             peers, GROUP, EPILOGUE,
         )  # fmt: skip
-        store_tile(out_ptr, rows, cols, rows < m, n, total)
+        fused.store_tile(out_ptr, rows, cols, rows < m, n, total)
     sync.leave(buffers.control_ptr)
 
 
-class Push(FusedReductionVariant):
+class Push(fused.FusedReductionVariant):
     """One kernel: tiles go to all ranks, which add them."""
 
     name = "push"
@@ -137,23 +123,23 @@ class Push(FusedReductionVariant):
         return Signals(tiles, -(-tiles // tiles_per_signal(tiles, config)))
 
     def plan(self, problem: MatmulAllReduce, fabric: Fabric, config: Config) -> Plan:
-        def layout(problem: MatmulAllReduce) -> Layout:
+        def layout(problem: MatmulAllReduce) -> fused.Layout:
             tiles = tiles_in(problem, config)
             plane = padded_elements(problem.m, problem.n)
             sums = problem.m if problem.rms_norm else tiles
-            strides = Strides(plane, padded_columns(problem.n))
-            return Layout(tiles, sums, problem.world_size * plane, (strides,))
+            strides = fused.Strides(plane, padded_columns(problem.n))
+            return fused.Layout(tiles, sums, problem.world_size * plane, (strides,))
 
         tiles = layout(problem).tiles
         per_signal = tiles_per_signal(tiles, config)
         groups = -(-tiles // per_signal)
         lanes = power_of_2(problem.n, 1) if problem.rms_norm else 0
         constants = {
-            "EPILOGUE": Epilogue(problem.bias, problem.residual, lanes),
-            "SCHEDULE": TileSchedule(per_signal),
+            "EPILOGUE": fused.Epilogue(problem.bias, problem.residual, lanes),
+            "SCHEDULE": fused.TileSchedule(per_signal),
             "GROUPS": power_of_2(groups, 1) if problem.rms_norm else 0,
         }
-        return FusedReductionPlan(problem, fabric, config, _push, layout, constants)
+        return fused.FusedReductionPlan(problem, fabric, config, _push, layout, constants)
 
 
 VARIANT = Push()

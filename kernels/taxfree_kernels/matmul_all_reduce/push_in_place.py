@@ -32,19 +32,7 @@ from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.fabric.heap import Pool
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.matmul_all_reduce.problem import ONE_SHOT_ELEMENTS, MatmulAllReduce
-from taxfree_kernels.reduction import spaces
-from taxfree_kernels.reduction.fused import (
-    Epilogue,
-    FusedReductionPlan,
-    FusedReductionVariant,
-    Layout,
-    Strides,
-    bias_residual_of_tile,
-    numbered_tile,
-    send_tile,
-    store_tile,
-    sum_of_sources,
-)
+from taxfree_kernels.reduction import fused, spaces
 from taxfree_kernels.reduction.packets import MOST_ELEMENTS, sum_by_words, words_of
 from taxfree_kernels.reduction.spaces import padded_columns, padded_elements, tiles_in
 from taxfree_kernels.spaces import within
@@ -62,14 +50,14 @@ def _push_in_place(
     gdc_wait(GROUP)
     peers, slot_ptr = sync.running_slot(buffers, rank)
     programs = tl.cdiv(m, TILE.BLOCK_M) * tl.cdiv(n, TILE.BLOCK_N) * TILE.SPLIT_K
-    tile, row_begin, col_begin, acc, is_whole = numbered_tile(
+    tile, row_begin, col_begin, acc, is_whole = fused.numbered_tile(
         xcd_swizzle(tl.program_id(0), programs, TILE.XCDS), m, n, k, x, w, stride_w, buffers, GROUP,
         TILE,
     )  # fmt: skip
     if is_whole:
         rows, cols = row_begin + tl.arange(0, TILE.BLOCK_M), col_begin + tl.arange(0, TILE.BLOCK_N)
         row_mask = rows < m
-        added = bias_residual_of_tile(rows, cols, row_mask, n, epilogue, EPILOGUE)
+        added = fused.bias_residual_of_tile(rows, cols, row_mask, n, epilogue, EPILOGUE)
         if LL:  # words [WORLD, m, strides.row]; a row has room for all columns of its tiles
             lane = tl.arange(0, TILE.BLOCK_M * TILE.BLOCK_N // 2)
             row = row_begin + lane // (TILE.BLOCK_N // 2)
@@ -86,16 +74,16 @@ def _push_in_place(
             mask = row_mask[:, None] & (cols < strides.row)[None, :]
             part = acc.to(slot_ptr.dtype.element_ty)
             own_ptr = slot_ptr + rank.to(tl.int64) * strides.source
-            send_tile(part, own_ptr, offsets, mask, peers, GROUP, TO_SELF=False)
+            fused.send_tile(part, own_ptr, offsets, mask, peers, GROUP, TO_SELF=False)
             signal_everybody(peers, tile, GROUP)
             arrived = wait_for_everybody(peers, tile, GROUP)
-            total = sum_of_sources(slot_ptr, strides.source, offsets, mask, GROUP, part, rank)
+            total = fused.sum_of_sources(slot_ptr, strides.source, offsets, mask, GROUP, part, rank)
         total = tl.where(arrived, total + added, float("nan"))
-        store_tile(out_ptr, rows, cols, row_mask, n, total)
+        fused.store_tile(out_ptr, rows, cols, row_mask, n, total)
     sync.leave(buffers.control_ptr)
 
 
-class PushInPlace(FusedReductionVariant):
+class PushInPlace(fused.FusedReductionVariant):
     """Tiles go to all ranks; the programs that computed them add them."""
 
     name = "push_in_place"
@@ -132,18 +120,18 @@ class PushInPlace(FusedReductionVariant):
         return crowded or super().illegal_reason(problem, hardware, config)
 
     def plan(self, problem: MatmulAllReduce, fabric: Fabric, config: Config) -> Plan:
-        def layout(problem: MatmulAllReduce) -> Layout:
+        def layout(problem: MatmulAllReduce) -> fused.Layout:
             if config["LL"]:  # a row has room for all columns of its tiles
                 row = -(-problem.n // config["BLOCK_N"]) * config["BLOCK_N"] // 2
                 plane = problem.m * row
             else:
                 row, plane = padded_columns(problem.n), padded_elements(problem.m, problem.n)
             tiles = tiles_in(problem, config)
-            return Layout(tiles, 0, problem.world_size * plane, (Strides(plane, row),))
+            return fused.Layout(tiles, 0, problem.world_size * plane, (fused.Strides(plane, row),))
 
-        epilogue = Epilogue(problem.bias, problem.residual)
+        epilogue = fused.Epilogue(problem.bias, problem.residual)
         constants = {"EPILOGUE": epilogue, "LL": config["LL"]}
-        return FusedReductionPlan(problem, fabric, config, _push_in_place, layout, constants)
+        return fused.FusedReductionPlan(problem, fabric, config, _push_in_place, layout, constants)
 
 
 def _with_room(hardware: Hardware, config: Config) -> dict[str, Any]:

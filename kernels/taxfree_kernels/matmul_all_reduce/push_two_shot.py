@@ -45,25 +45,8 @@ from taxfree_kernels.fabric.heap import Pool
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.matmul_all_reduce.problem import MatmulAllReduce
 from taxfree_kernels.matmul_all_reduce.rms_norm import NormAfter
-from taxfree_kernels.reduction import spaces
-from taxfree_kernels.reduction.fused import (
-    Addends,
-    Epilogue,
-    FusedReductionPlan,
-    FusedReductionVariant,
-    Layout,
-    TileSchedule,
-    announce_tile,
-    numbered_tile,
-    store_tile,
-    total_of_tile,
-)
-from taxfree_kernels.reduction.spaces import (
-    fits_addends,
-    staggered_tiles,
-    tiles_in,
-    tiles_per_signal,
-)
+from taxfree_kernels.reduction import fused, spaces
+from taxfree_kernels.reduction.spaces import staggered_tiles, tiles_in, tiles_per_signal
 from taxfree_kernels.variant import ITEM_BYTES, Config, Plan, Space
 
 
@@ -140,7 +123,7 @@ def send_to_owner(
     TILE: tl.constexpr, SCHEDULE: tl.constexpr,
 ):  # fmt: skip
     """Compute a tile of this rank's partial sum, or a share of one; store it to its owner."""
-    tile, row_begin, _, acc, is_whole = numbered_tile(
+    tile, row_begin, _, acc, is_whole = fused.numbered_tile(
         number, m, n, k, x, w, stride_w, buffers, GROUP, TILE, SCHEDULE.STAGGERED
     )
     if is_whole:
@@ -151,7 +134,7 @@ def send_to_owner(
         target_ptr += (tile // GROUP.WORLD).to(tl.int64) * (TILE.BLOCK_M * TILE.BLOCK_N)
         mask = (row_begin + row < m)[:, None]
         tl.store(target_ptr + offsets, acc.to(inbox.parts_ptr.dtype.element_ty), mask=mask)
-        announce_tile(
+        fused.announce_tile(
             tile, counts.tiles, 0, buffers.counters_ptr + counts.tiles, peers, GROUP,
             SCHEDULE.TILES_PER_SIGNAL,
         )  # fmt: skip
@@ -175,7 +158,7 @@ def add_piece(
     rows, cols = tile_m * TILE.BLOCK_M + row, tile_n * TILE.BLOCK_N + tl.arange(0, TILE.BLOCK_N)
     row_mask = rows < tl.where(tile < counts.tiles, m, 0)
     offsets = offsets_in_tile(row, inbox.stride_row, TILE.BLOCK_N)
-    total = total_of_tile(
+    total = fused.total_of_tile(
         rows, cols, row_mask, n, addends, inbox.parts_ptr + owned_tile.to(tl.int64) * ELEMENTS,
         inbox.stride_source, offsets, row_mask[:, None], owned_tile // OWNED_PER_SIGNAL, peers,
         GROUP, EPILOGUE,
@@ -185,11 +168,11 @@ def add_piece(
     for step in tl.static_range(1, GROUP.WORLD):
         target_ptr = translate(sum_ptr, peers, (peers.rank + step) % GROUP.WORLD)
         tl.store(target_ptr + offsets, result, mask=row_mask[:, None])
-    announce_tile(
+    fused.announce_tile(
         number, adders, counts.groups, buffers.counters_ptr + counts.tiles + counts.groups, peers,
         GROUP, OWNED_PER_SIGNAL * SCHEDULE.PIECES,
     )  # fmt: skip
-    store_tile(out_ptr, rows, cols, row_mask, n, result)
+    fused.store_tile(out_ptr, rows, cols, row_mask, n, result)
 
 
 @triton.jit
@@ -212,7 +195,7 @@ def copy_sum(
         offsets = offsets_in_tile(row, inbox.stride_row, TILE.BLOCK_N)
         result = tl.load(sum_ptr + offsets, mask=(rows < m)[:, None])
         result = tl.where(arrived, result, float("nan"))
-        store_tile(out_ptr, rows, cols, rows < m, n, result)
+        fused.store_tile(out_ptr, rows, cols, rows < m, n, result)
 
 
 @triton.jit
@@ -226,17 +209,17 @@ def offsets_in_tile(row, stride_row, BLOCK_N: tl.constexpr):
     return row.to(tl.int64)[:, None] * stride_row + tl.arange(0, BLOCK_N)[None, :]
 
 
-class PushTwoShotPlan(FusedReductionPlan):
+class PushTwoShotPlan(fused.FusedReductionPlan):
     """The plan's arguments for a sum without RMSNorm."""
 
     def _epilogue(
         self, addends: Sequence[torch.Tensor | None], out: torch.Tensor
     ) -> tuple[tuple[torch.Tensor, ...], ...]:
         ((bias, residual, _, _),) = super()._epilogue(addends, out)
-        return (Addends(bias, residual),)
+        return (fused.Addends(bias, residual),)
 
 
-class PushTwoShot(FusedReductionVariant):
+class PushTwoShot(fused.FusedReductionVariant):
     """One kernel: tiles go to their owners, sums to all ranks."""
 
     name = "push_two_shot"
@@ -269,7 +252,7 @@ class PushTwoShot(FusedReductionVariant):
                 for count in space["PIECES"]
                 if 2 * count * adders >= units
                 and problem.world_size <= spaces.FEW_RANKS
-                and fits_addends(problem, hardware, config, count)
+                and spaces.fits_addends(problem, hardware, config, count)
             )
             config["PIECES"] = next(enough, space["PIECES"][-1])
             config["AHEAD"] = min(2, spaces.tiles_at_once(hardware, config))
@@ -298,7 +281,7 @@ class PushTwoShot(FusedReductionVariant):
     def plan(self, problem: MatmulAllReduce, fabric: Fabric, config: Config) -> Plan:
         world = problem.world_size
         per_signal = tiles_per_signal(tiles_in(problem, config), config)
-        schedule = TileSchedule(
+        schedule = fused.TileSchedule(
             -(-per_signal // world) * world,  # of which all ranks own equally many
             config["PIECES"],
             staggered_tiles(fabric.hardware, config),
@@ -306,15 +289,15 @@ class PushTwoShot(FusedReductionVariant):
         turn = schedule.TILES_PER_SIGNAL * config["SPLIT_K"]
         turns_ahead = -(-config["AHEAD"] * fabric.hardware.compute_units // turn)
 
-        def layout(problem: MatmulAllReduce) -> Layout:
+        def layout(problem: MatmulAllReduce) -> fused.Layout:
             tiles = tiles_in(problem, config)
             ahead = min(turns_ahead * turn, tiles * config["SPLIT_K"])
             ahead += schedule.STAGGERED
             others = -(-tiles // world) * (config["PIECES"] + world - 1)
             sizes = (config["BLOCK_N"], ahead)
-            return Layout(tiles, others, slot_elements(problem, config), sizes)
+            return fused.Layout(tiles, others, slot_elements(problem, config), sizes)
 
-        epilogue = Epilogue(problem.bias, problem.residual)
+        epilogue = fused.Epilogue(problem.bias, problem.residual)
         constants = {"EPILOGUE": epilogue, "SCHEDULE": schedule}
         return PushTwoShotPlan(problem, fabric, config, _push_two_shot, layout, constants)
 

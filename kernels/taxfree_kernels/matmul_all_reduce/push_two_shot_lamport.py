@@ -41,27 +41,13 @@ from taxfree_kernels.device.tiles import xcd_swizzle
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.matmul_all_reduce.problem import MatmulAllReduce
-from taxfree_kernels.reduction import spaces
-from taxfree_kernels.reduction.fused import (
-    Epilogue,
-    Layout,
-    numbered_tile,
-    store_normalised,
-    store_tile,
-)
+from taxfree_kernels.reduction import fused, spaces
 from taxfree_kernels.reduction.packets import (
     LamportPlan,
     LamportVariant,
     halves_of,
     total_of_lamport_words,
     words_of,
-)
-from taxfree_kernels.reduction.spaces import (
-    lanes_of,
-    rows_unsupported_reason,
-    tiles_in,
-    warps_illegal_reason,
-    with_room_for_rows,
 )
 from taxfree_kernels.spaces import power_of_2
 from taxfree_kernels.variant import Config, Plan, Space
@@ -95,7 +81,7 @@ def _push_two_shot_lamport(
     tiles = tl.cdiv(m, TILE.BLOCK_M) * tl.cdiv(n, TILE.BLOCK_N)
     program = tl.program_id(0)
     if EPILOGUE.BLOCK_ROW == 0 or program < tiles * TILE.SPLIT_K:
-        tile, row_begin, col_begin, acc, is_whole = numbered_tile(
+        tile, row_begin, col_begin, acc, is_whole = fused.numbered_tile(
             xcd_swizzle(program, tiles * TILE.SPLIT_K, TILE.XCDS), m, n, k, x, w, stride_w, buffers,
             GROUP, TILE,
         )  # fmt: skip
@@ -146,7 +132,9 @@ def _push_two_shot_lamport(
                 result = tl.reshape(tl.join(low, high), (TILE.BLOCK_M, TILE.BLOCK_N))
                 rows = row_begin + tl.arange(0, TILE.BLOCK_M)
                 cols = col_begin + tl.arange(0, TILE.BLOCK_N)
-                store_tile(out_ptr, rows, cols, rows < m, n, tl.where(came, result, float("nan")))
+                fused.store_tile(
+                    out_ptr, rows, cols, rows < m, n, tl.where(came, result, float("nan"))
+                )
     else:
         _normalise_row(
             program - tiles * TILE.SPLIT_K, slot_ptr + GROUP.WORLD * tiles * ROUNDS * SLICE,
@@ -184,7 +172,7 @@ def _normalise_row(
     total = tl.reshape(tl.join(low, high), (EPILOGUE.BLOCK_ROW,))
     total = tl.where(arrived, tl.where(mask, total, 0.0), float("nan"))
     offsets = row.to(tl.int64) * n + column
-    store_normalised(
+    fused.store_normalised(
         total, offsets, mask, norm_weight, epilogue.eps_ptr, out_ptr, m.to(tl.int64) * n, n
     )
 
@@ -195,7 +183,9 @@ class PushTwoShotLamport(LamportVariant):
     name = "push_two_shot_lamport"
 
     def unsupported_reason(self, problem: MatmulAllReduce, hardware: Hardware) -> str | None:
-        return rows_unsupported_reason(problem) or super().unsupported_reason(problem, hardware)
+        return spaces.rows_unsupported_reason(problem) or super().unsupported_reason(
+            problem, hardware
+        )
 
     def space(self, problem: MatmulAllReduce, hardware: Hardware) -> Space:
         space = super().space(problem, hardware)
@@ -205,7 +195,7 @@ class PushTwoShotLamport(LamportVariant):
     def with_room(
         self, problem: MatmulAllReduce, hardware: Hardware, config: Config
     ) -> dict[str, Any]:
-        return with_room_for_rows(problem, hardware, config)
+        return spaces.with_room_for_rows(problem, hardware, config)
 
     def illegal_reason(
         self, problem: MatmulAllReduce, hardware: Hardware, config: Config
@@ -213,20 +203,20 @@ class PushTwoShotLamport(LamportVariant):
         words = config["BLOCK_M"] * config["BLOCK_N"] // 2
         most = 64 if problem.world_size > spaces.FEW_RANKS else 32
         crowded = spaces.words_illegal_reason(hardware, config, words, 1, most)
-        crowded = crowded or warps_illegal_reason(problem, hardware, config)
+        crowded = crowded or spaces.warps_illegal_reason(problem, hardware, config)
         return crowded or super().illegal_reason(problem, hardware, config)
 
     def words(self, problem: MatmulAllReduce, config: Config) -> int:
         """The number of Lamport words of both shots."""
         world, slices = problem.world_size, power_of_2(problem.world_size, 1)
         words = _slice_words(problem, config)
-        return tiles_in(problem, config) * (world * -(-slices // world) + slices) * words
+        return spaces.tiles_in(problem, config) * (world * -(-slices // world) + slices) * words
 
-    def layout(self, config: Config, problem: MatmulAllReduce) -> Layout:
+    def layout(self, config: Config, problem: MatmulAllReduce) -> fused.Layout:
         """The layout of a launch."""
         words = self.words(problem, config)
         rows = problem.m if problem.rms_norm else 0
-        return Layout(tiles_in(problem, config), rows, words, (words,))
+        return fused.Layout(spaces.tiles_in(problem, config), rows, words, (words,))
 
     def constants(
         self, config: Config, problem: MatmulAllReduce, hardware: Hardware
@@ -234,8 +224,8 @@ class PushTwoShotLamport(LamportVariant):
         """Constants of the kernel, besides those of all fused plans."""
         lanes = max(config["BLOCK_N"], power_of_2(problem.n, 1)) if problem.rms_norm else 0
         return {
-            "EPILOGUE": Epilogue(problem.bias, problem.residual, lanes),
-            "LANES": lanes_of(hardware, config, _slice_words(problem, config)),
+            "EPILOGUE": fused.Epilogue(problem.bias, problem.residual, lanes),
+            "LANES": spaces.lanes_of(hardware, config, _slice_words(problem, config)),
         }
 
     def plan(self, problem: MatmulAllReduce, fabric: Fabric, config: Config) -> Plan:

@@ -36,17 +36,7 @@ from taxfree_kernels.device.tiles import (
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.matmul_reduce_scatter.problem import MatmulReduceScatter
-from taxfree_kernels.reduction import spaces
-from taxfree_kernels.reduction.fused import (
-    FusedReductionPlan,
-    FusedReductionVariant,
-    Layout,
-    OutputShard,
-    TileSchedule,
-    announce_tile,
-    partial_tile,
-    sum_of_sources,
-)
+from taxfree_kernels.reduction import fused, spaces
 from taxfree_kernels.reduction.spaces import (
     padded_columns,
     padded_elements,
@@ -95,7 +85,7 @@ def send_to_owners(
     owner, shard_row, first_col, shard_col = owner_of_tile(
         rows, tile_n, owner_tiles, shard_rows, shard.columns, GROUP, SCATTER_DIM, TILE.BLOCK_N
     )
-    acc, is_whole = partial_tile(
+    acc, is_whole = fused.partial_tile(
         tile, split, tiles, tile_m * TILE.BLOCK_M, m, first_col + shard_col,
         first_col + shard.columns, x, w, stride_w, buffers, k, GROUP, TILE, SCHEDULE.STAGGERED,
     )  # fmt: skip
@@ -107,7 +97,7 @@ def send_to_owners(
         mask = (rows < m)[:, None] & (cols < shard.stride_row)[None, :]
         target = target_ptr[:, None] + cols[None, :]
         tl.store(target, acc.to(slot_ptr.dtype.element_ty), mask=mask)
-        announce_tile(
+        fused.announce_tile(
             tile, tiles, 0, buffers.counters_ptr + tiles, peers, GROUP, SCHEDULE.TILES_PER_SIGNAL
         )
 
@@ -138,14 +128,14 @@ def add_piece(
         is_own = is_own & (own_row >= 0)
     offsets = own_row.to(tl.int64)[:, None] * shard.stride_row + cols[None, :]
     was_sent = (is_own & (sum_rows < m))[:, None] & (cols < shard.stride_row)[None, :]
-    total = sum_of_sources(slot_ptr, shard.stride_source, offsets, was_sent, GROUP)
+    total = fused.sum_of_sources(slot_ptr, shard.stride_source, offsets, was_sent, GROUP)
     total = tl.where(arrived, total, float("nan"))
     out = out_ptr + own_row.to(tl.int64)[:, None] * shard.columns + cols[None, :]
     is_stored = is_own[:, None] & (cols < shard.columns)[None, :]
     tl.store(out, total.to(out_ptr.dtype.element_ty), mask=is_stored)
 
 
-class Push(FusedReductionVariant):
+class Push(fused.FusedReductionVariant):
     """One kernel: tiles go to their owners, which add them."""
 
     name = "push"
@@ -173,20 +163,24 @@ class Push(FusedReductionVariant):
         return reason or super().illegal_reason(problem, hardware, config)
 
     def plan(self, problem: MatmulReduceScatter, fabric: Fabric, config: Config) -> Plan:
-        def layout(problem: MatmulReduceScatter) -> Layout:
+        def layout(problem: MatmulReduceScatter) -> fused.Layout:
             tiles, sums = _tiles_and_sums(problem, config)
             rows, columns = problem.shard_rows, problem.shard_columns
-            shard = OutputShard(columns, padded_elements(rows, columns), padded_columns(columns))
-            return Layout(tiles, sums * config["PIECES"], problem.inbox_elements, (rows, shard))
+            shard = fused.OutputShard(
+                columns, padded_elements(rows, columns), padded_columns(columns)
+            )
+            return fused.Layout(
+                tiles, sums * config["PIECES"], problem.inbox_elements, (rows, shard)
+            )
 
         tiles, _ = _tiles_and_sums(problem, config)
-        schedule = TileSchedule(
+        schedule = fused.TileSchedule(
             tiles_per_signal(tiles, config),
             config["PIECES"],
             staggered_tiles(fabric.hardware, config),
         )
         constants = {"SCATTER_DIM": problem.scatter_dim, "SCHEDULE": schedule}
-        return FusedReductionPlan(problem, fabric, config, _push, layout, constants)
+        return fused.FusedReductionPlan(problem, fabric, config, _push, layout, constants)
 
 
 def _tiles_and_sums(problem: MatmulReduceScatter, config: Config) -> tuple[int, int]:
