@@ -80,7 +80,10 @@ class _FusionPass(CustomGraphPass):
         for node in list(graph.nodes):
             if node.target is _ops.layer_matmul_all_reduce.default and node.args[-1] in groups:
                 _decide_layer(graph, node)
-        _keep_order(graph)
+        ours = [each for each in graph.nodes if getattr(each.target, "namespace", "") == "taxfree"]
+        for node in ours:
+            node.target = getattr(node.target.overloadpacket, "compiled", node.target)
+        _keep_order(graph, ours)
         graph.lint()
 
     def uuid(self) -> Any:
@@ -95,9 +98,8 @@ class _FusionPass(CustomGraphPass):
 _PASS = _FusionPass()
 
 
-def _keep_order(graph: Graph) -> None:
+def _keep_order(graph: Graph, ours: list[Node]) -> None:
     """Let each operation follow the one before it, as ranks may schedule the rest differently."""
-    ours = [each for each in graph.nodes if getattr(each.target, "namespace", "") == "taxfree"]
     behind = {each: OrderedSet([before]) for before, each in itertools.pairwise(ours)}
     preserve_node_ordering(graph, behind)
 

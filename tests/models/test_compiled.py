@@ -562,7 +562,7 @@ def schedule_last_nodes_first(fabric: Any) -> list[int]:
         with torch.no_grad():
             _, (code,) = run_and_get_code(both, narrow, wide)
     sizes = dict(re.findall(r"assert_size_stride\((arg\d_1), \(4, (\d+)\)", code))
-    called = re.findall(r"matmul_all_reduce\.default\(\w+, (arg\d_1)", code)
+    called = re.findall(r"matmul_all_reduce\.compiled\(\w+, (arg\d_1)", code)
     return [int(sizes[each]) for each in called]
 
 
