@@ -53,32 +53,35 @@ def _block(seconds: float) -> Iterator[list[Autotuned]]:
     if Runtime._is_autotuned:
         raise UsageError("a block of autotune is within another one", "leave one of them out")
     outcomes: list[Autotuned] = []
-    Runtime._is_autotuned = True
-    for runtime in runtimes():
-        runtime._collect_met()
-    is_complete = False
+    is_complete, Runtime._is_autotuned = False, True
     try:
-        yield outcomes
-        is_complete = True
+        try:
+            for runtime in runtimes():
+                runtime._begin_block()
+            yield outcomes
+            is_complete = True
+        finally:
+            Runtime._is_autotuned = False
+            met = {runtime: runtime._take_met() for runtime in runtimes()}
+            for runtime in met:
+                _blocks[runtime.group_name] += 1
+                with contextlib.nullcontext() if is_complete else contextlib.suppress(RuntimeError):
+                    _say(runtime, is_complete)
+        deadline = time.monotonic() + seconds
+        for number, (runtime, problems) in enumerate(met.items()):
+            left = _left(runtime)
+            if left:
+                warnings.warn(
+                    f"taxfree tunes nothing: ranks {left} left the block by an error",
+                    RuntimeWarning,
+                    stacklevel=3,  # of the block
+                )
+                continue
+            share = (deadline - time.monotonic()) / (len(met) - number)
+            outcomes += runtime._tune_now(problems, share)
     finally:
-        Runtime._is_autotuned = False
-        met = {runtime: runtime._take_met() for runtime in runtimes()}
-        for runtime in met:
-            _blocks[runtime.group_name] += 1
-            with contextlib.nullcontext() if is_complete else contextlib.suppress(RuntimeError):
-                _say(runtime, is_complete)
-    deadline = time.monotonic() + seconds
-    for number, (runtime, problems) in enumerate(met.items()):
-        left = _left(runtime)
-        if left:
-            warnings.warn(
-                f"taxfree tunes nothing: ranks {left} left the block by an error",
-                RuntimeWarning,
-                stacklevel=3,  # of the block
-            )
-            continue
-        share = (deadline - time.monotonic()) / (len(met) - number)
-        outcomes += runtime._tune_now(problems, share)
+        for runtime in runtimes():
+            runtime._end_block()
 
 
 # Ranks agree through the store, where one that fails waits for nobody.

@@ -45,6 +45,7 @@ class Autotuning:
         seconds: for all tuning.
 
     Attributes:
+        seconds: that are left of it.
         is_over: whether the time is over; the same on all ranks.
     """
 
@@ -52,8 +53,22 @@ class Autotuning:
         self, fabric: Fabric, heap_bytes: int, database: Path | None, seconds: float
     ) -> None:
         self._fabric, self._heap_bytes, self._database = fabric, heap_bytes, database
-        self._seconds, self.is_over = seconds, False
+        self.seconds, self.is_over = seconds, False
         self._tuner: RankTuner | None = None
+
+    def begin(self) -> RankTuner:
+        """Load the tuner and start the compilers, unless it has begun."""
+        if self._tuner is None:
+            # Late, so that serving loads neither the tuner nor what that needs.
+            from taxfree_tune.tuning.in_ranks import RankTuner
+
+            database = default_path() if self._database is None else self._database
+            self._tuner = RankTuner(self._fabric, self._heap_bytes, database)
+        return self._tuner
+
+    def expect(self, problem: Problem) -> None:
+        """Compile for a problem that is likely to be tuned, while the ranks go on."""
+        self.begin().expect(problem)
 
     def tune(self, problems: Sequence[Problem]) -> list[Autotuned]:
         """Tune problems, the first ones first; collective.
@@ -64,20 +79,14 @@ class Autotuning:
         Raises:
             PeerTimeout: a rank is lost.
         """
-        answers = vote(self._fabric.group, (problems, self._seconds))
+        answers = vote(self._fabric.group, (problems, self.seconds))
         seconds = answers[0][1]
         self.is_over = seconds <= 0
         if self.is_over or not problems or any(theirs != problems for theirs, _ in answers):
             return []
-        if self._tuner is None:
-            # Late, so that serving loads neither the tuner nor what that needs.
-            from taxfree_tune.tuning.in_ranks import RankTuner
-
-            database = default_path() if self._database is None else self._database
-            self._tuner = RankTuner(self._fabric, self._heap_bytes, database)
         begun = time.monotonic()
-        outcomes = self._tuner.tune(problems, seconds)
-        self._seconds -= time.monotonic() - begun
+        outcomes = self.begin().tune(problems, seconds)
+        self.seconds -= time.monotonic() - begun
         return outcomes
 
     def close(self) -> None:

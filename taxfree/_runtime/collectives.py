@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any, TypeVar
 
 import torch.distributed as dist
@@ -57,6 +59,32 @@ def vote(group: dist.ProcessGroup | None, value: Any) -> list[Any]:
     if left:
         raise PeersLeft(left)
     return values
+
+
+_COMPARED: Counter[str] = Counter()  # by group: how often
+
+
+def all_find_differing(group: dist.ProcessGroup, value: str, timeout_s: float) -> bool:
+    """Whether all ranks have come, within the time, and have seen that their values differ.
+
+    By the store, where a rank that does not come costs the others the time, and nothing else. So
+    ranks that may not all come can use it.
+    """
+    store, name, rank = dist.distributed_c10d._get_default_store(), group.group_name, group.rank()
+    number = _COMPARED[name]
+    _COMPARED[name] += 1
+
+    def exchanged(what: str, own: str) -> list[bytes]:
+        keys = [f"taxfree {what} {number} {name} {other}" for other in range(group.size())]
+        store.set(keys[rank], own)
+        try:
+            store.wait(keys, timedelta(seconds=timeout_s))
+        except RuntimeError:
+            return []
+        return [store.get(key) for key in keys]
+
+    verdict = len(set(exchanged("compares", value))) > 1
+    return set(exchanged("has compared", str(verdict))) == {b"True"}
 
 
 def attempt(

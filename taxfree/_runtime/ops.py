@@ -33,9 +33,20 @@ def _process_group(name: Any) -> ProcessGroup:
 
 
 def _register(signature: Signature) -> None:
+    """Register an operation, and its overload for code that was compiled.
+
+    There autograd has done its work, whose dispatch takes longer than that of a call's plan.
+    """
     name = signature.name
-    _library.define(f"{name}({signature.schema}, str group_name) -> Tensor")
-    _library.impl(name, functools.partial(_run, signature), "CompositeExplicitAutograd")
+    fake = functools.partial(_fake, signature)
+    for overload in (name, f"{name}.compiled"):
+        _library.define(f"{overload}({signature.schema}, str group_name) -> Tensor")
+        _library.impl(overload, functools.partial(_run, signature), "CompositeExplicitAutograd")
+        torch.library.register_fake(f"taxfree::{overload}", fake, lib=_library)
+    _library.impl(f"{name}.compiled", torch.library.fallthrough_kernel, "Autograd")
+    packet = getattr(torch.ops.taxfree, name)
+    for op in (packet.default, packet.compiled):
+        has_side_effect(op)  # peers wait for unused calls, too
     if signature.gradient is None:
         _library.impl(name, functools.partial(_without_gradient, name), "Autograd")
     else:
@@ -43,9 +54,6 @@ def _register(signature: Signature) -> None:
         torch.library.register_autograd(
             f"taxfree::{name}", backward, setup_context=_keep, lib=_library
         )
-    fake = functools.partial(_fake, signature)
-    torch.library.register_fake(f"taxfree::{name}", fake, lib=_library)
-    has_side_effect(getattr(torch.ops.taxfree, name).default)  # peers wait for unused calls, too
 
 
 def _run(signature: Signature, *arguments: Any) -> torch.Tensor:

@@ -15,7 +15,7 @@ import os
 import warnings
 import weakref
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -38,7 +38,11 @@ from taxfree.errors import NoRecord, UsageError
 from taxfree.fingerprints import interpolated_fields
 from taxfree.settings import Settings
 from taxfree_kernels.all_gather_matmul.several import SeveralWeightsPlan, several_weights
-from taxfree_kernels.all_gather_matmul.signature import ALL_GATHER_MATMUL, joint_problem
+from taxfree_kernels.all_gather_matmul.signature import (
+    ALL_GATHER_MATMUL,
+    joint_problem,
+    several_layout,
+)
 from taxfree_kernels.arguments import aligned
 from taxfree_kernels.attention.plans import split
 from taxfree_kernels.attention.signature import ATTENTION, ATTENTION_LSE
@@ -113,10 +117,11 @@ class Runtime(contextlib.AbstractContextManager["Runtime"]):
         self._heap_bytes, self._unrecorded = heap_bytes, unrecorded
         self._collecting: list[MetProblems] = [] if unrecorded is None else [unrecorded]
         self._met: MetProblems | None = None
-        if Runtime._is_autotuned:
-            self._collect_met()
         self._database = database
         self._autotuning = self._tuning_for(autotune_s) if autotune_s else None
+        self._at_end: Autotuning | None = None  # of a block of taxfree.autotune
+        if Runtime._is_autotuned:
+            self._begin_block()
         self._plans = Plans(fabric, dispatcher, keep)
         self._several_weights = several_weights()
         several = dispatcher.limited_to(self._several_weights.keys() - {BASELINE})
@@ -401,12 +406,19 @@ class Runtime(contextlib.AbstractContextManager["Runtime"]):
         if a_shard.shape[0] == 0:
             columns = [weight.shape[1] for weight in weights] + [a_shard.shape[1]] * returns_a
             return [self._of_nothing(a_shard, None, (0, n)) for n in columns]
-        with usage_errors():
-            problem = joint_problem(self._fabric, a_shard, weights, biases)
-        entry = self._gather_plans.find(problem) or self._planned(problem, self._gather_plans)
+        layout = several_layout(a_shard, weights, biases)
+        entries, m, _ = self._seen.get(layout, _UNSEEN)
+        entry = entries[m] if m < len(entries) else None
+        if entry is None:
+            with usage_errors():
+                problem = joint_problem(self._fabric, a_shard, weights, biases)
+            m = problem.m
+            entry = self._gather_plans.find(problem) or self._planned(problem, self._gather_plans)
+            if entry.choice.kind != "unprepared":
+                _remember(self._seen, layout, (self._gather_plans.by_size(problem), m, ()))
         with self._calling:
             entry.calls += 1
-            self._collect(entry, problem.m)
+            self._collect(entry, m)
             ready = self._plan_of(entry)
             choice = entry.choice if ready is entry.plan else entry.choice.of("eager")
             if is_optional and self._several_weights[choice.variant].gives_way:
@@ -593,9 +605,22 @@ class Runtime(contextlib.AbstractContextManager["Runtime"]):
         assert entry is not None
         return entry
 
-    def _collect_met(self) -> None:
+    def _begin_block(self) -> None:
+        """Count what a block of taxfree.autotune meets, and compile for it meanwhile."""
+        if self._dispatcher.is_disabled:
+            return
+        self._at_end = self._tuning_for(0.0)
+        self._at_end.begin()
+        self._collect_met(self._at_end.expect)
+
+    def _end_block(self) -> None:
+        if self._at_end is not None:
+            self._at_end.close()
+            self._at_end = None
+
+    def _collect_met(self, on_new: Callable[[Problem], None] = lambda problem: None) -> None:
         """Count calls of problems without a record of their own, from now on."""
-        self._met = MetProblems()
+        self._met = MetProblems(on_new)
         self._collecting.append(self._met)
 
     def _take_met(self) -> list[Problem]:
@@ -607,12 +632,12 @@ class Runtime(contextlib.AbstractContextManager["Runtime"]):
         return met.most_frequent_first()
 
     def _tune_now(self, problems: Sequence[Problem], seconds: float) -> list[Autotuned]:
-        """Tune problems on these ranks; collective."""
-        if self._dispatcher.is_disabled:
+        """Tune what a block has met on these ranks; collective."""
+        if self._at_end is None:
             return []
-        tuning = self._tuning_for(seconds)
-        with self._calling, contextlib.closing(tuning):
-            return self._tune(tuning, problems)
+        self._at_end.seconds = seconds
+        with self._calling:
+            return self._tune(self._at_end, problems)
 
     def _tuning_for(self, seconds: float) -> Autotuning:
         return Autotuning(self._fabric, self._heap_bytes, self._database, seconds)
@@ -826,7 +851,7 @@ class Runtime(contextlib.AbstractContextManager["Runtime"]):
             self._numbers,
         ):  # fmt: skip
             held.clear()
-        for worker in (self._unrecorded, self._autotuning):
+        for worker in (self._unrecorded, self._autotuning, self._at_end):
             if worker is not None:
                 worker.close()
         return True

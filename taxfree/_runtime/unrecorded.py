@@ -8,7 +8,7 @@ import dataclasses
 import fcntl
 import os
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,10 +28,14 @@ class MetProblems:
     called. Its record serves them all, since a record serves sizes down to half its own. With one
     for each size, an engine with 2000 different row counts would get a list that no search
     finishes; an engine with few gets these as they are.
+
+    Args:
+        on_new: is told a problem when the first of those that it stands for is met.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, on_new: Callable[[Any], None] = lambda problem: None) -> None:
         self._counts: dict[tuple[Any, ...], tuple[int, tuple[int, ...]]] = {}
+        self._on_new = on_new
 
     def add(self, problem: Problem, *sizes: int, calls: int = 1) -> None:
         """Count calls.
@@ -42,6 +46,8 @@ class MetProblems:
             calls: how many; none where a problem is to be listed behind those that are called.
         """
         key = (problem, *map(_octave, sizes))
+        if key not in self._counts:
+            self._on_new(_sized(problem, sizes))
         before, largest = self._counts.get(key, (0, sizes))
         self._counts[key] = before + calls, tuple(map(max, largest, sizes))
 

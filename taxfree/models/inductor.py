@@ -29,6 +29,7 @@ from torch.utils._ordered_set import OrderedSet
 from torch.utils._pytree import tree_leaves
 
 import taxfree._runtime.ops  # noqa: F401  registers the operations
+from taxfree._runtime.collectives import all_find_differing
 from taxfree._runtime.runtime import Runtime, runtime_of, table_digest
 from taxfree.errors import NoRecord, UsageError
 from taxfree.models import norms, report, rows
@@ -68,19 +69,27 @@ class _FusionPass(CustomGraphPass):
 
     def __call__(self, graph: Graph) -> None:
         groups = _groups()
-        for wait in list(graph.nodes):
-            if wait.target is not _c10d.wait_tensor.default:
-                continue
-            collective = wait.args[0]
-            fuse = _FUSIONS.get(collective.target)
-            if fuse is None or collective.args[-1] not in groups:
-                continue
-            name = f"compiled {collective.target.__name__.partition('.')[0]}"
-            report.count_compiled(name, fuse(graph, wait, collective))
+        found = [
+            (wait, wait.args[0])
+            for wait in graph.nodes
+            if wait.target is _c10d.wait_tensor.default
+            and wait.args[0].target in _FUSIONS
+            and wait.args[0].args[-1] in groups
+        ]
+        uneven = {group for group in groups if _is_uneven(group, found)}
+        for wait, collective in found:
+            name = f"compiled {_name(collective)}"
+            if collective.args[-1] in uneven:
+                report.count_compiled(name, "library: the sizes of matmuls differ between ranks")
+            else:
+                report.count_compiled(name, _FUSIONS[collective.target](graph, wait, collective))
         for node in list(graph.nodes):
             if node.target is _ops.layer_matmul_all_reduce.default and node.args[-1] in groups:
                 _decide_layer(graph, node)
-        _keep_order(graph)
+        ours = [each for each in graph.nodes if getattr(each.target, "namespace", "") == "taxfree"]
+        for node in ours:
+            node.target = getattr(node.target.overloadpacket, "compiled", node.target)
+        _keep_order(graph, ours)
         graph.lint()
 
     def uuid(self) -> Any:
@@ -95,9 +104,35 @@ class _FusionPass(CustomGraphPass):
 _PASS = _FusionPass()
 
 
-def _keep_order(graph: Graph) -> None:
+def _is_uneven(group: str, found: Sequence[tuple[Node, Node]]) -> bool:
+    """Whether matmuls beside a group's collectives have other sizes on other ranks.
+
+    Ranks that compile such a graph wait for each other. One that has its code from a cache does not
+    come: what that calls is compared when it is planned.
+    """
+    sizes = []
+    for wait, collective in found:
+        if collective.args[-1] != group:
+            continue
+        if collective.target is _c10d.all_gather_into_tensor.default:
+            beside = [each.node for each in _consumers(wait)[0]]
+        else:
+            beside = [_producer(collective.args[0], "sum")[0]]
+            if collective.target is _c10d.reduce_scatter_tensor.default:
+                beside = [_producer(_uncut(collective.args[0])[0], "sum")[0]]
+        matmuls = [node for node in beside if node is not None]
+        sizes += [
+            [tuple(map(str, _value(each).shape)) for each in node.all_input_nodes]
+            for node in matmuls
+        ]
+    runtime = _runtimes[group]
+    return bool(sizes) and all_find_differing(
+        runtime._fabric.group, repr(sizes), runtime._fabric.pool.timeout_s
+    )
+
+
+def _keep_order(graph: Graph, ours: list[Node]) -> None:
     """Let each operation follow the one before it, as ranks may schedule the rest differently."""
-    ours = [each for each in graph.nodes if getattr(each.target, "namespace", "") == "taxfree"]
     behind = {each: OrderedSet([before]) for before, each in itertools.pairwise(ours)}
     preserve_node_ordering(graph, behind)
 

@@ -237,6 +237,49 @@ def add_what_is_a_ranks_own(fabric: Any) -> Any:
     return errors, taxfree.report().layers
 
 
+def split_unevenly(fabric: Any) -> tuple[dict[str, float], dict[str, dict[str, int]]]:
+    """Matmuls of a user's own whose n or k differ between ranks: errors, and what ran."""
+    import torch.distributed._functional_collectives as functional
+    from torch._inductor import config
+
+    import taxfree
+    from taxfree.models import report
+    from tests.models.meshes import new_mesh
+
+    mesh, ranks, rank = new_mesh(), fabric.world_size, fabric.rank
+    group, generator = mesh.get_group(), torch.Generator().manual_seed(1)
+    x, w, v = (
+        torch.randn(size, generator=generator).bfloat16() for size in ((4, 33), (33, 32), (33, 35))
+    )
+    own_x, own_w = (each.tensor_split(ranks, dim)[rank] for each, dim in ((x, 1), (w, 0)))
+    rows, own_v = x.chunk(ranks)[rank], v.tensor_split(ranks, 1)[rank]
+    cases = {
+        "sum": (lambda: functional.all_reduce(own_x @ own_w, "sum", group), x @ w),
+        "scatter": (
+            lambda: functional.reduce_scatter_tensor(own_x @ own_w, "sum", 0, group),
+            (x @ w).chunk(ranks)[rank],
+        ),
+        "gather": (lambda: functional.all_gather_tensor(rows, 0, group) @ own_v, x @ own_v),
+    }
+    report.clear()
+    torch.compiler.reset()
+    errors = {}
+    with ours_run(), taxfree.enable(mesh), torch.no_grad(), config.patch(fx_graph_cache=False):
+        for name, (call, expected) in cases.items():
+            y = torch.compile(call)()
+            errors[name] = float((y - expected).norm() / expected.norm())
+    return errors, taxfree.report().layers
+
+
+def compare(fabric: Any) -> list[bool]:
+    """Values that are the same, that differ, and that one rank alone compares."""
+    from taxfree._runtime.collectives import all_find_differing
+
+    group, rank = dist.new_group(list(range(fabric.world_size))), fabric.rank
+    found = [all_find_differing(group, each, 20.0) for each in ("same", f"of rank {rank}")]
+    return [*found, rank == 0 and all_find_differing(group, "alone", 0.1)]
+
+
 def add_to_a_layer(fabric: Any) -> dict[str, float]:
     """By addend: the error of a compiled layer against the eager one."""
     from torch._inductor import config
@@ -562,7 +605,7 @@ def schedule_last_nodes_first(fabric: Any) -> list[int]:
         with torch.no_grad():
             _, (code,) = run_and_get_code(both, narrow, wide)
     sizes = dict(re.findall(r"assert_size_stride\((arg\d_1), \(4, (\d+)\)", code))
-    called = re.findall(r"matmul_all_reduce\.default\(\w+, (arg\d_1)", code)
+    called = re.findall(r"matmul_all_reduce\.compiled\(\w+, (arg\d_1)", code)
     return [int(sizes[each]) for each in called]
 
 
@@ -669,6 +712,17 @@ def test_what_follows_the_collectives_of_others_may_differ_by_rank(ranks: Ranks)
     for errors, ran in run(ranks, "add_what_is_a_ranks_own"):
         assert max(errors.values()) < 0.01, errors
         assert ran == {"compiled all_reduce": {"matmul_all_reduce": len(errors)}}
+
+
+def test_matmuls_whose_sizes_differ_between_ranks_stay_pytorchs(ranks: Ranks) -> None:
+    for errors, ran in run(ranks, "split_unevenly"):
+        assert max(errors.values()) < 0.02, errors
+        compiled = {what for name, kinds in ran.items() if "compiled" in name for what in kinds}
+        assert compiled == {"library: the sizes of matmuls differ between ranks"}
+
+
+def test_a_rank_that_compares_alone_finds_no_difference(ranks: Ranks) -> None:
+    assert run(ranks, "compare") == [[False, True, False]] * 2
 
 
 def test_a_layers_sum_may_be_broadcast(ranks: Ranks) -> None:

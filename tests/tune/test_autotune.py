@@ -192,7 +192,7 @@ def within_a_budget(fabric: Any, db: str, seconds: float, each_s: float) -> Any:
     """Twenty problems, each of which takes so long."""
     from taxfree_tune.tuning import in_ranks, session
 
-    def tune_one(tuner: Any, problem: Any, budget: Any, following: Any) -> Any:
+    def tune_one(tuner: Any, problem: Any, budget: Any) -> Any:
         time.sleep(each_s)
         return session.NotTuned(problem, "not tried", f"{budget.seconds:.3f}")
 

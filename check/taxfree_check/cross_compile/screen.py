@@ -37,6 +37,11 @@ class ScreenVerdict:
     kernels: dict[str, Resources]
     illegal_reason: str | None = None
 
+    @property
+    def seconds(self) -> float:
+        """That the compiler took for all of its kernels."""
+        return sum(resources.seconds for resources in self.kernels.values())
+
 
 class Screen:
     """Judges candidates for one device; a context manager, because it holds processes.

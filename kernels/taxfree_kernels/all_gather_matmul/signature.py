@@ -111,6 +111,18 @@ ALL_GATHER_MATMUL = Signature(
 SIGNATURES = (ALL_GATHER_MATMUL,)
 
 
+def several_layout(
+    a_shard: torch.Tensor,
+    weights: Sequence[torch.Tensor],
+    biases: Sequence[torch.Tensor | None],
+) -> tuple[Any, ...]:
+    """The properties of a call for several weights that decide what runs, as `layout`."""
+    return (
+        "all_gather_matmuls", a_shard.shape, a_shard.dtype, a_shard.device,
+        *[fixed(weight) for weight in weights], *[fixed(bias) for bias in biases],
+    )  # fmt: skip
+
+
 def joint_problem(
     fabric: Fabric,
     a_shard: torch.Tensor,

@@ -47,13 +47,16 @@ def utilization(uuid: str) -> float | None:
     return number(_query("gpu", "utilization.gpu", "--id", uuid)[0][0])
 
 
-def processes() -> tuple[GpuProcess, ...]:
-    """Processes that compute on a GPU."""
-    indices = {uuid: int(index) for index, uuid in _query("gpu", "index,uuid")}
+def processes(uuid: str | None = None) -> tuple[GpuProcess, ...]:
+    """Processes that compute on a GPU; or those on one of them, whose index is not looked up."""
+    indices = {}
+    if uuid is None:
+        indices = {uuid: int(index) for index, uuid in _query("gpu", "index,uuid")}
     rows = _query("compute-apps", "gpu_uuid,pid,process_name,used_memory")
     return tuple(
-        GpuProcess(indices.get(uuid), int(pid), name, whole(used, _MIB))
-        for uuid, pid, name, used in rows
+        GpuProcess(indices.get(gpu), int(pid), name, whole(used, _MIB))
+        for gpu, pid, name, used in rows
+        if uuid in (None, gpu)
     )
 
 

@@ -34,7 +34,7 @@ class Watch:
         """Why measurements since construction cannot be trusted, on any rank; empty if they can."""
         worked()
         if self._uuid:
-            self._found += [shared_reason(self._uuid, self._own), slow_reason(self._uuid)]
+            self._found += _reasons_now(self._uuid, self._own)
         reasons = [
             reason
             for reasons_of_rank in vote(self._group, self._found)
@@ -77,30 +77,25 @@ def busy_reason(uuid: str) -> str:
     return f"GPU {index} is in use by {percent:.0f} %"
 
 
-def shared_reason(uuid: str, own_pids: Collection[int]) -> str:
-    """Reason that processes of others are on a GPU, or empty.
+def _reasons_now(uuid: str, own_pids: Collection[int]) -> list[str]:
+    """Reasons that other processes are on a GPU, or that it has lowered its clocks.
 
-    They are counted, because in a container the driver may give other process ids than ours.
+    Processes are counted, because in a container the driver may give other process ids than ours. A
+    power cap is no reason. The driver's tool starts for each question: it is asked two.
 
     Args:
         own_pids: ids of the ranks on this GPU.
     """
     try:
-        index = nvidia.gpus(uuid)[0].index
-        there = [process for process in nvidia.processes() if process.gpu == index]
+        (gpu,) = nvidia.gpus(uuid)
+        there = nvidia.processes(uuid)
     except Exception:
-        return ""
-    if len(there) <= len(own_pids):
-        return ""
-    others = [f"{process.name} ({process.pid})" for process in there if process.pid not in own_pids]
-    return f"GPU {index} is shared with {', '.join(others[:3])}"
-
-
-def slow_reason(uuid: str) -> str:
-    """Reason that a GPU has lowered its clocks, other than a power cap, or empty."""
-    try:
-        gpu = nvidia.gpus(uuid)[0]
-    except Exception:
-        return ""
+        return []
+    reasons = []
+    if len(there) > len(own_pids):
+        others = [f"{each.name} ({each.pid})" for each in there if each.pid not in own_pids]
+        reasons.append(f"GPU {gpu.index} is shared with {', '.join(others[:3])}")
     slow = [reason for reason in gpu.slowed_by if reason in SPOILING]
-    return f"GPU {gpu.index} is slowed by {', '.join(slow)}" if slow else ""
+    if slow:
+        reasons.append(f"GPU {gpu.index} is slowed by {', '.join(slow)}")
+    return reasons

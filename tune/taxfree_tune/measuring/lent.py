@@ -50,7 +50,7 @@ def try_beside_library(
         if outcome.state == "measured"
         for mode in modes
     ]
-    chain = max(1, min(timer.chain_of(fabric), int(_REPETITION_US / expected_us)))
+    chain = timer.chain_for(fabric, expected_us, _REPETITION_US)
     times = timer.time_together(fabric, [call for *_, call in timed], _REPETITIONS, chain=chain)
     for (outcome, mode, _), timing in zip(timed, times, strict=True):
         outcome.timings[mode] = timing

@@ -30,6 +30,8 @@ ROTATED_BYTES = 256 << 20  # of inputs that a chain walks through, several times
 
 #: one call on the i-th set of inputs
 Call = Callable[[int], Any]
+#: a chain of calls
+Run = Callable[[], None]
 
 
 @dataclass(frozen=True)
@@ -93,14 +95,37 @@ def time_together(
         One timing per callable, the same on every rank.
     """
     chain = chain or chain_of(fabric)
-    runs = [_runner(fabric, call, mode, chain) for call, mode in calls]
+    runs = [runner(fabric, call, mode, chain) for call, mode in calls]
+    return time_runs(fabric, runs, repetitions, chain, after)
+
+
+def time_runs(
+    fabric: Fabric,
+    runs: Sequence[Run],
+    repetitions: int,
+    chain: int,
+    after: Callable[[int], None] = lambda index: None,
+) -> list[Timing]:
+    """The same for what runs chains of calls, see :func:`runner`."""
     clock = _device_clock if fabric.has_graphs else _host_clock
     times = clock(fabric, runs, repetitions, after)
     everyone = vote(fabric.group, [[s / chain for s in samples] for samples in times])
-    return [_timing([ranks[index] for ranks in everyone]) for index in range(len(calls))]
+    return [_timing([ranks[index] for ranks in everyone]) for index in range(len(runs))]
 
 
-def _runner(fabric: Fabric, call: Call, mode: str, chain: int) -> Callable[[], None]:
+def chain_for(fabric: Fabric, us: float, wanted_us: float) -> int:
+    """Calls of a repetition, that it takes about as long as wanted; at most as many as usual.
+
+    Args:
+        us: that a call takes; the same on all ranks.
+        wanted_us: that a repetition takes.
+    """
+    return max(1, min(chain_of(fabric), int(wanted_us / us)))
+
+
+def runner(fabric: Fabric, call: Call, mode: str, chain: int) -> Run:
+    """What runs a chain of calls in a mode; runs them, and captures them where it replays."""
+
     def eager() -> None:
         for step in range(chain):
             call(step)
@@ -135,7 +160,7 @@ def capturing(graph: torch.cuda.CUDAGraph) -> Iterator[None]:
 
 def _device_clock(
     fabric: Fabric,
-    runs: Sequence[Callable[[], None]],
+    runs: Sequence[Run],
     repetitions: int,
     after: Callable[[int], None],
 ) -> list[list[float]]:
@@ -156,7 +181,7 @@ def _device_clock(
 
 def _host_clock(
     fabric: Fabric,
-    runs: Sequence[Callable[[], None]],
+    runs: Sequence[Run],
     repetitions: int,
     after: Callable[[int], None],
 ) -> list[list[float]]:

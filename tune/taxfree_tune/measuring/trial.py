@@ -9,9 +9,10 @@ from __future__ import annotations
 import contextlib
 import gc
 import json
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -29,6 +30,7 @@ from taxfree_tune.measuring import disturbance, timer
 
 ERROR_ALLOWANCE = 1.25  # of the library baseline's own relative error
 SEED = 1
+_REPETITION_US = 4000.0
 
 #: a plan, or what takes its place: of the operation's inputs and the output, which it returns
 Compute = Callable[..., torch.Tensor]
@@ -175,8 +177,17 @@ class Bench(Calls):
         self._integers = self._inputs(SEED, integers=True)
         self._exact = self._reference(integers=True).to(self.outputs[0].dtype)
         self._reference64 = self._reference(integers=False)
-        baseline = self.plan(Candidate("baseline", {}))
-        self.baseline_error = self._worst(self._relative_error(baseline))
+        self._baseline = self.plan(Candidate("baseline", {}))
+        self.baseline_error = self._worst(self._relative_error(self._baseline))
+        #: candidates that were right and timed last, as text with the modes
+        self.right: dict[tuple[str, ...], Right] = {}
+
+    @cached_property
+    def chain(self) -> int:
+        """Calls of a repetition, fewer of long ones; collective at first."""
+        call = self.call(self._baseline), "eager"
+        (once,) = timer.time_together(self.fabric, [call], 1, chain=1)
+        return timer.chain_for(self.fabric, once.median_us, _REPETITION_US)
 
     def _reference(self, integers: bool) -> torch.Tensor:
         fabric = self.fabric
@@ -219,17 +230,29 @@ def open_bench(fabric: Fabric, op: str, problem: dict[str, Any]) -> Bench:
     """The bench for a problem; kept from one task to the next, as inputs are large."""
     global _bench
     if _bench is None or _bench.op != op or _bench.problem != problem_class(op)(**problem):
-        _bench = None
-        gc.collect()
+        _drop_bench()
         _bench = Bench(fabric, op, problem)
     return _bench
 
 
+def _drop_bench() -> None:
+    global _bench
+    if _bench is None:
+        return
+    _bench.right.clear()  # whose calls hold the bench
+    last, _bench = weakref.ref(_bench), None
+    if last() is not None:  # the traceback of an error holds it
+        gc.collect()
+
+
+def warm_bench(fabric: Fabric, op: str, problem: dict[str, Any]) -> None:
+    """Open a problem's bench for the tasks that follow; a task of the workers."""
+    open_bench(fabric, op, problem)
+
+
 def close_bench() -> None:
     """Free the inputs of the last problem."""
-    global _bench
-    _bench = None
-    gc.collect()
+    _drop_bench()
     if torch.cuda.is_initialized():
         torch.cuda.empty_cache()
 
@@ -249,37 +272,68 @@ def try_candidates(
     """
     watch = disturbance.Watch(fabric)
     bench = open_bench(fabric, op, problem)
-    bench.share_compilation(candidates)
-    outcomes, ready = [], []
-    for candidate in candidates:
-        outcome, plan = _check(bench, candidate)
-        outcomes.append(outcome)
-        if plan is not None:
-            ready.append((outcome, plan))
-    calls = []
-    for outcome, plan in ready:
-        for mode in modes:
-            calls.append((bench.call(plan), mode, outcome))
-    timings = timer.time_together(fabric, [(call, mode) for call, mode, _ in calls], repetitions)
-    for (_, mode, outcome), timing in zip(calls, timings, strict=True):
-        outcome.timings[mode] = timing
+    keys = [(key(candidate), *modes) for candidate in candidates]
+    bench.right = {each: bench.right[each] for each in keys if each in bench.right}
+    new = [c for c, each in zip(candidates, keys, strict=True) if each not in bench.right]
+    bench.share_compilation(new)
+    tried = [
+        bench.right[each] if each in bench.right else _check(bench, candidate)
+        for candidate, each in zip(candidates, keys, strict=True)
+    ]
+    outcomes = [each.outcome() if isinstance(each, Right) else each for each in tried]
+    right = [each for each in tried if isinstance(each, Right)]
+    runs = [run for each in right for run in each.runs_of(bench, modes)]
+    timings = iter(timer.time_runs(fabric, runs, repetitions, bench.chain))
     disturbed = watch.reasons()
-    for outcome, _ in ready:
-        outcome.disturbed = disturbed
+    for outcome in outcomes:
+        if outcome.state == "measured":
+            outcome.timings = {mode: next(timings) for mode in modes}
+            outcome.disturbed = disturbed
     hang = bench.hang()
     if hang is not None:
         raise PeerTimeout(hang, "a candidate that was right when checked hung when timed")
+    bench.right = {
+        each: found for each, found in zip(keys, tried, strict=True) if isinstance(found, Right)
+    }  # now, when it has come to its end on all ranks
     return outcomes
 
 
-def _check(bench: Bench, candidate: Candidate) -> tuple[Outcome, Ready | None]:
+@dataclass
+class Right:
+    """A candidate that was right, for finals after a search: neither checked nor captured again.
+
+    Args:
+        plan: that can be called.
+        relative_error: as of :class:`Outcome`.
+        runs: of chains of its calls, by mode.
+    """
+
+    plan: Ready
+    relative_error: float
+    runs: dict[str, timer.Run] = field(default_factory=dict)
+
+    def outcome(self) -> Outcome:
+        """That of a trial which is not timed yet."""
+        return Outcome("measured", relative_error=self.relative_error, launches=self.plan.launches)
+
+    def runs_of(self, bench: Bench, modes: Sequence[str]) -> list[timer.Run]:
+        """What runs chains of its calls, in each mode; collective at first."""
+        if not self.runs:
+            call = bench.call(self.plan)
+            self.runs = {
+                mode: timer.runner(bench.fabric, call, mode, bench.chain) for mode in modes
+            }
+        return list(self.runs.values())
+
+
+def _check(bench: Bench, candidate: Candidate) -> Outcome | Right:
     plan = bench.ready(candidate)
     if isinstance(plan, str):
-        return Outcome("failed", plan), None
+        return Outcome("failed", plan)
     why_wrong, error = bench.check(plan)
     hang = bench.hang()
     if hang is not None:
-        return Outcome("hung", hang), None
+        return Outcome("hung", hang)
     if why_wrong is not None:
-        return Outcome("wrong", why_wrong, relative_error=error), None
-    return Outcome("measured", relative_error=error, launches=plan.launches), plan
+        return Outcome("wrong", why_wrong, relative_error=error)
+    return Right(plan, error)

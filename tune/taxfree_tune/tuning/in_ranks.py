@@ -8,11 +8,13 @@ tried with short timeouts; where it fails on a rank, all ranks give it up.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
 import logging
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
@@ -27,9 +29,12 @@ from taxfree_check.cross_compile.screen import Screen
 from taxfree_kernels.errors import PeerTimeout
 from taxfree_kernels.fabric.base import Fabric, Workspace
 from taxfree_kernels.variant import Problem, op_of
-from taxfree_tune.measuring.trial import close_bench
+from taxfree_tune.measuring.groups import deadline_s
+from taxfree_tune.measuring.trial import close_bench, warm_bench
+from taxfree_tune.tuning.first import FirstCandidates
 from taxfree_tune.tuning.session import NotTuned, Tuned, alone, tune_one
-from taxfree_tune.tuning.tuner import Budget, Tuner
+from taxfree_tune.tuning.tuner import BATCH, Budget, Tuner
+from taxfree_tune.workers.group import TaskFailed
 from taxfree_tune.workers.local import LocalGroup, together
 from taxfree_tuning_db import Database, Record, record_key, stale_reason
 
@@ -53,6 +58,19 @@ class RankTuner:
     def __init__(self, fabric: Fabric, heap_bytes: int, database: Path) -> None:
         self._fabric, self._database = fabric, database
         self._screen = Screen(fabric.hardware, heap_bytes=heap_bytes or None)
+        self._first = FirstCandidates(fabric.hardware, self._screen, None)
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="taxfree expects")
+        if fabric.rank == 0:
+            self._screen.start()
+
+    def expect(self, problem: Problem) -> None:
+        """Compile what will be tried first for a problem, beside what the ranks do meanwhile."""
+        if self._fabric.rank == 0:
+            self._thread.submit(self._compile_ahead, problem)
+
+    def _compile_ahead(self, problem: Problem) -> None:
+        with Database(self._database) as database:  # of this thread
+            self._first.compile_ahead(database, problem, BATCH)
 
     def tune(self, problems: Sequence[Problem], seconds: float) -> list[Autotuned]:
         """Tune problems, the first ones first, until the time is over; collective.
@@ -79,6 +97,7 @@ class RankTuner:
 
     def close(self) -> None:
         """End the compilers."""
+        self._thread.shutdown(cancel_futures=True)
         self._screen.close()
 
     def _lead(
@@ -106,7 +125,15 @@ class RankTuner:
         with Database(self._database) as database:
             database.require_writable()
             with alone(database.path, deadline + _GRACE_S - time.monotonic()):
-                tuner = Tuner(database, ranks, fabric.hardware, self._screen, is_hasty=True)
+                tuner = Tuner(
+                    database, ranks, fabric.hardware, self._screen, is_hasty=True, first=self._first
+                )
+                if fabric.has_graphs:  # interpreted ranks compile nothing
+                    new = [each for each in problems if not _own_record(database, fabric, each)]
+                    for problem in new:
+                        tuner.compile_ahead(problem)
+                    for problem in new[:1]:
+                        _open(ranks, fabric, problem)
                 took = 0.0
                 for index, problem in enumerate(problems):
                     begun = time.monotonic()
@@ -116,8 +143,7 @@ class RankTuner:
                     if deadline - begun < took:
                         return
                     share = min(_MOST_S, (deadline - begun) / (len(problems) - index))
-                    following = problems[index + 1] if index + 1 < len(problems) else None
-                    outcome = _tuned(tuner, problem, Budget(TRIALS, share), following)
+                    outcome = _tuned(tuner, problem, Budget(TRIALS, share))
                     took = time.monotonic() - begun
                     _log.info("%s, %.1f s", _said(outcome, tuner.mode), took)
                     yield dataclasses.replace(outcome, seconds=took)
@@ -152,9 +178,20 @@ def _own_record(database: Database, fabric: Fabric, problem: Problem) -> Record 
     return record if stale_reason(record, fingerprints.versions(op)) is None else None
 
 
-def _tuned(tuner: Tuner, problem: Problem, budget: Budget, following: Problem | None) -> Autotuned:
+def _open(ranks: LocalGroup, fabric: Fabric, problem: Problem) -> None:
+    """Let the ranks make a problem's inputs while its candidates are compiled."""
+    with contextlib.suppress(TaskFailed):  # the tuner meets it again
+        ranks.call(
+            warm_bench,
+            deadline_s(fabric.hardware),
+            op=op_of(problem),
+            problem=dataclasses.asdict(problem),
+        )
+
+
+def _tuned(tuner: Tuner, problem: Problem, budget: Budget) -> Autotuned:
     try:
-        outcome = tune_one(tuner, problem, budget, following=following)
+        outcome = tune_one(tuner, problem, budget)
     except TaxfreeError as error:  # the library itself fails, for want of memory
         outcome = NotTuned(problem, "failed", error.message)
     if isinstance(outcome, Tuned):

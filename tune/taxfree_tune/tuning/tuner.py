@@ -10,24 +10,23 @@ the recorded winner. Times of a busy or throttled GPU are recorded as such and d
 from __future__ import annotations
 
 import dataclasses
-import functools
 import hashlib
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Protocol
 
 from taxfree import fingerprints
 from taxfree.errors import WorkerLost, WrongResult
-from taxfree.shapes import recorded_problem
 from taxfree_check.cross_compile.screen import Screen
 from taxfree_kernels.hardware import Hardware
-from taxfree_kernels.variant import Problem, Variant, op_of
+from taxfree_kernels.variant import Problem, Variant
 from taxfree_tune.measuring.results import Mode
 from taxfree_tune.measuring.trial import Candidate, Outcome, key
-from taxfree_tune.tuning.candidates import every_candidate, first_candidates, is_legal, variants_for
+from taxfree_tune.tuning.candidates import every_candidate, is_legal, variants_for
+from taxfree_tune.tuning.first import FirstCandidates, trials_that_hold
 from taxfree_tune.tuning.search import Search
 from taxfree_tune.tuning.together import ATTEMPTS, BASELINE, Together
 from taxfree_tune.tuning.winner import measurement_of, record_of
@@ -37,9 +36,7 @@ from taxfree_tuning_db import (
     Measurement,
     Record,
     TrialRecord,
-    neighbours,
     record_key,
-    shipped_records,
 )
 
 if TYPE_CHECKING:
@@ -48,7 +45,6 @@ if TYPE_CHECKING:
 BATCH = 12  # candidates that a GPU times together
 FINALISTS = 5
 OTHER_FINALISTS = 2
-_NEIGHBOURS = 3
 _PAUSE_S = 5.0  # after a batch that was disturbed
 _TRIED_PER_TRIAL = 3  # where most candidates fail, the budget bounds what is tried, not measured
 
@@ -107,6 +103,7 @@ class Tuner:
         fleet: nodes that tune the same problems.
         is_exhaustive: try every config that no variant refuses, instead of searching.
         is_hasty: wait for no GPU that is busy, and keep no study, only what the database holds.
+        first: what searches ask for first; its own by default.
 
     Attributes:
         hardware: of the workers' devices.
@@ -128,14 +125,17 @@ class Tuner:
         fleet: Fleet | None = None,
         is_exhaustive: bool = False,
         is_hasty: bool = False,
+        first: FirstCandidates | None = None,
     ) -> None:
         self._is_exhaustive, self._is_hasty = is_exhaustive, is_hasty
         self._database, self.hardware, self._fleet = database, hardware, fleet
         self._screen, self._seed, self._only, self._progress = screen, seed, only, progress
         self._fingerprint = fingerprints.hardware_fingerprint(hardware)
-        self._pace_s: float | None = None  # of a unit, with its share of the finals
+        self._pace_s: float | None = None  # of a candidate, with its share of the finals
+        self._compile_s = self._batch_s = 0.0  # of the last batch: its slowest, and its trials
+        self._finals_s: float | None = None  # of the last problem
         self._together = Together(workers, hardware, 1 if is_hasty else ATTEMPTS)
-        self._ahead: tuple[Problem, list[Candidate]] | None = None
+        self._first = first or FirstCandidates(hardware, screen, only)
         self.mode, self.modes = self._together.mode, self._together.modes
 
     def tune(
@@ -187,9 +187,11 @@ class Tuner:
             batch = self._screened(op, problem, search, batch)
             tried += len(batch)
             if following is not None:
-                self._compile_ahead(following)
+                self.compile_ahead(following)
                 following = None
+            began_batch = time.monotonic()
             outcomes = self._together.search(problem, [BASELINE, *batch])
+            self._batch_s = time.monotonic() - began_batch
             baseline = outcomes[0]
             if baseline.timings:
                 baseline_us = baseline.timings[self.mode].median_us
@@ -216,8 +218,12 @@ class Tuner:
         if record is not None:
             self._database.put(record)
         if asked:
-            self._pace_s = (time.monotonic() - begun) / self._units(asked)
+            self._pace_s = (time.monotonic() - begun) / asked
         return record
+
+    def compile_ahead(self, problem: Problem) -> None:
+        """Let the screen compile what the search of a problem will ask for first."""
+        self._first.compile_ahead(self._database, problem, self._batch)
 
     def _affordable(self, budget: Budget, spent: float, asked: int) -> int:
         """How many candidates the next batch may have, at the pace of the last problem.
@@ -228,22 +234,17 @@ class Tuner:
             return self._batch
         if spent > budget.seconds:
             return 0
+        if self.mode == "graph":  # a batch takes as long as one candidate: compiling decides
+            rest_s = 0.0 if self._finals_s is None else self._batch_s + self._finals_s
+            more_s = self._compile_s + rest_s if asked else 0.0
+            return self._batch if spent + more_s <= budget.seconds else 0
         if self._pace_s is None:
             return self._batch
-        units = int(budget.seconds / self._pace_s) - self._units(asked)
-        return min(self._batch, self._unit * max(int(asked == 0), units))
-
-    def _units(self, candidates: int) -> int:
-        return -(-candidates // self._unit)
+        return min(self._batch, max(int(asked == 0), int(budget.seconds / self._pace_s) - asked))
 
     @property
     def _batch(self) -> int:
         return BATCH if self.mode == "graph" else 4
-
-    @property
-    def _unit(self) -> int:
-        """Candidates that take as long as one: all of a batch on a GPU, where compiling decides."""
-        return self._batch if self.mode == "graph" else 1
 
     # -- the search --------------------------------------------------------------------------
 
@@ -265,7 +266,8 @@ class Tuner:
         )
         self._formerly_illegal: set[str] = set()
         last = {
-            key(candidate): (candidate, trial) for candidate, trial in self._trials(op, problem)
+            key(candidate): (candidate, trial)
+            for candidate, trial in trials_that_hold(self._database, op, self._key(op, problem))
         }
         self._stored = set(last)
         for candidate, trial in last.values():
@@ -274,40 +276,8 @@ class Tuner:
             else:
                 search.learn(candidate, trial.median_us.get(self.mode))
         if every is None:
-            search.enqueue(self._first_candidates(op, problem))
+            search.enqueue(self._first.of(self._database, problem))
         return search
-
-    def _trials(self, op: str, problem: Problem) -> Iterator[tuple[Candidate, TrialRecord]]:
-        """The trials of earlier runs that hold today."""
-        versions = fingerprints.versions(op)
-        for trial in self._database.trials(self._key(op, problem)):
-            is_disturbed = trial.state == "measured" and trial.reason
-            if trial.version == versions.get(trial.variant) and not is_disturbed:
-                yield Candidate(trial.variant, trial.config), trial
-
-    def _first_candidates(self, op: str, problem: Problem) -> list[Candidate]:
-        if self._ahead is not None and self._ahead[0] == problem:
-            return self._ahead[1]
-        variants = variants_for(problem, self.hardware, self._only)
-        nearby = self._winners_nearby(op, problem)
-        first = first_candidates(variants, problem, self.hardware, nearby)
-        return [*self._winners_of_other_versions(op, problem), *first]
-
-    def _compile_ahead(self, problem: Problem) -> None:
-        """Let the screen compile what the search of the next problem asks for first."""
-        op, variants = op_of(problem), variants_for(problem, self.hardware, self._only)
-        first = self._first_candidates(op, problem)
-        self._ahead = problem, first  # what wins until then does not change it
-        trials = self._trials(op, problem)
-        known = {key(candidate) for candidate, trial in trials if trial.state != "refused"}
-        new = [
-            (candidate.variant, candidate.config)
-            for candidate in first
-            if candidate.variant in variants
-            and key(candidate) not in known
-            and is_legal(variants[candidate.variant], problem, self.hardware, candidate.config)
-        ]
-        self._screen.begin(op, problem, new[: self._batch])
 
     def _study(self, op: str, problem: Problem, variants: Mapping[str, Variant]) -> str:
         """A name that changes with what a study cannot survive: kernels, compiler, and choices."""
@@ -321,50 +291,13 @@ class Tuner:
             f" triton {fingerprints.software_fingerprint().triton} spaces {choices}"
         )
 
-    def _winners_of_other_versions(self, op: str, problem: Problem) -> list[Candidate]:
-        """What the problem's own records name, measured with another version of its variant."""
-        record_key, versions = self._key(op, problem), fingerprints.versions(op)
-        alike = (record for record in self._shipped if record.op == op)  # keys take a while
-        shipped = (record for record in alike if record.key == record_key)
-        winners = [record.winner for record in (self._database.get(record_key), *shipped) if record]
-        return [
-            Candidate(winner.variant, winner.config)
-            for winner in winners
-            if winner.variant != "baseline" and winner.version != versions.get(winner.variant)
-        ]
-
-    def _winners_nearby(self, op: str, problem: Problem) -> list[Candidate]:
-        """Configs that won on the most similar problems, in the user's records and shipped ones."""
-        records = [
-            record
-            for record in (*self._database.records(), *self._shipped)
-            if record.op == op and recorded_problem(op, record.problem) is not None
-        ]
-        nearest = neighbours(
-            records,
-            dataclasses.asdict(problem),
-            self._fingerprint,
-            fingerprints.interpolated_fields(op),
-            fingerprints.ignored_fields(op),
-        )
-        winners = []
-        for neighbour in nearest[:_NEIGHBOURS]:
-            record = fingerprints.transferred(neighbour, problem)
-            for measured in (record.winner, *record.runners_up):
-                if measured.variant != "baseline":
-                    winners.append(Candidate(measured.variant, measured.config))
-        return winners
-
-    @functools.cached_property
-    def _shipped(self) -> tuple[Record, ...]:
-        return shipped_records()
-
     def _screened(
         self, op: str, problem: Problem, search: Search, batch: list[Candidate]
     ) -> list[Candidate]:
         begun = time.monotonic()
         verdicts = self._screen.verdicts(op, problem, [(c.variant, c.config) for c in batch])
         seconds = (time.monotonic() - begun) / len(batch)
+        self._compile_s = max(verdict.seconds for verdict in verdicts)
         for candidate, verdict in zip(batch, verdicts, strict=True):
             if verdict.illegal_reason is not None:
                 search.tell_pruned(candidate, verdict.illegal_reason)
@@ -501,7 +434,9 @@ class Tuner:
         self, op: str, problem: Problem, search: Search, finalists: Sequence[Candidate]
     ) -> list[Measurement]:
         """The baseline and the finalists that do not fail, timed together; the baseline first."""
+        begun = time.monotonic()
         outcomes = self._together.finals(problem, finalists)
+        self._finals_s = time.monotonic() - begun
         measured = []
         for candidate, outcome in zip(finalists, outcomes, strict=True):
             if outcome.state == "measured":
