@@ -415,38 +415,38 @@ def scales_of_tile(
         [BLOCK_N]; for "block", pointers [BLOCK_M] to those of the first group of each row, which
         rows exist, and a pointer to that of the first block of all columns.
     """
-    if TILE.SCALES == "tensor":
-        return tl.load(x_scale_ptr) * tl.load(w_scale_ptr)
     rows = row_begin + tl.arange(0, TILE.BLOCK_M)
     row_mask = rows < row_end
-    if TILE.SCALES == "channel":
+    if TILE.SCALES == "tensor":
+        return tl.load(x_scale_ptr) * tl.load(w_scale_ptr)
+    elif TILE.SCALES == "channel":
         cols = col_begin + tl.arange(0, TILE.BLOCK_N)
         of_rows = tl.load(x_scale_ptr + rows, mask=row_mask, other=0.0)
         return of_rows, tl.load(w_scale_ptr + cols, mask=cols < col_end, other=0.0)
-    groups = tl.cast(tl.cdiv(k, BLOCK), tl.int64)
-    return x_scale_ptr + rows * groups, row_mask, w_scale_ptr + col_begin // BLOCK * groups
+    else:
+        groups = tl.cast(tl.cdiv(k, BLOCK), tl.int64)
+        return x_scale_ptr + rows * groups, row_mask, w_scale_ptr + col_begin // BLOCK * groups
 
 
 @triton.jit
 def add_fp8_product(acc, one, other, scales, k_begin, TILE: tl.constexpr):
     """`acc` plus a step of A @ W, or W^T @ A^T when SWAP_AB, both fp8.
 
-    Hopper adds fp8 products with about 14 bits, so each BLOCK of K is added to `acc` by itself.
+    Hopper's matrix instructions add fp8 products with about 14 bits, so that each step is added to
+    `acc` by itself. AMD's add in float32: there Triton makes this one instruction where no scale is
+    between. Told to promote (``max_num_imprecise_acc``), Triton waits inside of a step.
 
     Args:
         scales: of the tile; those of blocks are applied here.
         k_begin: of the step, which crosses no block.
     """
+    product = tl.dot(one, other)
     if TILE.SCALES == "block":
         x_ptrs, row_mask, w_ptr = scales
         group = k_begin // BLOCK
         scale = tl.load(x_ptrs + group, mask=row_mask, other=0.0) * tl.load(w_ptr + group)
-        product = tl.dot(one, other)
-        acc += product * (scale[None, :] if TILE.SWAP_AB else scale[:, None])
-    else:
-        AT_ONCE: tl.constexpr = BLOCK if TILE.BLOCK_K >= BLOCK else TILE.BLOCK_K
-        acc = tl.dot(one, other, acc, max_num_imprecise_acc=AT_ONCE)
-    return acc
+        product *= scale[None, :] if TILE.SWAP_AB else scale[:, None]
+    return acc + product
 
 
 @triton.jit
