@@ -11,6 +11,8 @@ import torch
 
 from taxfree_kernels.errors import PlanError
 from taxfree_kernels.fabric.base import Fabric
+from taxfree_kernels.fp8 import dtype_of
+from taxfree_kernels.variant import BLOCK
 
 _DTYPES = {torch.float16: "float16", torch.bfloat16: "bfloat16"}
 _FLOAT32 = torch.finfo(torch.float32)
@@ -100,6 +102,52 @@ def matmul_sizes(x: torch.Tensor, weight: torch.Tensor) -> tuple[int, int, int]:
     return m, k, n
 
 
+def require_scales(
+    fabric: Fabric,
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    x_scale: torch.Tensor,
+    weight_scale: torch.Tensor,
+) -> str:
+    """Check fp8 factors [m, k] and [k, n] and their scales, and return who has a scale."""
+    kind = dtype_of(fabric.hardware.architecture)
+    for name, factor in (("x", x), ("weight", weight)):
+        require(factor.dtype == kind, f"{name} is {factor.dtype}, this device multiplies {kind}")
+    for name, tensor in (
+        ("x", x), ("weight", weight), ("x_scale", x_scale), ("weight_scale", weight_scale),
+    ):  # fmt: skip
+        _require_on(fabric, name, tensor)
+    for name, scale in (("x_scale", x_scale), ("weight_scale", weight_scale)):
+        require(scale.dtype == torch.float32, f"{name} is {scale.dtype}, must be float32")
+    (m, k), n = x.shape, weight.shape[1]
+    groups = -(-k // BLOCK)
+    shapes = {
+        "tensor": ((1,), (1,)),
+        "channel": ((m, 1), (1, n)),
+        "block": ((m, groups), (groups, -(-n // BLOCK))),
+    }
+    given = tuple(x_scale.shape), tuple(weight_scale.shape)
+    scales = next((name for name, each in shapes.items() if each == given), None)
+    if scales is None:
+        raise PlanError(
+            f"x_scale is {list(given[0])}, weight_scale {list(given[1])}",
+            "one of: "
+            + ", ".join(f"{list(one)} and {list(other)}" for one, other in shapes.values()),
+        )
+    require(weight_scale.t().is_contiguous(), "weight_scale's rows, of k, are not contiguous")
+    return scales
+
+
+def require_addends(fabric: Fabric, dtype: torch.dtype, **tensors: torch.Tensor | None) -> str:
+    """Check that tensors are of a 16-bit dtype and on the device, and return its name."""
+    require(dtype in _DTYPES, f"dtype is {dtype}, not float16 or bfloat16")
+    for name, tensor in tensors.items():
+        if tensor is not None:
+            require(tensor.dtype == dtype, f"{name} is {tensor.dtype}, dtype {dtype}")
+            _require_on(fabric, name, tensor)
+    return _DTYPES[dtype]
+
+
 def weight_layout(weight: torch.Tensor) -> str:
     """Which dimension of a [K, N] weight is contiguous, as problems name it."""
     return "nk" if weight.stride(0) == 1 else "kn"
@@ -112,8 +160,12 @@ def common_dtype(fabric: Fabric, **tensors: torch.Tensor | None) -> str:
     require(first.dtype in _DTYPES, f"{first_name} is {first.dtype}, not float16 or bfloat16")
     for name, tensor in named:
         require(tensor.dtype == first.dtype, f"{name} is {tensor.dtype}, {first_name} not")
-        require(
-            tensor.device == fabric.device,
-            f"{name} is on {tensor.device}, the fabric on {fabric.device}",
-        )
+        _require_on(fabric, name, tensor)
     return _DTYPES[first.dtype]
+
+
+def _require_on(fabric: Fabric, name: str, tensor: torch.Tensor) -> None:
+    require(
+        tensor.device == fabric.device,
+        f"{name} is on {tensor.device}, the fabric on {fabric.device}",
+    )

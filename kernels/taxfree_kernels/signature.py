@@ -39,6 +39,7 @@ class Signature:
         inputs: (on_device) -> what plans are called with, before the output; `on_device` makes a
             tensor of numbers.
         shape: (world_size, rows) -> that of the output.
+        dtype: () -> that of the output; it is that of the first argument if there is no other.
         reusable: the input whose memory the output may take, by its place; None if there is none.
         library: (world_size, group_name) -> the result of PyTorch's own collectives, for code that
             was compiled with a runtime, and runs after its end. None: it must not.
@@ -60,6 +61,7 @@ class Signature:
     reusable: int | None = None
     library: Callable[..., torch.Tensor] | None = None
     gradient: Callable[..., Gradients] | None = None
+    dtype: Callable[..., torch.dtype] = lambda first, *others: first.dtype
 
     @cached_property
     def numbers(self) -> tuple[tuple[int, str, type[Any], tuple[type[Any], ...]], ...]:

@@ -34,16 +34,18 @@ def require_output(
     out: torch.Tensor,
     shape: tuple[int, ...],
     like: torch.Tensor,
+    dtype: torch.dtype,
     inputs: Sequence[torch.Tensor | None],
     residual: torch.Tensor | None,
 ) -> None:
     """Check the caller's output tensor: kernels rely on its shape, and on memory of its own.
 
     Args:
-        like: a tensor of the dtype and on the device that it must have.
+        like: a tensor on the device that it must be on.
+        dtype: that it must have.
         residual: the input that may be the output, or the last part of it.
     """
-    require_like(out, shape, like)
+    require_like(out, shape, like, dtype)
     begin, end = _extent(out)
     for tensor in inputs:
         if tensor is None or tensor.device != out.device:
@@ -58,10 +60,12 @@ def require_output(
         )
 
 
-def require_like(out: torch.Tensor, shape: tuple[int, ...], like: torch.Tensor) -> None:
+def require_like(
+    out: torch.Tensor, shape: tuple[int, ...], like: torch.Tensor, dtype: torch.dtype
+) -> None:
     """Check the caller's output tensor, but for overlaps; arguments as of `require_output`."""
     _require(out.shape == shape and out.is_contiguous(), f"out is not a contiguous {list(shape)}")
-    _require(out.dtype == like.dtype, f"out is {out.dtype}, the result {like.dtype}")
+    _require(out.dtype == dtype, f"out is {out.dtype}, the result {dtype}")
     _require(out.device == like.device, f"out is on {out.device}, the inputs on {like.device}")
 
 

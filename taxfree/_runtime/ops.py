@@ -76,7 +76,8 @@ def _fake(signature: Signature, *arguments: Any) -> torch.Tensor:
     world_size = _process_group(group_name).size()
     rows, *_ = signature.sizes(world_size, *call_arguments)
     shape = signature.shape(world_size, rows, *call_arguments)
-    empty: torch.Tensor = call_arguments[0].new_empty(shape)
+    dtype = signature.dtype(*call_arguments)
+    empty: torch.Tensor = call_arguments[0].new_empty(shape, dtype=dtype)
     return empty
 
 

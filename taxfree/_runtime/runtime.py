@@ -51,6 +51,8 @@ from taxfree_kernels.flash_decode.signature import FLASH_DECODE
 from taxfree_kernels.matmul_all_reduce.signature import (
     MATMUL_ALL_REDUCE,
     MATMUL_ALL_REDUCE_RMS_NORM,
+    SCALED_MATMUL_ALL_REDUCE,
+    SCALED_MATMUL_ALL_REDUCE_RMS_NORM,
 )
 from taxfree_kernels.matmul_reduce_scatter.signature import MATMUL_REDUCE_SCATTER
 from taxfree_kernels.signature import Signature, signatures
@@ -58,9 +60,9 @@ from taxfree_kernels.variant import Problem, Ready, SizeRange, op_of
 from taxfree_tuning_db import Record, Table
 
 _MOST_LAYOUTS = 4096  # of arguments, that a runtime remembers
-#: entries by size, the size, and the shape of the output, of a call
-_Seen = tuple[list[Entry | None], int, tuple[int, ...]]
-_UNSEEN: _Seen = ([], 0, ())
+#: entries by size, the size, and the shape and dtype of the output, of a call
+_Seen = tuple[list[Entry | None], int, tuple[int, ...], torch.dtype]
+_UNSEEN: _Seen = ([], 0, (), torch.float16)
 _UNKNOWN: tuple[None, list[Entry | None], int] = (None, [], 0)
 
 
@@ -338,6 +340,78 @@ class Runtime(contextlib.AbstractContextManager["Runtime"]):
         normalised, total = self._call(MATMUL_ALL_REDUCE_RMS_NORM, arguments, out).unbind()
         return normalised, total
 
+    def scaled_matmul_all_reduce(
+        self,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        x_scale: torch.Tensor,
+        weight_scale: torch.Tensor,
+        bias: torch.Tensor | None = None,
+        residual: torch.Tensor | None = None,
+        dtype: torch.dtype = torch.bfloat16,
+        out: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """:meth:`matmul_all_reduce` of fp8 factors: of (x * x_scale) @ (weight * weight_scale).
+
+        Scales are float32. Their shapes say whether a tensor, a token and an output channel, or
+        128 elements of a token and a block of 128 x 128 of the weight have one.
+
+        Args:
+            x: [m, k], this rank's columns; e4m3, of the kind that the GPU multiplies.
+            weight: [k, n] of the same dtype, this rank's rows; k is contiguous.
+            x_scale: [1]; [m, 1]; or [m, ceil(k / 128)].
+            weight_scale: [1]; [1, n]; or [ceil(k / 128), ceil(n / 128)], the first contiguous.
+            bias: [n], or None; the same on all ranks, and added once.
+            residual: [m, n], or None; the same on all ranks, and added once.
+            dtype: of the result, of bias and residual; bfloat16 or float16.
+            out: [m, n], contiguous; the result is written into it. It may be
+                the residual.
+
+        Returns:
+            [m, n] of `dtype`.
+
+        Raises:
+            UsageError: the tensors do not fit together, or are of the other kind of e4m3.
+            PeerTimeout: an earlier call lost a peer.
+        """
+        arguments = (x, weight, x_scale, weight_scale, bias, residual, dtype)
+        return self._call(SCALED_MATMUL_ALL_REDUCE, arguments, out)
+
+    def scaled_matmul_all_reduce_rms_norm(
+        self,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        x_scale: torch.Tensor,
+        weight_scale: torch.Tensor,
+        norm_weight: torch.Tensor,
+        bias: torch.Tensor | None = None,
+        residual: torch.Tensor | None = None,
+        eps: float = 1e-6,
+        dtype: torch.dtype = torch.bfloat16,
+        out: torch.Tensor | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """:meth:`scaled_matmul_all_reduce`, and the RMSNorm of each row of it.
+
+        Args:
+            x, weight, x_scale, weight_scale, bias, residual: as there.
+            norm_weight: [n], the same on all ranks, of `dtype`.
+            eps: the same on all ranks.
+            dtype: of both results, bfloat16 or float16.
+            out: [2, m, n], contiguous; both are written into it. ``out[1]`` may be the
+                residual.
+
+        Returns:
+            The normalised sum, and the sum: [m, n] each, of `dtype`.
+
+        Raises:
+            UsageError: as there, or eps is not a positive float32.
+            PeerTimeout: an earlier call lost a peer.
+        """
+        factors = (x, weight, x_scale, weight_scale)
+        arguments = (*factors, bias, residual, dtype, norm_weight, eps)
+        normalised, total = self._call(SCALED_MATMUL_ALL_REDUCE_RMS_NORM, arguments, out).unbind()
+        return normalised, total
+
     def matmul_reduce_scatter(
         self,
         x: torch.Tensor,
@@ -405,7 +479,7 @@ class Runtime(contextlib.AbstractContextManager["Runtime"]):
         """
         if a_shard.shape[0] == 0:
             columns = [weight.shape[1] for weight in weights] + [a_shard.shape[1]] * returns_a
-            return [self._of_nothing(a_shard, None, (0, n)) for n in columns]
+            return [self._of_nothing(a_shard, None, (0, n), a_shard.dtype) for n in columns]
         layout = several_layout(a_shard, weights, biases)
         entries, m, _ = self._seen.get(layout, _UNSEEN)
         entry = entries[m] if m < len(entries) else None
@@ -444,7 +518,7 @@ class Runtime(contextlib.AbstractContextManager["Runtime"]):
         )
         if out is None:
             return result
-        require_like(out, tuple(result.shape), result)
+        require_like(out, tuple(result.shape), result, result.dtype)
         return out.copy_(result)
 
     def _run(
@@ -455,34 +529,39 @@ class Runtime(contextlib.AbstractContextManager["Runtime"]):
             layout = signature.layout(*arguments)
         except AttributeError:
             raise no_tensors(signature.name, arguments) from None
-        entries, rows, shape = self._seen.get(layout, _UNSEEN)
+        entries, rows, shape, dtype = self._seen.get(layout, _UNSEEN)
         entry = entries[rows] if rows < len(entries) else None
         if entry is None:
             with usage_errors():
                 arguments = signature.normalized(arguments)
             sizes = signature.sizes(self.world_size, *arguments)
             rows, shape = sizes[0], signature.shape(self.world_size, sizes[0], *arguments)
+            dtype = signature.dtype(*arguments)
             if rows == 0 and signature.fits(self._fabric, 0, *arguments):
-                return self._of_nothing(arguments[0], out, shape)
+                return self._of_nothing(arguments[0], out, shape, dtype)
             entry = self._entry(signature, rows, shape, arguments)
         if self._collecting:
             self._collect(entry, *signature.sizes(self.world_size, *arguments))
         inputs = signature.inputs(self._on_device, *arguments)
         if out is None:
-            out = arguments[0].new_empty(shape)
+            out = arguments[0].new_empty(shape, dtype=dtype)
         else:
             reusable = None if signature.reusable is None else inputs[signature.reusable]
-            require_output(out, shape, arguments[0], inputs, reusable)
+            require_output(out, shape, arguments[0], dtype, inputs, reusable)
         return self._launch(entry, inputs, out)
 
     def _of_nothing(
-        self, like: torch.Tensor, out: torch.Tensor | None, shape: tuple[int, ...]
+        self,
+        like: torch.Tensor,
+        out: torch.Tensor | None,
+        shape: tuple[int, ...],
+        dtype: torch.dtype,
     ) -> torch.Tensor:
         """The result of a call without rows, for which no rank needs another."""
         self._require_open()
         if out is None:
-            return like.new_empty(shape)
-        require_like(out, shape, like)
+            return like.new_empty(shape, dtype=dtype)
+        require_like(out, shape, like, dtype)
         return out
 
     def _launch(
@@ -588,7 +667,8 @@ class Runtime(contextlib.AbstractContextManager["Runtime"]):
                 return entry
             entries = self._plans.by_size(problem)
             _remember(self._by_arguments, key, entries)
-        _remember(self._seen, signature.layout(*arguments), (entries, rows, shape))
+        seen = entries, rows, shape, signature.dtype(*arguments)
+        _remember(self._seen, signature.layout(*arguments), seen)
         return entry
 
     def _planned(self, problem: Problem, plans: Plans) -> Entry:

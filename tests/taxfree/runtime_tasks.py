@@ -32,7 +32,7 @@ def tensors_of(fabric: Any, problem: Any, seed: int = 1) -> tuple[Any, torch.Ten
     found = operation(op_of(problem))
     inputs = found.make_inputs(problem, fabric.rank, seed, fabric.device, integers=True)
     reference = found.reference(problem, fabric.rank, seed, fabric.device, integers=True)
-    return inputs, reference.to(inputs[0].dtype)
+    return inputs, reference.to(getattr(torch, problem.dtype))
 
 
 def record_of(fabric: Any, problem: Any, variant: str = "push") -> Record:

@@ -11,6 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_map_only
 
 from taxfree.errors import UsageError
+from taxfree_kernels.variant import SCALES
 from tests.ranks import Ranks, on_every_fabric
 from tests.taxfree.runtime_tasks import OP, K, M, N, problem_of, record_of, runtime_of, tensors_of
 
@@ -27,6 +28,12 @@ CALLED = [
     *(
         (ALL_REDUCE, {"bias": adds, "residual": adds, "rms_norm": True}, "push")
         for adds in (False, True)
+    ),
+    *((ALL_REDUCE, {"x_dtype": "fp8", "scales": each}, "push") for each in SCALES),
+    (
+        ALL_REDUCE,
+        {"x_dtype": "fp8", "scales": "channel", "residual": True, "rms_norm": True},
+        "push",
     ),
     (SCATTER, {}, "push"),
     (SCATTER, {"m": 1}, "push"),
@@ -60,11 +67,12 @@ def method_of(op: str, problem: Any, inputs: Any) -> tuple[str, tuple[Any, ...],
     if op == PROMPTS:
         *tensors, starts, _ = inputs
         return op, tuple(tensors), {"causal": problem.causal, "cu_seqlens": starts}
-    *tensors, norm_weight, eps = inputs
+    x, weight, bias, residual, norm_weight, eps, *scales = inputs
+    factors, kind = (x, weight, *scales), {"dtype": getattr(torch, problem.dtype)} if scales else {}
+    scaled = "scaled_" if scales else ""
     if not problem.rms_norm:
-        return op, tuple(tensors), {}
-    x, weight, bias, residual = tensors
-    return NORM, (x, weight, norm_weight, bias, residual, float(eps)), {}
+        return scaled + op, (*factors, bias, residual), kind
+    return scaled + NORM, (*factors, norm_weight, bias, residual, float(eps)), kind
 
 
 def joined(result: Any) -> torch.Tensor:
@@ -89,7 +97,7 @@ def call(fabric: Any, op: str, fields: dict[str, Any], variant: str) -> Any:
     out = torch.full_like(expected, float("nan"))
     given = joined(method(*arguments, **options, out=out))
     right += [torch.equal(given, expected), torch.equal(out, expected)]
-    right.append(name == NORM or given is out)
+    right.append(name.endswith(NORM) or given is out)
 
     def model(arguments: Any, out: torch.Tensor) -> Any:
         method(*arguments, **options)  # unused, and yet the peers expect it

@@ -48,6 +48,8 @@ class Tile(NamedTuple):
         EVEN_K: K, of each source, is a multiple of BLOCK_K.
         W_NK: a column of the weight is contiguous.
         SCALES: who has a scale where operands are fp8, see :mod:`taxfree_kernels.fp8`; "none".
+        STAGES: of the loop over K where it has other loads, of scales, than those of its operands:
+            a loop that says its stages pipelines all loads. Else None.
     """
 
     BLOCK_M: int
@@ -61,6 +63,7 @@ class Tile(NamedTuple):
     EVEN_K: bool
     W_NK: bool
     SCALES: str = "none"
+    STAGES: int | None = None
 
     @classmethod
     def of(
@@ -72,7 +75,13 @@ class Tile(NamedTuple):
     ) -> Tile:
         """The constants of a config; XCDS and TMA are optional in it."""
         is_even = k_per_source % config["BLOCK_K"] == 0
-        derived = {"EVEN_K": is_even, "W_NK": weight_layout == "nk", "SCALES": scales}
+        stages = config.get("num_stages") if scales == "block" else None
+        derived = {
+            "EVEN_K": is_even,
+            "W_NK": weight_layout == "nk",
+            "SCALES": scales,
+            "STAGES": stages,
+        }
         fields = {"XCDS": 1, "TMA": False, **config, **derived}
         return cls(*(fields[name] for name in cls._fields))
 
@@ -327,7 +336,9 @@ def accumulate(
     """
     steps = max(step_end - step_begin, 1)
     arange_k = tl.arange(0, TILE.BLOCK_K)
-    for step in range((source_end - source_begin) * (step_end - step_begin)):
+    for step in tl.range(
+        (source_end - source_begin) * (step_end - step_begin), num_stages=TILE.STAGES
+    ):
         source = (source_begin + step // steps) % SOURCES
         k_begin = (step_begin + step % steps) * TILE.BLOCK_K
         k_mask = arange_k < k_per_source - k_begin
@@ -376,7 +387,9 @@ def accumulate_tma(
             one.
     """
     steps = max(step_end - step_begin, 1)
-    for step in range((source_end - source_begin) * (step_end - step_begin)):
+    for step in tl.range(
+        (source_end - source_begin) * (step_end - step_begin), num_stages=TILE.STAGES
+    ):
         source = (source_begin + step // steps) % SOURCES
         k_begin = (step_begin + step % steps) * TILE.BLOCK_K
         a = a_desc.load([slot, source % A_SOURCES, row, k_begin])
@@ -413,40 +426,43 @@ def scales_of_tile(
     Returns:
         For "tensor", their product; for "channel", those of rows, float32 [BLOCK_M], and of columns
         [BLOCK_N]; for "block", pointers [BLOCK_M] to those of the first group of each row, which
-        rows exist, and a pointer to that of the first block of all columns.
+        rows exist, and [BLOCK_M] times the pointer to that of the first block of all columns,
+        because loads of scalars are not pipelined.
     """
-    if TILE.SCALES == "tensor":
-        return tl.load(x_scale_ptr) * tl.load(w_scale_ptr)
     rows = row_begin + tl.arange(0, TILE.BLOCK_M)
     row_mask = rows < row_end
-    if TILE.SCALES == "channel":
+    if TILE.SCALES == "tensor":
+        return tl.load(x_scale_ptr) * tl.load(w_scale_ptr)
+    elif TILE.SCALES == "channel":
         cols = col_begin + tl.arange(0, TILE.BLOCK_N)
         of_rows = tl.load(x_scale_ptr + rows, mask=row_mask, other=0.0)
         return of_rows, tl.load(w_scale_ptr + cols, mask=cols < col_end, other=0.0)
-    groups = tl.cast(tl.cdiv(k, BLOCK), tl.int64)
-    return x_scale_ptr + rows * groups, row_mask, w_scale_ptr + col_begin // BLOCK * groups
+    else:
+        groups = tl.cast(tl.cdiv(k, BLOCK), tl.int64)
+        w_ptrs = w_scale_ptr + col_begin // BLOCK * groups + tl.zeros((TILE.BLOCK_M,), tl.int32)
+        return x_scale_ptr + rows * groups, row_mask, w_ptrs
 
 
 @triton.jit
 def add_fp8_product(acc, one, other, scales, k_begin, TILE: tl.constexpr):
     """`acc` plus a step of A @ W, or W^T @ A^T when SWAP_AB, both fp8.
 
-    Hopper adds fp8 products with about 14 bits, so each BLOCK of K is added to `acc` by itself.
+    Hopper's matrix instructions add fp8 products with about 14 bits, so that each step is added to
+    `acc` by itself. AMD's add in float32: there Triton makes this one instruction where no scale is
+    between. Told to promote (``max_num_imprecise_acc``), Triton waits inside of a step.
 
     Args:
         scales: of the tile; those of blocks are applied here.
         k_begin: of the step, which crosses no block.
     """
+    product = tl.dot(one, other)
     if TILE.SCALES == "block":
-        x_ptrs, row_mask, w_ptr = scales
+        x_ptrs, row_mask, w_ptrs = scales
         group = k_begin // BLOCK
-        scale = tl.load(x_ptrs + group, mask=row_mask, other=0.0) * tl.load(w_ptr + group)
-        product = tl.dot(one, other)
-        acc += product * (scale[None, :] if TILE.SWAP_AB else scale[:, None])
-    else:
-        AT_ONCE: tl.constexpr = BLOCK if TILE.BLOCK_K >= BLOCK else TILE.BLOCK_K
-        acc = tl.dot(one, other, acc, max_num_imprecise_acc=AT_ONCE)
-    return acc
+        scale = tl.load(x_ptrs + group, mask=row_mask, other=0.0)
+        scale *= tl.load(w_ptrs + group, mask=row_mask, other=0.0)
+        product *= scale[None, :] if TILE.SWAP_AB else scale[:, None]
+    return acc + product
 
 
 @triton.jit

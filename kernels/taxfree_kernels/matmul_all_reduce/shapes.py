@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from taxfree_kernels.matmul_all_reduce.problem import MatmulAllReduce
 from taxfree_kernels.variant import Shapes
+
+_FP8: dict[str, Any] = {"dtype": "bfloat16", "world_size": 2, "x_dtype": "fp8"}
 
 
 def tiny(world_size: int) -> list[MatmulAllReduce]:
@@ -34,10 +37,14 @@ SHAPES = Shapes(
         MatmulAllReduce(16, 8192, 1024, world_size=8, residual=True, rms_norm=True),
         MatmulAllReduce(4096, 8192, 3584, dtype="bfloat16", world_size=8),
         MatmulAllReduce(128, 4096, 2048, world_size=8, weight_layout="kn"),
+        MatmulAllReduce(16, 8192, 14336, rms_norm=True, **_FP8, scales="channel"),
+        *(MatmulAllReduce(m, 8192, 14336, **_FP8, scales="block") for m in (16, 1024)),
+        MatmulAllReduce(1024, 8192, 14336, **_FP8, scales="tensor"),
     ),
     ragged=(MatmulAllReduce(77, 1001, 129, world_size=8, bias=True),),
     smallest=(
         MatmulAllReduce(1, 16, 32, world_size=2),
+        MatmulAllReduce(1, 16, 32, world_size=2, x_dtype="fp8", scales="block"),
         MatmulAllReduce(1, 16, 32, world_size=2, rms_norm=True),
     ),
     shorthand=("m", "n", "k"),

@@ -15,11 +15,14 @@ from taxfree_kernels.arguments import (
     matmul_sizes,
     matrix_rows,
     require,
+    require_addends,
     require_normal,
     require_row,
+    require_scales,
     weight_layout,
 )
 from taxfree_kernels.fabric.base import Fabric
+from taxfree_kernels.fp8 import dequantised
 from taxfree_kernels.gradients import Gradients
 from taxfree_kernels.matmul_all_reduce.problem import MatmulAllReduce
 from taxfree_kernels.signature import Signature
@@ -50,6 +53,33 @@ def _problem(
     )  # fmt: skip
 
 
+def _scaled_problem(
+    fabric: Fabric,
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    x_scale: torch.Tensor,
+    weight_scale: torch.Tensor,
+    bias: torch.Tensor | None,
+    residual: torch.Tensor | None,
+    dtype: torch.dtype,
+    norm_weight: torch.Tensor | None = None,
+    eps: float | None = None,
+) -> MatmulAllReduce:
+    """See :meth:`taxfree.Runtime.scaled_matmul_all_reduce`, and that with a norm."""
+    require_normal("eps", eps)
+    m, k, n = matmul_sizes(x, weight)
+    scales = require_scales(fabric, x, weight, x_scale, weight_scale)
+    name = require_addends(fabric, dtype, bias=bias, residual=residual, norm_weight=norm_weight)
+    require_row("norm_weight", norm_weight, n)
+    require_row("bias", bias, n)
+    require(residual is None or residual.shape == (m, n), f"residual is not [{m}, {n}]")
+    return MatmulAllReduce(
+        m=m, n=n, k=k, dtype=name, world_size=fabric.world_size,
+        weight_layout=weight_layout(weight), bias=bias is not None, residual=residual is not None,
+        rms_norm=norm_weight is not None, x_dtype="fp8", scales=scales,
+    )  # fmt: skip
+
+
 def _library(
     _: int,
     group_name: str,
@@ -60,8 +90,37 @@ def _library(
     norm_weight: torch.Tensor | None = None,
     eps: float | None = None,
 ) -> torch.Tensor:
+    return _library_sum(x @ weight, group_name, bias, residual, norm_weight, eps)
+
+
+def _scaled_library(
+    _: int,
+    group_name: str,
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    x_scale: torch.Tensor,
+    weight_scale: torch.Tensor,
+    bias: torch.Tensor | None,
+    residual: torch.Tensor | None,
+    dtype: torch.dtype,
+    norm_weight: torch.Tensor | None = None,
+    eps: float | None = None,
+) -> torch.Tensor:
+    factors = ((x, x_scale), (weight, weight_scale))
+    a, b = (dequantised(*each, torch.float32) for each in factors)
+    return _library_sum((a @ b).to(dtype), group_name, bias, residual, norm_weight, eps)
+
+
+def _library_sum(
+    partial: torch.Tensor,
+    group_name: str,
+    bias: torch.Tensor | None,
+    residual: torch.Tensor | None,
+    norm_weight: torch.Tensor | None,
+    eps: float | None,
+) -> torch.Tensor:
     c10d = torch.ops._c10d_functional
-    total: torch.Tensor = c10d.wait_tensor(c10d.all_reduce(x @ weight, "sum", group_name))
+    total: torch.Tensor = c10d.wait_tensor(c10d.all_reduce(partial, "sum", group_name))
     for added in (bias, residual):
         total = total if added is None else total + added
     if norm_weight is None:
@@ -115,8 +174,52 @@ MATMUL_ALL_REDUCE_RMS_NORM = dataclasses.replace(
     gradient=None,
 )
 
+SCALED_MATMUL_ALL_REDUCE = Signature(
+    "scaled_matmul_all_reduce",
+    "Tensor x, Tensor weight, Tensor x_scale, Tensor weight_scale, Tensor? bias, "
+    "Tensor? residual, ScalarType dtype",
+    layout=lambda x, weight, x_scale, weight_scale, bias, residual, *others: (
+        "scaled_matmul_all_reduce", x.shape, x.dtype, x.device, fixed(weight),
+        x_scale.shape, x_scale.dtype, x_scale.device, fixed(weight_scale), fixed(bias),
+        None if residual is None else (residual.shape, residual.dtype, residual.device),
+        others[0], *([fixed(others[1]), others[2]] if len(others) > 1 else []),
+    ),
+    key=lambda x, weight, x_scale, weight_scale, bias, residual, dtype, norm_weight=None, eps=None:
+    (
+        by_row(x), fixed(weight), by_row(x_scale), fixed(weight_scale), fixed(bias),
+        by_row(residual), dtype, fixed(norm_weight), eps,
+    ),
+    sizes=lambda _, x, *others: (matrix_rows(x),),
+    fits=lambda _, m, x, weight, x_scale, weight_scale, bias, residual, *norm: (
+        (residual is None or residual.shape[0] == m) and (x_scale.dim() < 2 or len(x_scale) == m)
+    ),
+    problem=_scaled_problem,
+    inputs=lambda on_device, x, weight, x_scale, weight_scale, bias, residual, dtype,
+    norm_weight=None, eps=None: (
+        aligned(x), weight, bias, None if residual is None else aligned(residual), norm_weight,
+        None if eps is None else on_device(eps), aligned(x_scale), weight_scale,
+    ),
+    shape=lambda _, m, x, weight, *others: (m, weight.shape[-1]),
+    dtype=lambda x, weight, x_scale, weight_scale, bias, residual, dtype, *norm: dtype,
+    reusable=3,
+    library=_scaled_library,
+)  # fmt: skip
+
+SCALED_MATMUL_ALL_REDUCE_RMS_NORM = dataclasses.replace(
+    SCALED_MATMUL_ALL_REDUCE,
+    name="scaled_matmul_all_reduce_rms_norm",
+    schema=f"{SCALED_MATMUL_ALL_REDUCE.schema}, Tensor norm_weight, float eps",
+    shape=lambda _, m, x, weight, *others: (2, m, weight.shape[-1]),
+)
+
 #: A parallelised layer's: what its model adds to the sum, or multiplies it with, is the same on all
 #: ranks, so that compiled code may let the operation do it.
 LAYER_MATMUL_ALL_REDUCE = dataclasses.replace(MATMUL_ALL_REDUCE, name="layer_matmul_all_reduce")
 
-SIGNATURES = (MATMUL_ALL_REDUCE, MATMUL_ALL_REDUCE_RMS_NORM, LAYER_MATMUL_ALL_REDUCE)
+SIGNATURES = (
+    MATMUL_ALL_REDUCE,
+    MATMUL_ALL_REDUCE_RMS_NORM,
+    SCALED_MATMUL_ALL_REDUCE,
+    SCALED_MATMUL_ALL_REDUCE_RMS_NORM,
+    LAYER_MATMUL_ALL_REDUCE,
+)
