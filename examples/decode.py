@@ -15,6 +15,9 @@ from transformers.distributed import DistributedConfig
 
 import taxfree
 
+if len(sys.argv) != 2:
+    sys.exit(__doc__)
+
 NEW_TOKENS = 16
 
 options: dict[str, Any] = {}

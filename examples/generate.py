@@ -12,6 +12,9 @@ from transformers.distributed import DistributedConfig
 
 import taxfree.hf
 
+if len(sys.argv) != 2:
+    sys.exit(__doc__)
+
 taxfree.hf.enable()
 model = AutoModelForCausalLM.from_pretrained(
     sys.argv[1], dtype=torch.bfloat16, distributed_config=DistributedConfig(tp_plan="auto")

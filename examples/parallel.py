@@ -4,6 +4,7 @@ torchrun --nproc-per-node 2 examples/parallel.py      # without GPUs: TRITON_INT
 """
 
 import os
+import sys
 
 import torch
 import torch.distributed as dist
@@ -12,6 +13,9 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 import taxfree
+
+if "WORLD_SIZE" not in os.environ:
+    sys.exit(__doc__)
 
 device = "cuda" if torch.cuda.is_available() else "cpu"
 if device == "cuda":

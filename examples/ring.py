@@ -59,3 +59,7 @@ def ring(world: World, sem: str = "acquire") -> None:
 def broken(world: World) -> None:
     """The same with a relaxed wait: the row may be read before it is there."""
     ring(world, "relaxed")
+
+
+if __name__ == "__main__":
+    print(__doc__)

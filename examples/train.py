@@ -4,6 +4,7 @@ torchrun --nproc-per-node 2 examples/train.py         # without GPUs: TRITON_INT
 """
 
 import os
+import sys
 
 import torch
 import torch.distributed as dist
@@ -13,6 +14,9 @@ from torch.distributed.tensor import Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 import taxfree
+
+if "WORLD_SIZE" not in os.environ:
+    sys.exit(__doc__)
 
 device = "cuda" if torch.cuda.is_available() else "cpu"
 if device == "cuda":

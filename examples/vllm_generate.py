@@ -13,6 +13,8 @@ from vllm import LLM, SamplingParams
 os.environ.setdefault("VLLM_ALLOW_INSECURE_SERIALIZATION", "1")  # workers run `report` by it
 
 if __name__ == "__main__":
+    if len(sys.argv) != 3:
+        sys.exit(__doc__)
     llm = LLM(
         sys.argv[1],
         tensor_parallel_size=int(sys.argv[2]),

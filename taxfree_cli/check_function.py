@@ -142,7 +142,14 @@ def show(found: list[Checked], json: bool) -> None:
     if covered:
         heading = "synchronising lines, and how many ranks, programs and calls ran them:"
         print_lines(["", *folded([heading])])
-        print_table(["line", "text", "ranks", "programs", "calls"], covered)
+        print_table(
+            ["line", "text", "ranks", "programs", "calls"],
+            covered,
+            narrow=(
+                f"{line}  {text}  (ranks {ranks}, programs {programs}, calls {calls})"
+                for line, text, ranks, programs, calls in covered
+            ),
+        )
     is_first = True
     for each in found:
         if each.verdict in ("violation", "not covered"):

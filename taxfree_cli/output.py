@@ -117,7 +117,7 @@ def print_table(
     if sum(widths) + 2 * (len(widths) - 1) <= console.width:
         console.print(table)
     else:
-        lines = _listed(headings, cells) if narrow is None else folded(narrow)
+        lines = folded(_listed(headings, cells) if narrow is None else narrow)
         print_lines([*filter(None, [title]), *lines])
 
 

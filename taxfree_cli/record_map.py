@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from rich.cells import cell_len
 
 from taxfree.shapes import format_problem
 from taxfree_cli.output import print_lines, print_table, printable, results
+from taxfree_kernels.variant import Problem
 
 #: fields in which a neighbour's record serves; operations say so beside code that loads torch
 SIZES = ("batch", "length", "kv_len_per_rank", "m")
@@ -33,11 +34,22 @@ class Cell:
     text: str
 
 
-def speed_up_text(variant: str, ratio: float | None) -> str:
+def winner_text(variant: str, ratio: float | None = None) -> str:
     """A winner and its speed-up over the library; without one where the library wins."""
     if variant == "baseline":
         return "library"
     return variant if ratio is None else f"{variant} {ratio:.2f}x"
+
+
+def typed(op: str, problems: Iterable[Problem]) -> list[str]:
+    """Problems as one would type them: a line for all that differ only in a size."""
+    sizes: dict[str, list[str]] = {}
+    for problem in problems:
+        fields = asdict(problem)
+        free = [name for name in SIZES if name in fields][-1]
+        line = f"{op} {format_problem(op, fields | {free: '*'})}"
+        sizes.setdefault(line, []).append(str(fields[free]))
+    return [line.replace("*", ",".join(each)) for line, each in sizes.items()]
 
 
 def print_map(cells: Iterable[Cell]) -> None:

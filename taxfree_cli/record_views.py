@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from taxfree.shapes import format_problem
 from taxfree_cli.output import folded, print_lines, print_table
-from taxfree_cli.record_map import SIZES, Cell, print_map, speed_up_text
+from taxfree_cli.record_map import SIZES, Cell, print_map, winner_text
 from taxfree_kernels.variant import Problem, op_of
 from taxfree_tuning_db import (
     Change,
@@ -83,7 +83,7 @@ def print_record(record: Record) -> None:
     columns = ["", "variant", "mode", "us", "iqr", "runs", "error"]
     print_table(columns, (row for role, each in measured.items() for row in _rows(role, each)))
     print_lines(
-        folded(f"  {role}  {words(each.config)}" for role, each in measured.items() if each.config)
+        folded(f"  {role:8} {words(each.config)}" for role, each in measured.items() if each.config)
     )
 
 
@@ -144,7 +144,7 @@ def _difference_row(difference: Difference) -> Iterable[object]:
     yield record.hardware.gpu
     for side in (difference.before, difference.after):
         winner = side and side.winner
-        yield winner and f"{winner.variant} {words(winner.config)}".rstrip()
+        yield winner and f"{winner_text(winner.variant)} {words(winner.config)}".rstrip()
         yield winner and min(winner.median_us.values())
     yield ", ".join(difference.differing)
 
@@ -155,10 +155,10 @@ def _verdict_row(verdict: Verification) -> Sequence[object]:
         verdict.state,
         record.op,
         format_problem(record.op, record.problem),
-        winner.variant,
+        winner_text(winner.variant),
         winner.median_us.get(verdict.mode),
         verdict.winner_us,
-        verdict.fastest,
+        winner_text(verdict.fastest),
         verdict.reason,
     )
 
@@ -168,7 +168,7 @@ def _outcome(answer: LookUp) -> str:
         return f"{answer.kind}: {_library(answer)}"
     winner, kind = answer.record.winner, answer.kind
     whose = f"{kind}: {answer.record.lender}" if kind == "lent" else kind
-    outcome = f"{whose}: {winner.variant} {words(winner.config)}".rstrip()
+    outcome = f"{whose}: {winner_text(winner.variant)} {words(winner.config)}".rstrip()
     if not answer.soft_mismatches:
         return outcome
     return f"{outcome} (measured with another {', '.join(answer.soft_mismatches)})"
@@ -186,7 +186,7 @@ def _library(answer: LookUp) -> str:
 
 
 def _winner_text(record: Record) -> str:
-    text = speed_up_text(record.winner.variant, _speed_up(record))
+    text = winner_text(record.winner.variant, _speed_up(record))
     return f"{text} ({_source(record)})" if record.is_lent or record.is_modelled else text
 
 
@@ -204,7 +204,7 @@ def _row(record: Record) -> list[object]:
         record.op,
         format_problem(record.op, record.problem),
         record.hardware.gpu,
-        record.winner.variant,
+        winner_text(record.winner.variant),
         ours,
         baseline,
         _speed_up(record),
@@ -235,7 +235,7 @@ def _rows(role: str, measured: Measurement) -> list[list[object]]:
 
 
 def _trial_row(trial: TrialRecord) -> list[object]:
-    us = f"{min(trial.median_us.values()):.4g}" if trial.median_us else ""
+    us = min(trial.median_us.values(), default=None)
     return [trial.state, trial.variant, us, words(trial.config), trial.reason]
 
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 
-from taxfree.shapes import expand, format_problem, known_models, left_out, named_sets
+from taxfree.shapes import expand, known_models, left_out, named_sets
 from taxfree_cli import options
 from taxfree_cli.output import print_json, print_table
-from taxfree_cli.record_map import SIZES
-from taxfree_kernels.variant import Problem
+from taxfree_cli.record_map import typed
 
 
 def shapes(
@@ -36,19 +34,8 @@ def shapes(
         print_json({"problems": [row for own in rows.values() for row in own], "skipped": skipped})
         return
     for name, own in rows.items():
-        print_table(own[0], (row.values() for row in own), narrow=_typed(name, found[name]))
+        print_table(own[0], (row.values() for row in own), narrow=typed(name, found[name]))
     options.note_left_out(request)
-
-
-def _typed(op: str, problems: Iterable[Problem]) -> Iterator[str]:
-    """Problems as one would type them: a line for all that differ only in a size."""
-    sizes: dict[str, list[str]] = {}
-    for problem in problems:
-        fields = asdict(problem)
-        free = [name for name in SIZES if name in fields][-1]
-        line = f"{op} {format_problem(op, fields | {free: '*'})}"
-        sizes.setdefault(line, []).append(str(fields[free]))
-    return (line.replace("*", ",".join(each)) for line, each in sizes.items())
 
 
 def _list_sets(op: str, json: bool) -> None:

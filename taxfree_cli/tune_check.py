@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from taxfree.errors import NoRecord, UsageError
 from taxfree.shapes import expand
 from taxfree_cli import options
-from taxfree_cli.output import note, print_json
-from taxfree_cli.record_map import Cell, print_map
+from taxfree_cli.output import note, print_json, print_table
+from taxfree_cli.record_map import typed
+from taxfree_cli.record_views import problem_words
 from taxfree_kernels.variant import op_of
+
+if TYPE_CHECKING:
+    from taxfree_tune.tuning.verification import Lacking
 
 
 def check_records(
@@ -47,8 +54,10 @@ def check_records(
     if json:
         print_json({"schema": 1, "gpu": gpu, "checked": len(problems), "lacking": rows})
     elif found:
-        print_map(
-            Cell(op_of(each.problem), asdict(each.problem), "", each.reason) for each in found
+        print_table(
+            ("lacks a record", "why"),
+            ((problem_words(each.problem), each.reason) for each in found),
+            narrow=_by_reason(found),
         )
     if found:
         raise NoRecord(
@@ -56,3 +65,13 @@ def check_records(
             "run `taxfree tune` with the same --model or --shapes on that GPU",
         )
     note(f"all {len(problems)} problems have a current record of {gpu}")
+
+
+def _by_reason(found: Sequence[Lacking]) -> Iterator[str]:
+    """The problems as one would type them, below what is wrong with them."""
+    together = defaultdict(list)
+    for each in found:
+        together[each.reason, op_of(each.problem)].append(each.problem)
+    for (reason, op), problems in together.items():
+        yield f"{reason}:"
+        yield from (f"  {line}" for line in typed(op, problems))

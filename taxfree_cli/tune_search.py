@@ -20,7 +20,7 @@ from taxfree_cli import options
 from taxfree_cli.asked import problems_here
 from taxfree_cli.bench_views import us
 from taxfree_cli.output import messages, note, place, print_json, print_table, warn
-from taxfree_cli.record_map import Cell, print_map, speed_up_text
+from taxfree_cli.record_map import Cell, print_map, winner_text
 from taxfree_cli.record_views import problem_words
 from taxfree_kernels.variant import Problem, op_of
 
@@ -225,7 +225,7 @@ def _fail_if_all_hung(rows: Sequence[dict[str, Any]]) -> None:
 
 
 def _cell(row: dict[str, Any], is_interpreted: bool) -> Cell:
-    text = speed_up_text(row["winner"], None if is_interpreted else row["speedup"])
+    text = winner_text(row["winner"], None if is_interpreted else row["speedup"])
     time = "" if is_interpreted else f", {us(row['median_us'])} us"
     return Cell(row["op"], row["problem"], "", f"{text}{time}")
 

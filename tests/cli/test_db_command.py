@@ -141,6 +141,21 @@ class TestList:
         named = {name for op in operation_names() for name in fingerprints.interpolated_fields(op)}
         assert set(SIZES) == named
 
+    def test_all_records_stand_by_their_numbers(self, cli, stored):
+        stored(*(replace(RECORD, problem=PROBLEM | {"m": m}) for m in (1024, 16, 64)))
+        rows = cli("db", "list", "--all", "--gpu", "H200", "--op", RECORD.op).out.splitlines()
+        sizes = [int(row.split()[1][2:]) for row in rows if "user" in row]
+        assert sizes == [16, 64, 1024]
+
+    def test_a_record_in_full_fits_a_terminal(self, cli, stored, monkeypatch):
+        monkeypatch.setenv("COLUMNS", "80")
+        stored(replace(RECORD, runners_up=(RECORD.winner,)))
+        lines = cli("db", "show", "--shapes", SHAPE, "--gpus", 8).out.splitlines()
+        assert max(map(len, lines)) <= 80
+        assert [line.split()[:2] for line in lines if "graph" in line] == [
+            ["winner", "push"], ["library", "baseline"], ["no.", "2"],
+        ]  # fmt: skip
+
     def test_times_of_interpreted_kernels_are_not_compared(self, cli, stored):
         cpu = HardwareFingerprint("CPU", "interpreter", 2, 16 << 30, "shared memory")
         stored(replace(RECORD, hardware=cpu))

@@ -15,6 +15,26 @@ def test_without_arguments_it_lists_the_named_sets(cli):
     assert json.loads(cli("shapes", "--json").out)["sets"].keys() == {"paper", "large", "demo"}
 
 
+def test_a_narrow_terminal_shows_problems_as_one_types_them(cli, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    first, *others = cli("shapes", "--model", "llama-3.1-8b").out.splitlines()
+    assert first.startswith("matmul_all_reduce m=1,4,16,64,256,1024,4096,16384 n=4096 k=512")
+    assert max(map(len, others)) <= 80
+
+
+def test_a_config_without_a_dtype_is_said_to_be_listed_in_one(cli, tmp_path):
+    config = {
+        "model_type": "llama", "num_hidden_layers": 1, "vocab_size": 64,
+        "hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 8,
+    }  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    asked = ("shapes", "--model", tmp_path, "--tp", 2)
+    assert "says no dtype: float16 is listed" in cli(*asked).err
+    assert "no dtype" not in cli(*asked, "--dtype", "bf16").err
+    (tmp_path / "config.json").write_text(json.dumps(config | {"dtype": "bfloat16"}))
+    assert "no dtype" not in cli(*asked).err
+
+
 def test_it_expands_shapes_for_each_world_size(cli):
     outcome = cli("shapes", "--shapes", "16x64x64", "--gpus", "2,4", "--dtype", "bf16", "--json")
     problems = json.loads(outcome.out)["problems"]

@@ -133,6 +133,10 @@ class TestTune:
         assert missing.code == ExitCode.FAILED
         assert "matmul_all_reduce m=17 n=8192 k=1024" in missing.out
         assert "6 of 6 problems lack a current record" in missing.err
+        with pytest.MonkeyPatch.context() as narrow:
+            narrow.setenv("COLUMNS", "80")
+            lines = cli(*check, "--model", "llama-3.1-70b", "--shapes", "model m=17,18").out
+        assert lines.startswith("no record:\n  matmul_all_reduce m=17,18 n=8192 k=1024")
         document = json.loads(cli(*check, "--shapes", "17x64x64", "--json").out)
         assert (document["checked"], len(document["lacking"])) == (1, 1)
         assert document["lacking"][0]["problem"]["m"] == 17

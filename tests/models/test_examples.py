@@ -51,6 +51,16 @@ def check_train(tmp_path: Path) -> None:
     assert "matmul_reduce_scatter" in said
 
 
+@pytest.mark.parametrize("name", ["decode", "generate", "parallel", "ring", "train"])
+def test_an_example_that_is_started_without_what_it_needs_says_how(name: str) -> None:
+    if name in ("decode", "generate"):
+        pytest.importorskip("transformers")
+    command = [PYTHON, str(ROOT / f"examples/{name}.py")]
+    result = subprocess.run(command, env=environment(), capture_output=True, text=True)
+    assert "Traceback" not in result.stderr
+    assert f"examples/{name}.py" in result.stdout + result.stderr
+
+
 def save_llama(folder: Path) -> None:
     """A model with random weights."""
     transformers = pytest.importorskip(

@@ -154,19 +154,25 @@ def launched_through(
         return call_interpreted(function, *args, **named)
 
     call_interpreted = InterpretedFunction.__call__
-    replaced = [
+    replaced: list[tuple[Any, str, Any]] = [
         (InterpretedFunction, "run", run),
         (InterpretedFunction, "__call__", call),
         (jit.JITFunction, "run", run),
         (jit.JITFunction, "__call__", call),
+        (jit.JITFunction, "__get__", _bind),
         (autotuner.Autotuner, "run", tuned),
     ]
     builtins = _Builtins()
     with contextlib.ExitStack() as stack:
         stack.callback(builtins.restore)
         for kind, name, function in replaced:
-            stack.enter_context(mock.patch.object(kind, name, function))
+            stack.enter_context(mock.patch.object(kind, name, function, create=True))
         yield
+
+
+def _bind(self: Any, aggregate: Any, kind: Any = None) -> Any:
+    """A method of an aggregate; the compiler binds it, the interpreter would not."""
+    return self if aggregate is None else partial(self, aggregate)
 
 
 class _Builtins:

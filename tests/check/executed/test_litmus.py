@@ -96,8 +96,11 @@ def program(text):
     return Program(Listing("litmus", tuple(instructions), labels, arguments, 24, 0, 2, 128))
 
 
-def passes(writer, reader, seed, grain="any", gpus=2):
-    """Whether the reader, on another GPU or chiplet, sees the message; a hang is a failure."""
+def passes(writer, reader, seed, grain="any", gpus=2, owner=None):
+    """Whether the reader, on another GPU or chiplet, sees the message; a hang is a failure.
+
+    The message is in the memory of a GPU, the reader's if `owner` is None.
+    """
     rng = Random(seed)
     tactics = Tactics(
         promptness=rng.choice((0.0, 0.3, 1.0)), stalls=rng.choice((0.0, 0.5, 1.0)),
@@ -105,7 +108,8 @@ def passes(writer, reader, seed, grain="any", gpus=2):
     )  # fmt: skip
     memory, timing = DeviceMemory(grain), OperationTiming(rng, tactics)
     devices = [Gpu(memory) for _ in range(gpus)]
-    data, flag, result = (memory.empty(128, torch.int32, gpus - 1).zero_() for _ in range(3))
+    owner = gpus - 1 if owner is None else owner
+    data, flag, result = (memory.empty(128, torch.int32, owner).zero_() for _ in range(3))
     addresses = [each.data_ptr() for each in (data, flag, result)]
     launches = [
         KernelRun(program(text), (1, 1, 1), addresses, 0, devices[place % gpus], timing, tactics)
@@ -187,3 +191,43 @@ def test_fine_grained_memory_needs_neither_write_back_nor_l2_invalidation():
     reader = READER.format(**SYSTEM | {"inv": "sc1"})
     assert all(passes(writer, reader, seed, "fine") for seed in SEEDS)
     assert not all(passes(writer, reader, seed, "coarse") for seed in SEEDS)
+
+
+# -- what Iris measured on MI300X and MI350X -------------------------------------------------------
+
+#: as a copy engine, which reads memory behind the L2 of the GPU that wrote: by each access
+COPY_ENGINE = without(
+    READER.replace("global_load_dword v5, v2, s[4:5]", "global_load_dword v5, v2, s[4:5] sc0 sc1"),
+    "buffer_inv",
+)
+#: the gate is opened by a store without a release, and the kernel ends
+UNRELEASED = without(without(WRITER, "buffer_wbl2"), "s_waitcnt vmcnt(0) ; of the write-back")
+ENDING = re.sub(r"unread:.*end:", "end:", UNRELEASED, flags=re.S)
+PLAIN_GATE = ENDING.format(flag_store="global_store_dword v1, v4, s[6:7]")
+# "Memory ordering" of docs/conceptual/triggered-sdma.md in github.com/ROCm/iris at 602acfc114d4:
+# the recipe, whether data was stale there, and whether it is here; a reason where that differs
+MEASURED = {
+    "wait, barrier, release at system scope": (WRITER.format(**SYSTEM), False, False, ""),
+    "wait, barrier, release at gpu scope": (
+        WRITER.format(**SYSTEM | {"inv": "sc1"}), False, True,
+        "LLVM's model promises the agent alone what buffer_wbl2 sc1 writes back; that these GPUs "
+        "write it to memory is nowhere documented",
+    ),
+    "release without the barrier": (without(WRITER, "s_barrier").format(**SYSTEM), True, True, ""),
+    "gate stored through the caches (.wt)": (UNRELEASED.format(**SYSTEM), True, True, ""),
+    "gate stored plainly": (PLAIN_GATE, False, False, ""),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("recipe", MEASURED)
+def test_a_producer_is_stale_where_iris_measured_it_or_for_a_reason(recipe):
+    writer, measured, here, reason = MEASURED[recipe]
+    reader = COPY_ENGINE.format(**SYSTEM)
+    assert (not all(passes(writer, reader, seed, owner=0) for seed in SEEDS)) is here
+    assert (here == measured) is not bool(reason)
+
+
+def test_a_consumer_that_acquires_at_system_scope_sees_what_arrived():
+    """No stale element in 9,600 tiles there."""
+    reader = READER.format(**ATOMIC)
+    assert all(passes(WRITER.format(**SYSTEM), reader, seed, owner=1) for seed in SEEDS)

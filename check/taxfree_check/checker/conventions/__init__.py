@@ -12,8 +12,16 @@ import importlib.util
 import sys
 from collections.abc import Iterator
 
+import torch
+
 from taxfree_check.checker.conventions import symm_mem
 from taxfree_check.checker.ranks import Ranks
+
+#: in which modules others find the functions and classes of the stand-in: of today, and before
+_OF_IRIS = (
+    "", ".mem", ".mem.triton", ".mem.triton.ops", ".mem.triton.context", ".mem.triton.types", ".x",
+    ".host.tracing", ".host.tracing.events", ".host.tracing.kernel_artifacts",
+)  # fmt: skip
 
 
 @contextlib.contextmanager
@@ -24,13 +32,19 @@ def installed(world: Ranks) -> Iterator[None]:
 
 
 def stand_in() -> None:
-    """Make modules that are not installed importable, by their stand-ins; idempotent."""
-    if "iris" not in sys.modules and importlib.util.find_spec("iris") is None:
-        from taxfree_check.checker.conventions import iris
+    """Make modules that are not installed importable, by their stand-ins; idempotent.
 
-        # in which modules others find its functions and classes: of today, and before
-        for name in ("", ".mem", ".mem.triton", ".mem.triton.ops", ".mem.triton.context"):
-            sys.modules[f"iris{name}"] = iris
+    Iris, which imports a GPU's libraries, has a stand-in wherever there is no GPU. What the
+    stand-in has no module for, such as ``iris.ops``, is imported from where Iris is installed.
+    """
+    if "iris" not in sys.modules:
+        found = importlib.util.find_spec("iris")
+        if found is None or not torch.cuda.is_available():
+            from taxfree_check.checker.conventions import iris
+
+            iris.__path__ = [] if found is None else [*(found.submodule_search_locations or ())]
+            for name in _OF_IRIS:
+                sys.modules[f"iris{name}"] = iris
     if "triton_dist" not in sys.modules and importlib.util.find_spec("triton_dist") is None:
         from taxfree_check.checker.conventions import triton_dist
 
