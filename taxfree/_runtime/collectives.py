@@ -62,15 +62,18 @@ def vote(group: dist.ProcessGroup | None, value: Any) -> list[Any]:
 
 
 _COMPARED: Counter[str] = Counter()  # by group: how often
+_ALONE: set[str] = set()  # groups in which a rank has not come: their counts differ from now on
 
 
 def all_find_differing(group: dist.ProcessGroup, value: str, timeout_s: float) -> bool:
     """Whether all ranks have come, within the time, and have seen that their values differ.
 
-    By the store, where a rank that does not come costs the others the time, and nothing else. So
-    ranks that may not all come can use it.
+    By the store, where a rank that does not come costs the others the time, once, and nothing else:
+    they no longer compare in that group. So ranks that may not all come can use it.
     """
     store, name, rank = dist.distributed_c10d._get_default_store(), group.group_name, group.rank()
+    if name in _ALONE:
+        return False
     number = _COMPARED[name]
     _COMPARED[name] += 1
 
@@ -80,6 +83,7 @@ def all_find_differing(group: dist.ProcessGroup, value: str, timeout_s: float) -
         try:
             store.wait(keys, timedelta(seconds=timeout_s))
         except RuntimeError:
+            _ALONE.add(name)
             return []
         return [store.get(key) for key in keys]
 

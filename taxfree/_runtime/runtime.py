@@ -481,7 +481,7 @@ class Runtime(contextlib.AbstractContextManager["Runtime"]):
             columns = [weight.shape[1] for weight in weights] + [a_shard.shape[1]] * returns_a
             return [self._of_nothing(a_shard, None, (0, n), a_shard.dtype) for n in columns]
         layout = several_layout(a_shard, weights, biases)
-        entries, m, _ = self._seen.get(layout, _UNSEEN)
+        entries, m, *_ = self._seen.get(layout, _UNSEEN)
         entry = entries[m] if m < len(entries) else None
         if entry is None:
             with usage_errors():
@@ -489,7 +489,8 @@ class Runtime(contextlib.AbstractContextManager["Runtime"]):
             m = problem.m
             entry = self._gather_plans.find(problem) or self._planned(problem, self._gather_plans)
             if entry.choice.kind != "unprepared":
-                _remember(self._seen, layout, (self._gather_plans.by_size(problem), m, ()))
+                seen = self._gather_plans.by_size(problem), m, (), a_shard.dtype
+                _remember(self._seen, layout, seen)
         with self._calling:
             entry.calls += 1
             self._collect(entry, m)

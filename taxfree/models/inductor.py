@@ -110,25 +110,25 @@ def _is_uneven(group: str, found: Sequence[tuple[Node, Node]]) -> bool:
     Ranks that compile such a graph wait for each other. One that has its code from a cache does not
     come: what that calls is compared when it is planned.
     """
-    sizes = []
+    sizes: list[Any] = []
+    beside: list[Node | None]
     for wait, collective in found:
         if collective.args[-1] != group:
             continue
         if collective.target is _c10d.all_gather_into_tensor.default:
             beside = [each.node for each in _consumers(wait)[0]]
         else:
-            beside = [_producer(collective.args[0], "sum")[0]]
+            beside = [_producer(cast("Any", collective.args[0]), "sum")[0]]
             if collective.target is _c10d.reduce_scatter_tensor.default:
-                beside = [_producer(_uncut(collective.args[0])[0], "sum")[0]]
-        matmuls = [node for node in beside if node is not None]
+                beside = [_producer(_uncut(cast("Any", collective.args[0]))[0], "sum")[0]]
+        matmuls: list[Node] = [node for node in beside if node is not None]
         sizes += [
             [tuple(map(str, _value(each).shape)) for each in node.all_input_nodes]
             for node in matmuls
         ]
-    runtime = _runtimes[group]
-    return bool(sizes) and all_find_differing(
-        runtime._fabric.group, repr(sizes), runtime._fabric.pool.timeout_s
-    )
+    fabric = _runtimes[group]._fabric
+    # less than the others wait in their kernels, if they have their code already
+    return bool(sizes) and all_find_differing(fabric.group, repr(sizes), fabric.pool.timeout_s / 3)
 
 
 def _keep_order(graph: Graph, ours: list[Node]) -> None:
