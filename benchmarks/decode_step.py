@@ -19,7 +19,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -143,29 +143,35 @@ def make_decoder(sizes: Sizes, layers: int, weights: Weights, rank: int, world: 
 
 
 def make_cache(
-    sizes: Sizes, layers: int, batch: int, context: int, weights: Weights, rank: int, world: int
+    sizes: Sizes, layers: int, contexts: Sequence[int], weights: Weights, rank: int, world: int
 ) -> tuple[Cache, list[torch.Tensor]]:
-    """A rank's cache, and the whole old keys and values, by layer: [2, batch, ...]."""
-    shape = (2, batch, sizes.kv_heads, context, sizes.head_dim)
+    """A rank's cache of sequences of these lengths, and the whole keys and values, by layer.
+
+    These are [2, batch, kv_heads, the longest, head_dim].
+    """
+    batch, longest = len(contexts), max(contexts)
+    shape = (2, batch, sizes.kv_heads, longest, sizes.head_dim)
     old = [weights.random(5_000_000 + layer, shape) for layer in range(layers)]
-    room = torch.full_like(
-        old[0].new_empty(batch, sizes.kv_heads // world, 8, sizes.head_dim), float("nan")
-    )
+    room = old[0].new_empty(batch, sizes.kv_heads // world, 8, sizes.head_dim)
     both = [
         [torch.cat([part.chunk(world, 1)[rank], room], 2).contiguous() for part in each]
         for each in old
     ]
+    for each in (part for layer in both for part in layer):
+        for sequence, length in enumerate(contexts):
+            each[sequence, :, length:] = float("nan")
     return Cache(tuple(each[0] for each in both), tuple(each[1] for each in both)), old
 
 
 def reference(
     sizes: Sizes, weights: Weights, layers: int, old: list[torch.Tensor], decoder: Decoder,
-    tokens: torch.Tensor, position: int,
+    tokens: torch.Tensor, contexts: Sequence[int],
 ) -> tuple[torch.Tensor, Tensors]:  # fmt: skip
     """float64 logits [batch, vocab], and what the phases of the last layer leave."""
     batch, dim = len(tokens), sizes.head_dim
-    angles = (position * decoder.inv_freq).double()
-    cosine, sine = (torch.cat([each, each]) for each in (angles.cos(), angles.sin()))
+    positions = torch.tensor(contexts, device=tokens.device)
+    angles = (positions[:, None, None] * decoder.inv_freq).double()
+    cosine, sine = (torch.cat([each, each], -1) for each in (angles.cos(), angles.sin()))
     phases: Tensors = {}
 
     def w(layer: int, name: str) -> torch.Tensor:
@@ -192,15 +198,18 @@ def reference(
             q, k = norm(q, w(layer, "q_norm")), norm(k, w(layer, "k_norm"))
         q, k = rotated(q), rotated(k)
         phases["new key"], phases["new value"] = k, v
-        seen = -(decoder.layers[layer].window or position + 1)
-        keys, values = (
-            torch.cat([before.double(), new[:, :, None]], 2)[:, :, seen:].repeat_interleave(
-                sizes.heads // sizes.kv_heads, 1
+        window = decoder.layers[layer].window
+        attended = []
+        for sequence, length in enumerate(contexts):
+            keys, values = (
+                torch.cat([before[sequence, :, :length].double(), new[sequence, :, None]], 1)[
+                    :, -(window or length + 1) :
+                ].repeat_interleave(sizes.heads // sizes.kv_heads, 0)
+                for before, new in zip(old[layer], (k, v), strict=True)
             )
-            for before, new in zip(old[layer], (k, v), strict=True)
-        )
-        weight = torch.softmax(torch.einsum("bhd,bhnd->bhn", q, keys) * dim**-0.5, -1)
-        phases["attended"] = torch.einsum("bhn,bhnd->bhd", weight, values).flatten(1)
+            weight = torch.softmax(torch.einsum("hd,hnd->hn", q[sequence], keys) * dim**-0.5, -1)
+            attended.append(torch.einsum("hn,hnd->hd", weight, values).flatten())
+        phases["attended"] = torch.stack(attended)
         x = x + phases["attended"] @ w(layer, "o").t()
         normed = norm(x, w(layer, "post_norm"))
         gate, up = normed @ w(layer, "gate").t(), normed @ w(layer, "up").t()
@@ -235,7 +244,7 @@ def difference(found: torch.Tensor, wanted: torch.Tensor) -> str:
 
 
 def phases_of(
-    step: Any, cache: Cache, phases: Tensors, context: int, rank: int, world: int
+    step: Any, cache: Cache, phases: Tensors, contexts: Sequence[int], rank: int, world: int
 ) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
     """What the phases of the last layer have left on a rank, and what they should."""
     model = step.model
@@ -246,10 +255,14 @@ def phases_of(
     attended, activated = (
         phases[each].chunk(world, -1)[rank] for each in ("attended", "activated")
     )
+
+    def at_end(states: torch.Tensor) -> torch.Tensor:
+        return torch.stack([each[:, at] for each, at in zip(states, contexts, strict=True)])
+
     return {
         "qkv": (step.buffers.qkv, qkv),
-        "new key": (cache.keys[-1][:, :, context], new_key),
-        "new value": (cache.values[-1][:, :, context], new_value),
+        "new key": (at_end(cache.keys[-1]), new_key),
+        "new value": (at_end(cache.values[-1]), new_value),
         "attended": (step.buffers.attended, attended),
         "activated": (step.buffers.activated, activated),
     }

@@ -56,29 +56,39 @@ class DecodeStep:
         programs, world = fabric.hardware.compute_units, fabric.world_size
         lines = tape.Lines.of(decoder, cache)
         config = {**seed_config(model, fabric.hardware.shared_memory, world), **config}
-        work = tape.Work(LOGITS=logits, TRACE=trace, LINE=lines.size, **config)
+        owned = _owned(model.HIDDEN, programs)
+        work = tape.Work(OWNED=owned, LOGITS=logits, TRACE=trace, LINE=lines.size, **config)
 
-        def descriptor(matrices: Any, box: list[int]) -> Any:
-            element = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16}[dtype]
-            layout_of = gl.NVMMASharedLayout.get_default_for
-            return lines.rows(TensorDescriptor, matrices, box, lambda box: layout_of(box, element))
+        element = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16}[dtype]
+
+        def layout_of(box: list[int]) -> Any:
+            return gl.NVMMASharedLayout.get_default_for(box, element)
+
+        def descriptor(matrices: Any, box: list[int], rows_first: bool = True) -> Any:
+            return lines.rows(TensorDescriptor, matrices, box, layout_of, rows_first)
+
+        def inputs(matrix: torch.Tensor) -> Any:
+            k, box = matrix.shape[1], [8, chunks.sequences(batch), 64]
+            return TensorDescriptor(matrix, [k // 64, batch, 64], [64, k, 1], box, layout_of(box))
 
         layers, dim = decoder.layers, model.HEAD_DIM
-        rows = [4, 16, 64]
+        rows = ([4, 16, 64], True) if batch == 1 else ([16, 8, 64], False)
         of_hidden = [weight for each in layers for weight in (each.q, each.k, each.v)]
         of_hidden += [weight for each in layers for weight in (each.gate, each.up)]
         descriptors = (
-            descriptor([*of_hidden, decoder.head], rows),
-            descriptor([each.o for each in layers], rows),
-            descriptor([each.down for each in layers], rows),
+            descriptor([*of_hidden, decoder.head], *rows),
+            descriptor([each.o for each in layers], *rows),
+            descriptor([each.down for each in layers], *rows),
             descriptor([*cache.keys, *cache.values], [model.KEYS, dim // 64, 64]),
         )
 
         def empty(*shape: int, of: torch.dtype = torch.float32) -> torch.Tensor:
             return torch.empty(shape, dtype=of, device=device)
 
-        used = sums.words_of(model.HIDDEN, world, work.DOWN_PARTS)
-        inbox, stride_slot = fabric.pool.lamport_slots(used)
+        words = sums.words_of(model.HIDDEN, world, work.DOWN_PARTS, batch)
+        inbox, stride_slot = fabric.pool.lamport_slots(words)
+        # owners of columns empty what they have read
+        used = words if batch == 1 else sums.HEADER.value
         splits = math.ceil(programs * work.SPLITS / model.PAIRS) + 1
         group = model.HEADS // model.KV_HEADS
         self.buffers = persistent.Buffers(
@@ -95,6 +105,8 @@ class DecodeStep:
             softmax=empty(model.PAIRS * splits * group * 2),
             attended=empty(batch, model.HEADS * dim, of=dtype),
             activated=empty(batch, model.INTERMEDIATE, of=dtype),
+            x=empty(batch, model.HIDDEN, of=dtype),
+            squares=empty(batch, math.ceil(model.HIDDEN / work.OWNED)),
             best=torch.full((batch,), -(1 << 63), dtype=torch.int64, device=device),
             counters=torch.zeros(
                 chunks.SPLITS_DONE.value + model.PAIRS, dtype=torch.int32, device=device
@@ -108,6 +120,10 @@ class DecodeStep:
         strides = [each * dtype.itemsize // lines.size for each in cache.keys[0].stride()[:2]]
         self._args = (
             *descriptors,
+            *(
+                inputs(each)
+                for each in (self.buffers.x, self.buffers.attended, self.buffers.activated)
+            ),
             self.buffers,
             lines.origin.address,
             decoder.rope_scale,
@@ -165,10 +181,19 @@ class DecodeStep:
 
 def seed_config(model: tape.Model, shared_memory: int, world: int) -> dict[str, int]:
     """The config that is tried first: as many stages as there is room for."""
-    parts = 1 + (model.INTERMEDIATE > 8 * tape.CHUNK_K)
     heads = 1 << (model.HEADS // model.KV_HEADS - 1).bit_length()
-    width = sums.width_of(model.HIDDEN, world * parts)
-    staging = math.ceil(model.HIDDEN / width) * width * 2
+    if model.BATCH == 1:
+        parts = 1 + (model.INTERMEDIATE > 8 * tape.CHUNK_K)
+        width = sums.width_of(model.HIDDEN, world * parts)
+        staging = math.ceil(model.HIDDEN / width) * width * 2
+    else:
+        parts = math.ceil(model.INTERMEDIATE / (4 * tape.CHUNK_K))
+        staging = 3 * 1024 * chunks.sequences(model.BATCH)
     room = shared_memory - _OTHER_SHARED - heads * 8 * (model.HEAD_DIM + 2) * 4 - staging
     stages = min(12, room // _CHUNK_BYTES)
     return {"STAGES": stages, "LIMIT": 2, "SPLITS": 1, "DOWN_PARTS": parts}
+
+
+def _owned(hidden: int, programs: int) -> int:
+    """Columns of the residual that a program owns: a power of two, so that all have an owner."""
+    return max(32, 1 << (math.ceil(hidden / programs) - 1).bit_length())
