@@ -91,8 +91,6 @@ class Buffers(NamedTuple):
         lines, vectors: tables, see ``tape``.
         embedding: [vocab, HIDDEN], all ranks' rows.
         inv_freq: float32 [HEAD_DIM / 2].
-        tokens, positions: int64 [BATCH].
-        next_tokens: int64 [BATCH]; -1 if a wait failed.
         logits: float32 [BATCH, VOCAB].
         qkv: float32 [BATCH, rows of q, k, v].
         parts, softmax: float32, of splits: sums; the largest logit, and the total relative to it.
@@ -111,9 +109,6 @@ class Buffers(NamedTuple):
     vectors: Any
     embedding: Any
     inv_freq: Any
-    tokens: Any
-    positions: Any
-    next_tokens: Any
     logits: Any
     qkv: Any
     parts: Any
@@ -282,7 +277,7 @@ def _gate_and_up(products, rstd, MODEL: gl.constexpr):
 
 @gluon.jit
 def _compute(
-    buffers, step, inputs, layers, widest, rank, vocab_start, inbox, shared, staging, pipe,
+    tokens, buffers, step, inputs, layers, widest, rank, vocab_start, inbox, shared, staging, pipe,
     GROUP: gl.constexpr, MODEL: gl.constexpr, WORK: gl.constexpr,
 ):  # fmt: skip
     """All phases of all layers, then the head: the life of the warps that compute."""
@@ -302,12 +297,12 @@ def _compute(
     counters, vectors, control = buffers.counters, buffers.vectors, buffers.control_ptr
     row, sequence, mask = _places(MODEL)
     n, claims, pieces = gl.to_tensor(0), gl.to_tensor(0), gl.to_tensor(0)
-    counts = counts_of(buffers.positions, widest, MODEL, WORK)
+    counts = counts_of(step.positions, widest, MODEL, WORK)
     if BATCH == 1:
-        token = gl.maximum(gl.load(buffers.tokens), 0)
+        token = gl.maximum(gl.load(tokens), 0)
         residual = columns_of(buffers.embedding + token.to(gl.int64) * HIDDEN, MODEL, WORK, GROUP)
     else:
-        residual = owned_embedding(buffers.embedding, buffers.tokens, SOURCES, MODEL, WORK)
+        residual = owned_embedding(buffers.embedding, tokens, SOURCES, MODEL, WORK)
     before = gl.to_tensor(0)  # units and programs of the counted phases before
     weight = _norm_at(vectors, 0, INPUT_NORM, element, MODEL, WORK, GROUP)
     x, rstd, before = _next_x(residual, weight, before, buffers, staging, MODEL, WORK, GROUP)
@@ -465,7 +460,7 @@ def _ordered(value, token):
 
 
 @gluon.jit
-def _leave(buffers, rank, inbox, GROUP: gl.constexpr, MODEL: gl.constexpr):
+def _leave(next_tokens, buffers, rank, inbox, GROUP: gl.constexpr, MODEL: gl.constexpr):
     """The last program writes the tokens, and leaves all counters at zero."""
     counters, control = buffers.counters, buffers.control_ptr
     tl.debug_barrier()
@@ -482,7 +477,7 @@ def _leave(buffers, rank, inbox, GROUP: gl.constexpr, MODEL: gl.constexpr):
             none = tl.cast(0, tl.int64)
             abort(inbox.peers, NO_CHANNEL, none + rank, none, GROUP)
             token = token * 0 - 1
-        gl.store(buffers.next_tokens + sequence, token, mask=mask)
+        gl.store(next_tokens + sequence, token, mask=mask)
         least = gl.full([32], _LEAST, gl.int64, OF_BEST)
         gl.store(buffers.best + sequence, least, mask=mask)
         gl.store(counters + DONE, 0)
@@ -494,8 +489,8 @@ def _leave(buffers, rank, inbox, GROUP: gl.constexpr, MODEL: gl.constexpr):
 
 @gluon.jit
 def _compute_and_leave(
-    buffers, step, inputs, layers, widest, rank, vocab_start, stride_slot, used, shared, staging,
-    pipe, GROUP: gl.constexpr, MODEL: gl.constexpr, WORK: gl.constexpr,
+    tokens, next_tokens, buffers, step, inputs, layers, widest, rank, vocab_start, stride_slot,
+    used, shared, staging, pipe, GROUP: gl.constexpr, MODEL: gl.constexpr, WORK: gl.constexpr,
 ):  # fmt: skip
     control = buffers.control_ptr
     generation, turn = sync.running_generation(control), packets.running_turn(control)
@@ -504,27 +499,30 @@ def _compute_and_leave(
     inbox = Inbox(slot, peers, buffers.counters + FAILED)
     empty_last_turn(control, buffers.inbox, stride_slot, turn, used)
     _compute(
-        buffers, step, inputs, layers, widest, rank, vocab_start, inbox, shared, staging, pipe,
-        GROUP, MODEL, WORK,
+        tokens, buffers, step, inputs, layers, widest, rank, vocab_start, inbox, shared, staging,
+        pipe, GROUP, MODEL, WORK,
     )  # fmt: skip
-    _leave(buffers, rank, inbox, GROUP, MODEL)
+    _leave(next_tokens, buffers, rank, inbox, GROUP, MODEL)
 
 
 @gluon.jit(
     do_not_specialize=[
         "layers", "widest", "rank", "vocab_start", "head_lines", "sequence_lines", "stride_slot",
         "used",
-    ]
+    ],
+    do_not_specialize_on_alignment=["tokens", "positions", "next_tokens"],
 )  # fmt: skip
 def decode_step(
-    hidden_desc, heads_desc, intermediate_desc, cache_desc, x_desc, attended_desc, activated_desc,
-    buffers, origin, rope_scale, stride_key,
-    layers, widest, sequence_lines, head_lines, rank, vocab_start, stride_slot, used,
+    tokens, positions, next_tokens, hidden_desc, heads_desc, intermediate_desc, cache_desc, x_desc,
+    attended_desc, activated_desc, buffers, origin, rope_scale, stride_key, layers, widest,
+    sequence_lines, head_lines, rank, vocab_start, stride_slot, used,
     GROUP: gl.constexpr, MODEL: gl.constexpr, WORK: gl.constexpr,
 ):  # fmt: skip
     """See the module.
 
     Args:
+        tokens, positions: integers [BATCH], of any width.
+        next_tokens: int64 [BATCH]; -1 if a wait failed.
         hidden_desc, heads_desc, intermediate_desc: of rows of HIDDEN, HEADS * HEAD_DIM and
             INTERMEDIATE elements; boxes of 4 rows, with several sequences of 16.
         cache_desc: of keys and values; boxes of 16 KiB.
@@ -560,7 +558,7 @@ def decode_step(
     inputs = Inputs(x_desc, attended_desc, activated_desc)
     cache = tl.cast(gl.multiple_of(origin, 16), gl.pointer_type(element))
     step = Step(
-        buffers.lines, buffers.vectors, cache, buffers.inv_freq, rope_scale, buffers.positions,
+        buffers.lines, buffers.vectors, cache, buffers.inv_freq, rope_scale, positions,
         buffers.qkv, buffers.parts,
         buffers.softmax, buffers.attended, buffers.counters, heads, stride_key,
     )  # fmt: skip
@@ -569,6 +567,8 @@ def decode_step(
             (
                 _compute_and_leave,
                 (
+                    tokens,
+                    next_tokens,
                     buffers,
                     step,
                     inputs,
@@ -590,7 +590,7 @@ def decode_step(
                 load,
                 (
                     weights,
-                    buffers.positions,
+                    positions,
                     heads,
                     buffers.counters,
                     layers,

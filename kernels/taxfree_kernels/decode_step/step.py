@@ -96,9 +96,6 @@ class DecodeStep:
             vectors=tape.addresses_of(decoder),
             embedding=decoder.embedding,
             inv_freq=decoder.inv_freq,
-            tokens=empty(batch, of=torch.int64),
-            positions=empty(batch, of=torch.int64),
-            next_tokens=empty(batch, of=torch.int64),
             logits=empty(batch, model.VOCAB if logits else 1),
             qkv=empty(batch, model.QKV_ROWS),
             parts=empty(model.PAIRS * splits * group * dim),
@@ -118,7 +115,7 @@ class DecodeStep:
         )
         windows = [each.window or tape.NO_WINDOW for each in layers]
         strides = [each * dtype.itemsize // lines.size for each in cache.keys[0].stride()[:2]]
-        self._args = (
+        last_args = (
             *descriptors,
             *(
                 inputs(each)
@@ -146,10 +143,12 @@ class DecodeStep:
                 "enable_fp_fusion": True,
                 "launch_cooperative_grid": True,
             },
+            last_args,
         )
         self._fabric = fabric
+        tokens = torch.zeros(batch, dtype=torch.int64, device=device)
         with compiling():  # so that no rank waits in the kernel for another's compiler
-            self.run()
+            self(tokens, tokens.int())
         fabric.barrier()
 
     @property
@@ -157,26 +156,22 @@ class DecodeStep:
         return self.buffers.logits
 
     def __call__(self, tokens: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """Process one token of each sequence; returns the tokens with the largest logits.
+        """Process one token of each sequence; returns the tokens with the largest logits, int64.
 
-        The result is overwritten by the next call; all ranks get the same.
+        All ranks get the same. The kernel reads the arguments where they lie: a replay of a
+        captured graph reads them anew.
 
         Args:
             tokens: int64 [batch].
-            positions: int64 [batch], of these tokens in their sequences: keys before are read.
+            positions: int32 [batch], of these tokens in their sequences: keys before are read.
 
         Raises:
             PeerTimeout: an earlier call has lost a peer.
         """
         self._fabric.pool.check()
-        self.buffers.tokens.copy_(tokens)
-        self.buffers.positions.copy_(positions)
-        self.run()
-        return self.buffers.next_tokens
-
-    def run(self) -> None:
-        """Launch, on the tokens and positions that are in :attr:`buffers`."""
-        self._kernel(*self._args)
+        next_tokens = tokens.new_empty(tokens.shape)
+        self._kernel(tokens.contiguous(), positions.contiguous(), next_tokens)
+        return next_tokens
 
 
 def seed_config(model: tape.Model, shared_memory: int, world: int) -> dict[str, int]:
