@@ -1,12 +1,13 @@
 """The decode step of one kernel on random weights: checked against float64, then timed.
 
-    python -m benchmarks.decode_step --model llama-3.1-8b --layers 4 --context 1024 --gpus 2 --check
+    python -m benchmarks.decode_step --layers 4 --batch 1 16 --context 1024 --gpus 2 --check
 
 Weights are functions of a seed, so that every rank makes its part of them, and the reference makes
-them again. Keys beyond the context are NaN. With --check, phases of one layer are compared, for
-contexts and windows around the sizes of chunks and splits. Times are of replays of a graph of one
-step; their yardstick is how fast the largest of all weights is found, which reads them once. The
-parent ends ranks that take too long.
+them again. Keys beyond the context are NaN. With --check, phases of one layer are compared first,
+for each batch, and contexts and windows around the sizes of chunks and splits; what is wrong ends
+the run before anything is timed. Times are of replays of a graph of one step; their yardstick is
+how fast the largest of all weights is found, which reads them once. The parent ends ranks that take
+too long.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -62,11 +64,19 @@ MODELS = {
 }
 
 
-#: contexts and windows that are checked
+#: contexts and windows that are checked with one sequence, and with several
 CASES = (
     *((each, None) for each in (0, 1, 15, 16, 17, 63, 64, 65, 127, 128, 1023, 1024, 1025, 5000)),
     *((5, 1), (63, 10), (100, 10), (1023, 64), (1024, 65), (1025, 1000)),
 )
+CASES_OF_SEVERAL = ((0, None), (64, None), (1024, None), (5000, None), (100, 10), (1024, 65))
+
+
+def lengths(context: int, batch: int, spread: bool) -> list[int]:
+    """Contexts of all sequences: all about as long, or spread down to the batch's part of it."""
+    if spread:
+        return [context * (batch - each) // batch for each in range(batch)]
+    return [max(0, context - each) for each in range(batch)]
 
 
 class Weights:
@@ -143,29 +153,35 @@ def make_decoder(sizes: Sizes, layers: int, weights: Weights, rank: int, world: 
 
 
 def make_cache(
-    sizes: Sizes, layers: int, batch: int, context: int, weights: Weights, rank: int, world: int
+    sizes: Sizes, layers: int, contexts: Sequence[int], weights: Weights, rank: int, world: int
 ) -> tuple[Cache, list[torch.Tensor]]:
-    """A rank's cache, and the whole old keys and values, by layer: [2, batch, ...]."""
-    shape = (2, batch, sizes.kv_heads, context, sizes.head_dim)
+    """A rank's cache of sequences of these lengths, and the whole keys and values, by layer.
+
+    These are [2, batch, kv_heads, the longest, head_dim].
+    """
+    batch, longest = len(contexts), max(contexts)
+    shape = (2, batch, sizes.kv_heads, longest, sizes.head_dim)
     old = [weights.random(5_000_000 + layer, shape) for layer in range(layers)]
-    room = torch.full_like(
-        old[0].new_empty(batch, sizes.kv_heads // world, 8, sizes.head_dim), float("nan")
-    )
+    room = old[0].new_empty(batch, sizes.kv_heads // world, 8, sizes.head_dim)
     both = [
         [torch.cat([part.chunk(world, 1)[rank], room], 2).contiguous() for part in each]
         for each in old
     ]
+    for each in (part for layer in both for part in layer):
+        for sequence, length in enumerate(contexts):
+            each[sequence, :, length:] = float("nan")
     return Cache(tuple(each[0] for each in both), tuple(each[1] for each in both)), old
 
 
 def reference(
     sizes: Sizes, weights: Weights, layers: int, old: list[torch.Tensor], decoder: Decoder,
-    tokens: torch.Tensor, position: int,
+    tokens: torch.Tensor, contexts: Sequence[int],
 ) -> tuple[torch.Tensor, Tensors]:  # fmt: skip
     """float64 logits [batch, vocab], and what the phases of the last layer leave."""
     batch, dim = len(tokens), sizes.head_dim
-    angles = (position * decoder.inv_freq).double()
-    cosine, sine = (torch.cat([each, each]) for each in (angles.cos(), angles.sin()))
+    positions = torch.tensor(contexts, device=tokens.device)
+    angles = (positions[:, None, None] * decoder.inv_freq).double()
+    cosine, sine = (torch.cat([each, each], -1) for each in (angles.cos(), angles.sin()))
     phases: Tensors = {}
 
     def w(layer: int, name: str) -> torch.Tensor:
@@ -192,15 +208,18 @@ def reference(
             q, k = norm(q, w(layer, "q_norm")), norm(k, w(layer, "k_norm"))
         q, k = rotated(q), rotated(k)
         phases["new key"], phases["new value"] = k, v
-        seen = -(decoder.layers[layer].window or position + 1)
-        keys, values = (
-            torch.cat([before.double(), new[:, :, None]], 2)[:, :, seen:].repeat_interleave(
-                sizes.heads // sizes.kv_heads, 1
+        window = decoder.layers[layer].window
+        attended = []
+        for sequence, length in enumerate(contexts):
+            keys, values = (
+                torch.cat([before[sequence, :, :length].double(), new[sequence, :, None]], 1)[
+                    :, -(window or length + 1) :
+                ].repeat_interleave(sizes.heads // sizes.kv_heads, 0)
+                for before, new in zip(old[layer], (k, v), strict=True)
             )
-            for before, new in zip(old[layer], (k, v), strict=True)
-        )
-        weight = torch.softmax(torch.einsum("bhd,bhnd->bhn", q, keys) * dim**-0.5, -1)
-        phases["attended"] = torch.einsum("bhn,bhnd->bhd", weight, values).flatten(1)
+            weight = torch.softmax(torch.einsum("hd,hnd->hn", q[sequence], keys) * dim**-0.5, -1)
+            attended.append(torch.einsum("hn,hnd->hd", weight, values).flatten())
+        phases["attended"] = torch.stack(attended)
         x = x + phases["attended"] @ w(layer, "o").t()
         normed = norm(x, w(layer, "post_norm"))
         gate, up = normed @ w(layer, "gate").t(), normed @ w(layer, "up").t()
@@ -235,7 +254,7 @@ def difference(found: torch.Tensor, wanted: torch.Tensor) -> str:
 
 
 def phases_of(
-    step: Any, cache: Cache, phases: Tensors, context: int, rank: int, world: int
+    step: Any, cache: Cache, phases: Tensors, contexts: Sequence[int], rank: int, world: int
 ) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
     """What the phases of the last layer have left on a rank, and what they should."""
     model = step.model
@@ -246,10 +265,14 @@ def phases_of(
     attended, activated = (
         phases[each].chunk(world, -1)[rank] for each in ("attended", "activated")
     )
+
+    def at_end(states: torch.Tensor) -> torch.Tensor:
+        return torch.stack([each[:, at] for each, at in zip(states, contexts, strict=True)])
+
     return {
         "qkv": (step.buffers.qkv, qkv),
-        "new key": (cache.keys[-1][:, :, context], new_key),
-        "new value": (cache.values[-1][:, :, context], new_value),
+        "new key": (at_end(cache.keys[-1]), new_key),
+        "new value": (at_end(cache.values[-1]), new_value),
         "attended": (step.buffers.attended, attended),
         "activated": (step.buffers.activated, activated),
     }
@@ -343,42 +366,48 @@ def rank_main(rank: int, options: argparse.Namespace, folder: str) -> None:
     dist.init_process_group(
         "nccl", init_method=f"file://{folder}/store", rank=rank, world_size=world
     )
-    fabric = open_fabric("cuda", None, 64 << 20, timeout_s=2.0)
-    sizes, batch = MODELS[options.model], options.batch
+    fabric = open_fabric("cuda", None, 256 << 20, timeout_s=2.0)
+    sizes = MODELS[options.model]
     layers = options.layers or sizes.layers
     device = torch.device("cuda", rank)
     weights = Weights(sizes, getattr(torch, options.dtype), device)
-    tokens = torch.arange(1000, 1000 + batch, device=device)
     say(rank, f"{torch.cuda.get_device_name()}, opened after {time.monotonic() - begin:.1f} s")
 
-    def checked(decoder: Decoder, context: int, repeats: int) -> tuple[bool, Cache, Any]:
+    def inputs(contexts: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
+        tokens = torch.arange(1000, 1000 + len(contexts), device=device)
+        return tokens, torch.tensor(contexts, dtype=torch.int32, device=device)
+
+    def checked(decoder: Decoder, contexts: Sequence[int], repeats: int) -> tuple[bool, Cache, Any]:
         """Whether a step is right and repeats; its cache; the step."""
         count, window = len(decoder.layers), decoder.layers[0].window
-        cache, old = make_cache(sizes, count, batch, context, weights, rank, world)
-        step = DecodeStep(decoder, cache, batch, fabric, {}, logits=True)
-        for name in ("qkv", "parts", "softmax", "attended", "activated", "logits"):
+        tokens, positions = inputs(contexts)
+        cache, old = make_cache(sizes, count, contexts, weights, rank, world)
+        step = DecodeStep(decoder, cache, len(contexts), fabric, {}, logits=True)
+        for name in ("qkv", "parts", "softmax", "attended", "activated", "x", "logits"):
             getattr(step.buffers, name).fill_(float("nan"))
-        positions = torch.full((batch,), context, device=device)
-        first = step(tokens, positions).clone()
+        first = step(tokens, positions)
         await_end(step, rank)
         try:
             fabric.pool.check()
         except PeerTimeout as error:
             print(f"rank {rank}: {error}", flush=True)
         logits = step.logits.clone()
-        wanted, phases = reference(sizes, weights, count, old, decoder, tokens, context)
-        pairs = phases_of(step, cache, phases, context, rank, world)
+        wanted, phases = reference(sizes, weights, count, old, decoder, tokens, contexts)
+        pairs = phases_of(step, cache, phases, contexts, rank, world)
         pairs["logits"] = logits, wanted.chunk(world, -1)[rank]
         errors = {name: error_of(*pair) for name, pair in pairs.items()}
         same = 0
         for _ in range(repeats):
-            step.run()
+            step(tokens, positions)
             same += torch.equal(step.logits, logits)
         bound = 0.02 * max(1.0, count / 4) ** 0.5
         right = all(each < bound for each in errors.values()) and same == repeats
         line = ", ".join(f"{name} {each:.1e}" for name, each in errors.items())
-        line = f"{count} layers, context {context}, window {window}: {line}; tokens "
-        line += f"{first.tolist()} for {wanted.argmax(-1).tolist()}; {same} of {repeats} repeat"
+        line = (
+            f"{count} layers, batch {len(contexts)}, context {contexts[0]}, window {window}: {line}"
+        )
+        line += f"; tokens {first.tolist()} for {wanted.argmax(-1).tolist()}"
+        line += f"; {same} of {repeats} repeat"
         say(rank, f"{line}; after {time.monotonic() - begin:.1f} s")
         if not right:
             print(f"rank {rank}: WRONG: {line}", flush=True)
@@ -386,56 +415,72 @@ def rank_main(rank: int, options: argparse.Namespace, folder: str) -> None:
                 print(f"rank {rank}:   {name:10s} {difference(*pair)}", flush=True)
         return right, cache, step
 
-    right = True
-    if options.check:
-        decoder = make_decoder(sizes, 1, weights, rank, world)
-        for context, window in CASES:
-            layer = dataclasses.replace(decoder.layers[0], window=window)
-            right &= checked(dataclasses.replace(decoder, layers=(layer,)), context, 3)[0]
-        del decoder, layer
-        torch.cuda.empty_cache()
-    context = options.context
-    decoder = make_decoder(sizes, layers, weights, rank, world)
-    was_right, cache, step = checked(decoder, context, options.repeats)
-    right &= was_right
-    positions = torch.full((batch,), context, device=device)
-
-    matrices = [each for layer in decoder.layers for each in vars(layer).values()]
-    matrices = [each for each in matrices if isinstance(each, torch.Tensor) and each.dim() == 2]
-    matrices.append(decoder.head)
-    size = sum(each.nbytes for each in matrices)
-    read = size + 2 * layers * batch * context * cache.keys[0][0, :, 0].nbytes
-
     def stream() -> None:
         for each in matrices:
             each.view(torch.int32).amax()
 
-    results: dict[str, Any] = {}
-    if options.trace:
-        traced = DecodeStep(decoder, cache, batch, fabric, {}, trace=True)
-        for _ in range(3):
-            traced(tokens, positions)
-        torch.cuda.synchronize()
-        results["trace"] = say_trace(traced.buffers.times, rank)
-    steps = {"step": step.run, "stream of weights": stream}
-    for config in options.config:
-        other = DecodeStep(decoder, cache, batch, fabric, config)
-        other(tokens, positions)
-        steps[f"step {config}"] = other.run
-    graphs = {name: captured(run) for name, run in steps.items()}
-    times = timed(graphs, options.rounds, fabric)
-    fabric.pool.check()
-    rate = size / times["stream of weights"]["median"]
-    for name, each in times.items():
-        read_here = size if name == "stream of weights" else read
-        each["GB/s"] = read_here / each["median"] / 1e3
-        each["of stream"] = read_here / each["median"] / rate
-        say(
-            rank,
-            f"{name:40s} {each['median']:9.1f} us (min {each['min']:.1f}), {each['GB/s']:.0f} GB/s,"
-            f" {each['of stream']:.1%} of the stream",
-        )
-    results |= {"times": times, "bytes": read, "right": right, "options": vars(options)}
+    def timed_case(batch: int, context: int) -> tuple[bool, dict[str, Any]]:
+        """Check and time the whole model."""
+        contexts = lengths(context, batch, spread=False)
+        right, cache, step = checked(decoder, contexts, options.repeats)
+        read = size + 2 * layers * sum(contexts) * cache.keys[0][0, :, 0].nbytes
+        given = inputs(contexts)
+        found: dict[str, Any] = {"batch": batch, "context": context, "bytes": read, "right": right}
+        if options.trace:
+            traced = DecodeStep(decoder, cache, batch, fabric, {}, trace=True)
+            for _ in range(3):
+                traced(*given)
+            torch.cuda.synchronize()
+            found["trace"] = say_trace(traced.buffers.times, rank)
+        steps = {"step": step}
+        for config in options.config:
+            other = DecodeStep(decoder, cache, batch, fabric, config, logits=True)
+            other(*given)
+            steps[f"step {config}"] = other
+        runs = {name: partial(each, *given) for name, each in steps.items()}
+        graphs = {
+            name: captured(run) for name, run in (runs | {"stream of weights": stream}).items()
+        }
+        times = timed(graphs, options.rounds, fabric)
+        fabric.pool.check()
+        rate = size / times["stream of weights"]["median"]
+        for name, each in times.items():
+            read_here = size if name == "stream of weights" else read
+            each["GB/s"] = read_here / each["median"] / 1e3
+            each["of stream"] = read_here / each["median"] / rate
+            say(
+                rank,
+                f"batch {batch}, context {context}: {name:40s} {each['median']:9.1f} us "
+                f"(min {each['min']:.1f}), {each['GB/s']:.0f} GB/s, "
+                f"{each['of stream']:.1%} of the stream",
+            )
+        return right, found | {"times": times}
+
+    right = True
+    if options.check:
+        decoder = make_decoder(sizes, 1, weights, rank, world)
+        for batch in options.batch:
+            for context, window in CASES if batch == 1 else CASES_OF_SEVERAL:
+                layer = dataclasses.replace(decoder.layers[0], window=window)
+                contexts = lengths(context, batch, spread=True)
+                right &= checked(dataclasses.replace(decoder, layers=(layer,)), contexts, 3)[0]
+        del decoder, layer
+        torch.cuda.empty_cache()
+    results: dict[str, Any] = {"options": vars(options), "cases": []}
+    everyone = torch.tensor(int(right), device=device)
+    dist.all_reduce(everyone, dist.ReduceOp.MIN)
+    if everyone:
+        decoder = make_decoder(sizes, layers, weights, rank, world)
+        matrices = [each for layer in decoder.layers for each in vars(layer).values()]
+        matrices = [each for each in matrices if isinstance(each, torch.Tensor) and each.dim() == 2]
+        matrices.append(decoder.head)
+        size = sum(each.nbytes for each in matrices)
+        for context in options.context:
+            for batch in options.batch:
+                was_right, case = timed_case(batch, context)
+                right &= was_right
+                results["cases"].append(case)
+                torch.cuda.empty_cache()
     if rank == 0 and options.out:
         from taxfree_tune.measuring import environment
 
@@ -453,11 +498,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--model", choices=MODELS, default="llama-3.1-8b")
     parser.add_argument("--layers", type=int, help="of the model; all of them by default")
-    parser.add_argument("--batch", type=int, default=1)
-    parser.add_argument("--context", type=int, default=1024)
+    parser.add_argument("--batch", type=int, nargs="+", default=[1])
+    parser.add_argument("--context", type=int, nargs="+", default=[1024])
     parser.add_argument("--gpus", type=int, default=1)
     parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float16"))
-    parser.add_argument("--check", action="store_true", help="one layer with many contexts, too")
+    parser.add_argument("--check", action="store_true", help="one layer with many contexts first")
     parser.add_argument("--trace", action="store_true", help="where a step's time goes")
     parser.add_argument("--repeats", type=int, default=20)
     parser.add_argument("--rounds", type=int, default=15)

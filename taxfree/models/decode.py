@@ -159,7 +159,7 @@ class ModelStep:
             self._logits = self.run_operations(tokens, positions)
             return self._largest(self._logits)
         with runtime._launching():
-            found: torch.Tensor = self._kernel(tokens, positions).clone()
+            found: torch.Tensor = self._kernel(tokens, positions)
         self._logits = self._kernel.logits
         return found
 

@@ -1,8 +1,13 @@
-"""The tables of a decode step: where weights, keys and values lie, without a GPU."""
+"""A decode step without a GPU: where weights, keys and values lie; the kernel in simulation."""
 
 from __future__ import annotations
 
+import json
+
 import pytest
+
+from tests.check.cross_compile.conftest import run_python
+from tests.rooms import ROOT
 
 SHAPE = (2, 3, 40, 64)  # batch, KV heads, capacity, head_dim of a cache
 SIZES = {
@@ -111,7 +116,7 @@ class TestModel:
         assert model_of(decoder, cache, 1).QKV_ROWS == 768
         biased = replace(layer, q_bias=torch.zeros(384))
         for changed, batch, why in (
-            (decoder, 2, "several sequences"),
+            (decoder, 17, "17 sequences"),
             (replace(decoder, head_dim=48), 1, "heads of 48 elements"),
             (replace(decoder, head=decoder.head[:60]), 1, "60 rows of the head"),
             (replace(decoder, layers=(layer, biased)), 1, "with and without biases"),
@@ -132,3 +137,28 @@ class TestModel:
             large = model._replace(HIDDEN=hidden, INTERMEDIATE=wide // world)
             stages = seed_config(large, room, world)["STAGES"]
             assert 4 <= stages <= room // (2 * CHUNK_ROWS * CHUNK_K)
+
+    @pytest.mark.parametrize("batch", [2, 8, 16])
+    @pytest.mark.parametrize("world", [1, 2, 4, 8])
+    def test_the_first_config_of_several_sequences_has_a_ring(self, world, batch):
+        from taxfree_kernels.decode_step.step import seed_config
+        from taxfree_kernels.decode_step.tape import model_of
+        from taxfree_kernels.hardware import KNOWN
+
+        model = model_of(*decoder_and_cache([*SIZES, "keys", "values"]), batch)
+        model = model._replace(HIDDEN=4096, INTERMEDIATE=14336 // world, HEADS=32, KV_HEADS=8)
+        assert seed_config(model, KNOWN["h100"].shared_memory, world)["STAGES"] >= 9
+
+
+class TestSimulated:
+    """The kernel's source on a CPU: of layers with biases, norms of q and k, and odd sizes."""
+
+    @pytest.mark.timeout(300)
+    @pytest.mark.parametrize("case", [(1, 2), (3, 1), (11, 2, 70)], ids=str)
+    def test_phases_are_near_float64_and_nothing_is_left_behind(self, case):
+        script = str(ROOT / "tests" / "kernels" / "simulate.py")
+        worst = json.loads(run_python(script, *map(str, case), PYTHONUNBUFFERED="1"))
+        clean = {name: worst.pop(name) for name in ("counters", "changed", "words")}
+        assert not any(clean.values()), clean
+        assert len(worst) == 7
+        assert max(worst.values()) < 0.01, worst

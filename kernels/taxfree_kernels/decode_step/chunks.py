@@ -2,7 +2,8 @@
 
 One warp loads. It claims units from one counter, tells the other warps which, and streams their
 weights, keys and values, which nobody writes during a step: it waits for no activation. A chunk is
-8 rows of a weight and 1024 of K, or as many keys as take the same 16 KiB.
+8 rows of a weight and 1024 of K; with several sequences 16 rows and 512 of K; or as many keys as
+take the same 16 KiB.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ DONE, LEFT, CLAIMED, FAILED, SPLITS_DONE = map(gl.constexpr, (0, 32, 64, 96, 128
 
 # ---- layouts --------------------------------------------------------------------------------
 
-#: of a chunk, [8, 16, 64]: rows, then K
+#: of a chunk with one sequence, [8, 16, 64]: rows, then K
 TILE = gl.constexpr(gl.BlockedLayout([4, 1, 8], [1, 4, 8], [2, 4, 1], [2, 1, 0]))
 X = gl.constexpr(gl.SliceLayout(0, TILE))
 OF_ROWS = gl.constexpr(gl.SliceLayout(1, gl.SliceLayout(2, TILE)))
@@ -50,8 +51,9 @@ class Pipe(NamedTuple):
     """Shared memory between the loader and the others.
 
     Args:
-        rows: chunks as [2 * STAGES, box of rows], which TMA fills.
-        tiles: the same as [STAGES, 8, 16, 64].
+        rows: chunks as [boxes, box of rows], which TMA fills.
+        tiles: the same as [STAGES, 8, 16, 64]: [row, K / 64, 64], or with several sequences
+            [K / 64, row, 64].
         keys: the same as [STAGES, box of keys], which TMA fills.
         parts: the same as [STAGES, 4, WARPS, GROUPS, HEAD_DIM / 64, 64]; see ``attend``.
         full, empty: barriers of stages.
@@ -101,9 +103,10 @@ def counts_of(positions, widest, MODEL: gl.constexpr, WORK: gl.constexpr):
     chunks = gl.minimum(last + 1, widest + KEYS - 1) // KEYS + 1
     each_split = gl.cdiv(chunks * MODEL.PAIRS, gl.num_programs(0) * WORK.SPLITS)
     splits = gl.cdiv(chunks, each_split)
-    qkv = gl.to_tensor(MODEL.QKV_ROWS // 8)
-    o = gl.to_tensor(MODEL.HIDDEN // 8)
-    gate = gl.to_tensor(MODEL.INTERMEDIATE // 4)
+    ROWS: gl.constexpr = rows_of_unit(MODEL.BATCH)
+    qkv = gl.to_tensor(MODEL.QKV_ROWS // ROWS)
+    o = gl.to_tensor(MODEL.HIDDEN // ROWS)
+    gate = gl.to_tensor(2 * MODEL.INTERMEDIATE // ROWS)
     attention = splits * MODEL.PAIRS
     down = o * WORK.DOWN_PARTS
     return Counts(qkv, attention, o, gate, down, qkv + attention + o + gate + down, splits)
@@ -132,15 +135,33 @@ def weight_of_row(row, MODEL: gl.constexpr):
 
 
 @gluon.constexpr_function
-def slabs_in(k):
-    """Slabs of 1024 elements in a row."""
-    return -(-k // 1024)
+def rows_of_unit(batch):
+    """Rows of a unit; of the gate and the up projection it has half as many each."""
+    return 8 if batch == 1 else 32
 
 
 @gluon.constexpr_function
-def first_slab(k, part, parts):
+def head_units(model):
+    """Units of the head."""
+    return -(-model.VOCAB // rows_of_unit(model.BATCH))
+
+
+@gluon.constexpr_function
+def sequences(batch):
+    """N, of which products are: the batch, or more."""
+    return 1 if batch == 1 else 8 if batch <= 8 else 16
+
+
+@gluon.constexpr_function
+def slabs_in(k, batch):
+    """Slabs in a row: of as many elements of K as a chunk has."""
+    return -(-k // (1024 if batch == 1 else 512))
+
+
+@gluon.constexpr_function
+def first_slab(k, part, parts, batch):
     """The first slab of a part of rows."""
-    return min(part * -(-slabs_in(k) // parts), slabs_in(k))
+    return min(part * -(-slabs_in(k, batch) // parts), slabs_in(k, batch))
 
 
 # ---- the loader -----------------------------------------------------------------------------
@@ -164,28 +185,37 @@ def _has_spans(box):
 
 
 @gluon.jit
-def _load_box(desc, line, row, column, full, to):
-    """Load a box at a row of the matrix that begins at a line; see ``tape.Lines``."""
+def _load_box(desc, line, second, third, full, to):
+    """Load a box of the matrix that begins at a line; see ``tape.Lines``."""
     if _has_spans(desc.block_shape):
         span = (line >> SPAN_BITS).to(gl.int32)
         within = (line & ((1 << SPAN_BITS) - 1)).to(gl.int32)
-        load_box(desc, [span, within, row, column, 0], full, to)
+        load_box(desc, [span, within, second, third, 0], full, to)
     else:
-        load_box(desc, [line.to(gl.int32), row, column, 0], full, to)
+        load_box(desc, [line.to(gl.int32), second, third, 0], full, to)
 
 
 @gluon.jit
 def _load_rows(
     desc, line, row, other, other_row, FIRST: gl.constexpr, END: gl.constexpr, n, pipe,
-    WORK: gl.constexpr,
+    MODEL: gl.constexpr, WORK: gl.constexpr,
 ):  # fmt: skip
-    """Load 4 rows of a matrix and 4 of another, so many slabs."""
-    for slab in gl.static_range(FIRST, END):
-        stage = _next_stage(n, pipe, WORK)
-        full = pipe.full.index(stage)
-        _load_box(desc, line, row, slab * 16, full, pipe.rows.index(2 * stage))
-        _load_box(desc, other, other_row, slab * 16, full, pipe.rows.index(2 * stage + 1))
-        n += 1
+    """Load half a unit's rows of a matrix and half of another, so many slabs."""
+    if MODEL.BATCH == 1:
+        for slab in gl.static_range(FIRST, END):
+            stage = _next_stage(n, pipe, WORK)
+            full = pipe.full.index(stage)
+            _load_box(desc, line, row, slab * 16, full, pipe.rows.index(2 * stage))
+            _load_box(desc, other, other_row, slab * 16, full, pipe.rows.index(2 * stage + 1))
+            n += 1
+    else:
+        for slab in range(FIRST, END):
+            stage = _next_stage(n, pipe, WORK)
+            _load_box(desc, line, slab * 8, row, pipe.full.index(stage), pipe.rows.index(stage))
+            stage = _next_stage(n + 1, pipe, WORK)
+            full, to = pipe.full.index(stage), pipe.rows.index(stage)
+            _load_box(desc, other, slab * 8, other_row, full, to)
+            n += 2
     return n
 
 
@@ -231,12 +261,15 @@ def load(
     MODEL: gl.constexpr, WORK: gl.constexpr,
 ):  # fmt: skip
     """Claim units until there are no more, and load what they read; the loader's whole life."""
-    HIDDEN: gl.constexpr = slabs_in(MODEL.HIDDEN)
+    BATCH: gl.constexpr = MODEL.BATCH
+    ROWS: gl.constexpr = rows_of_unit(BATCH)
+    HALF: gl.constexpr = ROWS // 2
+    HIDDEN: gl.constexpr = slabs_in(MODEL.HIDDEN, BATCH)
     counts = counts_of(positions, widest, MODEL, WORK)
     total = layers * counts.layer
     n, claims = gl.to_tensor(0), gl.to_tensor(0)
     unit = gl.atomic_add(counters + CLAIMED, 1, sem="relaxed", scope="gpu")
-    while unit < total + MODEL.VOCAB // 8:
+    while unit < total + head_units(MODEL):
         _publish(unit, claims, pipe)
         claims += 1
         layer = gl.minimum(unit // counts.layer, layers)
@@ -244,11 +277,15 @@ def load(
         table = weights.lines + layer * LINES
         if layer == layers:
             line = gl.load(table)
-            n = _load_rows(weights.hidden, line, at * 8, line, at * 8 + 4, 0, HIDDEN, n, pipe, WORK)
+            row = at * ROWS
+            second = gl.minimum(row + HALF, MODEL.VOCAB - HALF)  # there, in the last unit
+            n = _load_rows(weights.hidden, line, row, line, second, 0, HIDDEN, n, pipe, MODEL, WORK)
         elif at < counts.qkv:
-            which, row = weight_of_row(at * 8, MODEL)
+            which, row = weight_of_row(at * ROWS, MODEL)
             line = gl.load(table + which)
-            n = _load_rows(weights.hidden, line, row, line, row + 4, 0, HIDDEN, n, pipe, WORK)
+            n = _load_rows(
+                weights.hidden, line, row, line, row + HALF, 0, HIDDEN, n, pipe, MODEL, WORK
+            )
         elif at < counts.qkv + counts.attention:
             n = _load_keys(
                 weights, at - counts.qkv, layer, positions, heads, counts, n, pipe, MODEL, WORK
@@ -256,26 +293,27 @@ def load(
         else:
             at -= counts.qkv + counts.attention
             if at < counts.o:
-                WIDTH: gl.constexpr = slabs_in(MODEL.HEADS * MODEL.HEAD_DIM)
+                WIDTH: gl.constexpr = slabs_in(MODEL.HEADS * MODEL.HEAD_DIM, BATCH)
                 line = gl.load(table + LINE_O)
+                row = at * ROWS
                 n = _load_rows(
-                    weights.heads, line, at * 8, line, at * 8 + 4, 0, WIDTH, n, pipe, WORK
+                    weights.heads, line, row, line, row + HALF, 0, WIDTH, n, pipe, MODEL, WORK
                 )
             elif at < counts.o + counts.gate:
-                row = (at - counts.o) * 4
+                row = (at - counts.o) * HALF
                 gate, up = gl.load(table + LINE_GATE), gl.load(table + LINE_UP)
-                n = _load_rows(weights.hidden, gate, row, up, row, 0, HIDDEN, n, pipe, WORK)
+                n = _load_rows(weights.hidden, gate, row, up, row, 0, HIDDEN, n, pipe, MODEL, WORK)
             else:
                 at -= counts.o + counts.gate
-                row = at // WORK.DOWN_PARTS * 8
+                row = at // WORK.DOWN_PARTS * ROWS
                 line = gl.load(table + LINE_DOWN)
                 for part in gl.static_range(WORK.DOWN_PARTS):
                     if at % WORK.DOWN_PARTS == part:
                         n = _load_rows(
-                            weights.intermediate, line, row, line, row + 4,
-                            first_slab(MODEL.INTERMEDIATE, part, WORK.DOWN_PARTS),
-                            first_slab(MODEL.INTERMEDIATE, part + 1, WORK.DOWN_PARTS),
-                            n, pipe, WORK,
+                            weights.intermediate, line, row, line, row + HALF,
+                            first_slab(MODEL.INTERMEDIATE, part, WORK.DOWN_PARTS, BATCH),
+                            first_slab(MODEL.INTERMEDIATE, part + 1, WORK.DOWN_PARTS, BATCH),
+                            n, pipe, MODEL, WORK,
                         )  # fmt: skip
         unit = gl.atomic_add(counters + CLAIMED, 1, sem="relaxed", scope="gpu")
     _publish(unit, claims, pipe)
@@ -410,8 +448,9 @@ def make_pipe(weights, MODEL: gl.constexpr, WORK: gl.constexpr):
         [4, 8, 256 // DIM, DIM // 64, 64], element
     )
     ring = gl.allocate_shared_memory(element, [STAGES, 8, 16, 64], tile)
+    BOXES: gl.constexpr = 2 * STAGES if MODEL.BATCH == 1 else STAGES
     pipe = Pipe(
-        reinterpreted(ring, [2 * STAGES] + weights.hidden.block_shape, weights.hidden.layout),
+        reinterpreted(ring, [BOXES] + weights.hidden.block_shape, weights.hidden.layout),
         ring,
         reinterpreted(ring, [STAGES] + weights.cache.block_shape, weights.cache.layout),
         reinterpreted(ring, [STAGES, 4, 8, 256 // DIM, DIM // 64, 64], part),

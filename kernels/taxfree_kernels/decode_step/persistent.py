@@ -36,17 +36,31 @@ from taxfree_kernels.decode_step.chunks import (
     count_units,
     counts_of,
     first_slab,
+    head_units,
     load,
     make_pipe,
     multiply,
     next_unit,
     reinterpreted,
+    rows_of_unit,
+    sequences,
     slabs_in,
     slabs_of,
     wait_for_units,
     weight_of_row,
 )
+from taxfree_kernels.decode_step.rows import (
+    add_owned,
+    factors,
+    make_staging,
+    multiply_rows,
+    owned_embedding,
+    owned_norm,
+    places_of_products,
+    publish,
+)
 from taxfree_kernels.decode_step.sums import (
+    OF_BEST,
     Inbox,
     add_sum,
     area_of,
@@ -56,13 +70,14 @@ from taxfree_kernels.decode_step.sums import (
     empty_last_turn,
     normed,
     send,
+    sources_of,
     staging_shapes,
     targets_of,
 )
 from taxfree_kernels.decode_step.tape import EVENTS, INPUT_NORM, POST_NORM, Q_BIAS, VECTORS
 from taxfree_kernels.device import packets, sync
 from taxfree_kernels.device.peers import NO_CHANNEL, Peers
-from taxfree_kernels.device.sync import abort, is_aborted
+from taxfree_kernels.device.sync import abort, before_tma_loads, is_aborted
 from taxfree_kernels.device.trace import cycles
 
 _EVENTS = gl.constexpr(len(EVENTS))
@@ -76,13 +91,13 @@ class Buffers(NamedTuple):
         lines, vectors: tables, see ``tape``.
         embedding: [vocab, HIDDEN], all ranks' rows.
         inv_freq: float32 [HEAD_DIM / 2].
-        tokens, positions: int64 [BATCH].
-        next_tokens: int64 [BATCH]; -1 if a wait failed.
         logits: float32 [BATCH, VOCAB].
         qkv: float32 [BATCH, rows of q, k, v].
         parts, softmax: float32, of splits: sums; the largest logit, and the total relative to it.
         attended: [BATCH, HEADS * HEAD_DIM].
         activated: [BATCH, INTERMEDIATE].
+        x: [BATCH, HIDDEN], the residual times the weight of a norm; of several sequences.
+        squares: float32 [BATCH, owners], sums of squares of the residual; see ``rows``.
         best: int64 [BATCH], the largest logit so far, and its token.
         counters: int32, zeros between launches.
         inbox: int32, the pool's first slot of Lamport words.
@@ -94,21 +109,28 @@ class Buffers(NamedTuple):
     vectors: Any
     embedding: Any
     inv_freq: Any
-    tokens: Any
-    positions: Any
-    next_tokens: Any
     logits: Any
     qkv: Any
     parts: Any
     softmax: Any
     attended: Any
     activated: Any
+    x: Any
+    squares: Any
     best: Any
     counters: Any
     inbox: Any
     times: Any
     control_ptr: Any
     heap_bases: Any
+
+
+class Inputs(NamedTuple):
+    """Descriptors of what several sequences' products read."""
+
+    hidden: Any
+    attended: Any
+    activated: Any
 
 
 class Step(NamedTuple):
@@ -144,44 +166,165 @@ def _note(buffers, layer, layers, event: gl.constexpr, WORK: gl.constexpr):
         gl.store(buffers.times + at, cycles("cuda"))
 
 
+# ---- what differs between one sequence and several ------------------------------------------
+
+
+@gluon.jit
+def _norm_at(
+    vectors, row, column, element: gl.constexpr,
+    MODEL: gl.constexpr, WORK: gl.constexpr, GROUP: gl.constexpr,
+):  # fmt: skip
+    """The weight of a norm, as ``_next_x`` takes it: loaded before the sum is waited for."""
+    ptr = _vector_at(vectors, row, column, element)
+    if MODEL.BATCH == 1:
+        weight = columns_of(ptr, MODEL, WORK, GROUP)
+    else:
+        weight = owned_norm(ptr, sources_of(GROUP, WORK), MODEL, WORK)
+    return weight
+
+
+@gluon.jit
+def _add(
+    residual, area, COUNT: gl.constexpr, inbox,
+    MODEL: gl.constexpr, WORK: gl.constexpr, GROUP: gl.constexpr,
+):  # fmt: skip
+    """Add a sum of so many sources to the residual: all of it, or this program's columns."""
+    if MODEL.BATCH == 1:
+        new = add_sum(residual, area, COUNT, inbox, MODEL, WORK, GROUP)
+    else:
+        new = add_owned(residual, area, COUNT, sources_of(GROUP, WORK), inbox, MODEL, WORK, GROUP)
+    return new
+
+
+@gluon.jit
+def _next_x(
+    residual, weight, before, buffers, staging,
+    MODEL: gl.constexpr, WORK: gl.constexpr, GROUP: gl.constexpr,
+):  # fmt: skip
+    """What products with normalised inputs read, the norm's factor, and what was counted before.
+
+    With several sequences, x is in memory, behind a barrier.
+    """
+    if MODEL.BATCH == 1:
+        x, rstd = normed(residual, weight, staging, MODEL, WORK, GROUP)
+    else:
+        publish(residual, weight, buffers.x, buffers.squares, sources_of(GROUP, WORK), MODEL, WORK)
+        count_units(buffers.counters, 0)
+        before += gl.num_programs(0)
+        wait_for_units(buffers.counters, before, buffers.control_ptr)
+        before_tma_loads(GROUP)
+        x = ()
+        rstd = factors(buffers.squares, MODEL, WORK)[None, :]
+    return x, rstd, before
+
+
+@gluon.jit
+def _inputs_of(ptr, K: gl.constexpr, MODEL: gl.constexpr, GROUP: gl.constexpr):
+    """What products with inputs from memory read, behind their barrier."""
+    if MODEL.BATCH == 1:
+        x = slabs_of(ptr, K)
+    else:
+        before_tma_loads(GROUP)
+        x = ()
+    return x
+
+
+@gluon.jit
+def _multiply(
+    x, inputs, FIRST: gl.constexpr, END: gl.constexpr, n, pieces, staging, pipe,
+    MODEL: gl.constexpr, WORK: gl.constexpr,
+):  # fmt: skip
+    """The products of a unit, of each group of rows, with x, or with inputs in memory."""
+    if MODEL.BATCH == 1:
+        one, n = multiply(x, FIRST, END, n, pipe, WORK)
+        products = (one,)
+    else:
+        products, n, pieces = multiply_rows(
+            inputs, FIRST, END, n, pieces, staging, pipe, MODEL, WORK
+        )
+    return products, n, pieces
+
+
+@gluon.jit
+def _places(MODEL: gl.constexpr):
+    """Rows of a group, and sequences, that products are of; and a mask of those that there are."""
+    if MODEL.BATCH == 1:
+        row = gl.arange(0, 8, OF_ROWS)
+        sequence = gl.to_tensor(0)
+    else:
+        row, sequence = places_of_products(MODEL)
+    return row, sequence, (row >= 0) & (sequence < MODEL.BATCH)
+
+
+@gluon.jit
+def _gate_and_up(products, rstd, MODEL: gl.constexpr):
+    """The products of a unit of gate and up; rows, sequences and mask of them."""
+    if MODEL.BATCH == 1:
+        PAIR: gl.constexpr = gl.BlockedLayout([1, 2], [32, 1], [WARPS, 1], [1, 0])
+        both = (products[0] * rstd).reshape([2, 4]).permute((1, 0))
+        gate, up = gl.split(gl.convert_layout(both, PAIR))
+        row = gl.arange(0, 4, gate.type.layout)
+        sequence = gl.to_tensor(0)
+    else:
+        gate = products[0] * rstd
+        up = products[1] * rstd
+        row, sequence = places_of_products(MODEL)
+    return gate, up, row, sequence, (row >= 0) & (sequence < MODEL.BATCH)
+
+
+# ---- the phases -----------------------------------------------------------------------------
+
+
 @gluon.jit
 def _compute(
-    buffers, step, layers, widest, rank, vocab_start, inbox, shared, staging, pipe,
+    tokens, buffers, step, inputs, layers, widest, rank, vocab_start, inbox, shared, staging, pipe,
     GROUP: gl.constexpr, MODEL: gl.constexpr, WORK: gl.constexpr,
 ):  # fmt: skip
     """All phases of all layers, then the head: the life of the warps that compute."""
+    BATCH: gl.constexpr = MODEL.BATCH
     HIDDEN: gl.constexpr = MODEL.HIDDEN
-    SLABS: gl.constexpr = slabs_in(HIDDEN)
+    SLABS: gl.constexpr = slabs_in(HIDDEN, BATCH)
     WIDTH: gl.constexpr = MODEL.HEADS * MODEL.HEAD_DIM
     WIDE: gl.constexpr = MODEL.INTERMEDIATE
     PARTS: gl.constexpr = WORK.DOWN_PARTS
     AREA: gl.constexpr = GROUP.WORLD * PARTS * HIDDEN
+    ROWS: gl.constexpr = rows_of_unit(BATCH)
+    GROUPS: gl.constexpr = 1 if BATCH == 1 else 2
+    OF_GROUP: gl.constexpr = ROWS // GROUPS
+    SOURCES: gl.constexpr = sources_of(GROUP, WORK)
     element: gl.constexpr = buffers.attended.dtype.element_ty
     programs = gl.num_programs(0)
     counters, vectors, control = buffers.counters, buffers.vectors, buffers.control_ptr
-    row = gl.arange(0, 8, OF_ROWS)
-    n, claims = gl.to_tensor(0), gl.to_tensor(0)
-    counts = counts_of(buffers.positions, widest, MODEL, WORK)
-    token = gl.maximum(gl.load(buffers.tokens), 0)
-    residual = columns_of(buffers.embedding + token.to(gl.int64) * HIDDEN, MODEL, WORK, GROUP)
-    weight = columns_of(_vector_at(vectors, 0, INPUT_NORM, element), MODEL, WORK, GROUP)
-    x, rstd = normed(residual, weight, staging, MODEL, WORK, GROUP)
+    row, sequence, mask = _places(MODEL)
+    n, claims, pieces = gl.to_tensor(0), gl.to_tensor(0), gl.to_tensor(0)
+    counts = counts_of(step.positions, widest, MODEL, WORK)
+    if BATCH == 1:
+        token = gl.maximum(gl.load(tokens), 0)
+        residual = columns_of(buffers.embedding + token.to(gl.int64) * HIDDEN, MODEL, WORK, GROUP)
+    else:
+        residual = owned_embedding(buffers.embedding, tokens, SOURCES, MODEL, WORK)
+    before = gl.to_tensor(0)  # units and programs of the counted phases before
+    weight = _norm_at(vectors, 0, INPUT_NORM, element, MODEL, WORK, GROUP)
+    x, rstd, before = _next_x(residual, weight, before, buffers, staging, MODEL, WORK, GROUP)
     unit, claims = next_unit(claims, pipe)
     first = gl.to_tensor(0)  # unit of the phase
-    before = gl.to_tensor(0)  # units and programs of the counted phases before
     for layer in range(layers):
         _note(buffers, layer, layers, 0, WORK)
         done = gl.to_tensor(0)
         end = first + counts.qkv
         while unit < end:
-            at = (unit - first) * 8
-            bias = gl.zeros([8], gl.float32, OF_ROWS)
-            if MODEL.HAS_BIAS:
-                which, within = weight_of_row(at, MODEL)
-                ptr = _vector_at(vectors, layer, Q_BIAS + which, element)
-                bias = gl.load(ptr + within + row).to(gl.float32)
-            products, n = multiply(x, 0, SLABS, n, pipe, WORK)
-            gl.store(buffers.qkv + at + row, products * rstd + bias)
+            at = (unit - first) * ROWS
+            products, n, pieces = _multiply(
+                x, inputs.hidden, 0, SLABS, n, pieces, staging, pipe, MODEL, WORK
+            )
+            for group in gl.static_range(GROUPS):
+                to = at + group * OF_GROUP + row
+                values = products[group] * rstd
+                if MODEL.HAS_BIAS:
+                    which, within = weight_of_row(at, MODEL)
+                    ptr = _vector_at(vectors, layer, Q_BIAS + which, element)
+                    values += gl.load(ptr + within + group * OF_GROUP + row).to(gl.float32)
+                gl.store(buffers.qkv + sequence * MODEL.QKV_ROWS + to, values, mask=mask)
             done += 1
             unit, claims = next_unit(claims, pipe)
         _note(buffers, layer, layers, 1, WORK)
@@ -194,7 +337,8 @@ def _compute(
         done = gl.to_tensor(0)
         wait_for_units(counters, before, control)
         _note(buffers, layer, layers, 3, WORK)
-        empty_area(area_of(inbox, 2 * layer + 2, MODEL, WORK, GROUP), AREA)  # of the last down
+        if BATCH == 1:
+            empty_area(area_of(inbox, 2 * layer + 2, MODEL, WORK, GROUP), AREA)  # of the last down
         while unit < end:
             n = attend(unit - first, layer, counts, n, step, pipe, shared, MODEL, WORK)
             done += 1
@@ -210,28 +354,33 @@ def _compute(
         targets = targets_of(area, inbox, MODEL, GROUP)
         wait_for_units(counters, before, control)
         _note(buffers, layer, layers, 6, WORK)
-        attended = slabs_of(buffers.attended, WIDTH)
+        attended = _inputs_of(buffers.attended, WIDTH, MODEL, GROUP)
         while unit < end:
-            products, n = multiply(attended, 0, slabs_in(WIDTH), n, pipe, WORK)
-            send(targets, (unit - first) * 8 + row, products, inbox, GROUP)
+            products, n, pieces = _multiply(
+                attended, inputs.attended, 0, slabs_in(WIDTH, BATCH), n, pieces, staging, pipe,
+                MODEL, WORK,
+            )  # fmt: skip
+            for group in gl.static_range(GROUPS):
+                to = (unit - first) * ROWS + group * OF_GROUP + row
+                send(targets, sequence * HIDDEN + to, products[group], mask, inbox, GROUP)
             unit, claims = next_unit(claims, pipe)
         _note(buffers, layer, layers, 7, WORK)
         first = end
 
-        weight = columns_of(_vector_at(vectors, layer, POST_NORM, element), MODEL, WORK, GROUP)
-        residual = add_sum(residual, area, GROUP.WORLD, inbox, MODEL, WORK, GROUP)
-        x, rstd = normed(residual, weight, staging, MODEL, WORK, GROUP)
+        weight = _norm_at(vectors, layer, POST_NORM, element, MODEL, WORK, GROUP)
+        residual = _add(residual, area, GROUP.WORLD, inbox, MODEL, WORK, GROUP)
+        x, rstd, before = _next_x(residual, weight, before, buffers, staging, MODEL, WORK, GROUP)
         _note(buffers, layer, layers, 8, WORK)
         done = gl.to_tensor(0)
         end = first + counts.gate
         while unit < end:
-            products, n = multiply(x, 0, SLABS, n, pipe, WORK)
-            PAIR: gl.constexpr = gl.BlockedLayout([1, 2], [32, 1], [WARPS, 1], [1, 0])
-            both = (products * rstd).reshape([2, 4]).permute((1, 0))
-            gate, up = gl.split(gl.convert_layout(both, PAIR))
-            to = (unit - first) * 4 + gl.arange(0, 4, gate.type.layout)
+            products, n, pieces = _multiply(
+                x, inputs.hidden, 0, SLABS, n, pieces, staging, pipe, MODEL, WORK
+            )
+            gate, up, at, of, there = _gate_and_up(products, rstd, MODEL)
+            to = of * WIDE + (unit - first) * (ROWS // 2) + at
             activated = gate / (1 + gl.exp(-gate)) * up
-            gl.store(buffers.activated + to, activated.to(element))
+            gl.store(buffers.activated + to, activated.to(element), mask=there)
             done += 1
             unit, claims = next_unit(claims, pipe)
         _note(buffers, layer, layers, 9, WORK)
@@ -243,46 +392,59 @@ def _compute(
         end = first + counts.down
         wait_for_units(counters, before, control)
         _note(buffers, layer, layers, 11, WORK)
-        empty_area(area, AREA)
+        if BATCH == 1:
+            empty_area(area, AREA)
         area = area_of(inbox, 2 * layer + 1, MODEL, WORK, GROUP)
         targets = targets_of(area, inbox, MODEL, GROUP)
-        wide = slabs_of(buffers.activated, WIDE)
+        wide = _inputs_of(buffers.activated, WIDE, MODEL, GROUP)
         while unit < end:
             at = unit - first
-            products = gl.zeros([8], gl.float32, OF_ROWS)
             for part in gl.static_range(PARTS):
                 if at % PARTS == part:
-                    products, n = multiply(
-                        wide, first_slab(WIDE, part, PARTS), first_slab(WIDE, part + 1, PARTS), n,
-                        pipe, WORK,
+                    products, n, pieces = _multiply(
+                        wide, inputs.activated, first_slab(WIDE, part, PARTS, BATCH),
+                        first_slab(WIDE, part + 1, PARTS, BATCH), n, pieces, staging, pipe,
+                        MODEL, WORK,
                     )  # fmt: skip
-            place = at % PARTS * (GROUP.WORLD * HIDDEN) + at // PARTS * 8
-            send(targets, place + row, products, inbox, GROUP)
+                    place = part * (GROUP.WORLD * BATCH * HIDDEN) + at // PARTS * ROWS
+                    for group in gl.static_range(GROUPS):
+                        to = place + sequence * HIDDEN + group * OF_GROUP + row
+                        send(targets, to, products[group], mask, inbox, GROUP)
             unit, claims = next_unit(claims, pipe)
         _note(buffers, layer, layers, 12, WORK)
         first = end
 
         # in the row behind the last layer it is the last norm
-        weight = columns_of(_vector_at(vectors, layer + 1, INPUT_NORM, element), MODEL, WORK, GROUP)
-        residual = add_sum(residual, area, GROUP.WORLD * PARTS, inbox, MODEL, WORK, GROUP)
-        x, rstd = normed(residual, weight, staging, MODEL, WORK, GROUP)
+        weight = _norm_at(vectors, layer + 1, INPUT_NORM, element, MODEL, WORK, GROUP)
+        residual = _add(residual, area, GROUP.WORLD * PARTS, inbox, MODEL, WORK, GROUP)
+        x, rstd, before = _next_x(residual, weight, before, buffers, staging, MODEL, WORK, GROUP)
 
     _note(buffers, layers, layers, 0, WORK)
-    best = gl.full([8], float("-inf"), gl.float32, OF_ROWS)
-    chosen = gl.zeros([8], gl.int32, OF_ROWS)
-    while unit < first + MODEL.VOCAB // 8:
-        at = (unit - first) * 8 + row
-        products, n = multiply(x, 0, SLABS, n, pipe, WORK)
-        products *= rstd
-        if WORK.LOGITS:
-            gl.store(buffers.logits + at, products)
-        better = (products > best) | (products != products)
-        best = gl.where(better, products, best)
-        chosen = gl.where(better, at, chosen)
+    best = row * 0.0 + sequence * 0.0 - float("inf")
+    chosen = (row + sequence) * 0
+    while unit < first + head_units(MODEL):
+        products, n, pieces = _multiply(
+            x, inputs.hidden, 0, SLABS, n, pieces, staging, pipe, MODEL, WORK
+        )
+        for group in gl.static_range(GROUPS):
+            at = (unit - first) * ROWS + group * OF_GROUP + row + sequence * 0
+            values = products[group] * rstd
+            is_there = at < MODEL.VOCAB
+            if WORK.LOGITS:
+                to = buffers.logits + sequence * MODEL.VOCAB + at
+                gl.store(to, values, mask=is_there & mask)
+            better = ((values > best) | (values != values)) & is_there
+            best = gl.where(better, values, best)
+            chosen = gl.where(better, at, chosen)
         unit, claims = next_unit(claims, pipe)
     _note(buffers, layers, layers, 1, WORK)
     best = gl.max(_ordered(best, chosen + vocab_start), 0)
-    gl.atomic_max(buffers.best, best, sem="relaxed", scope="gpu")
+    if BATCH == 1:
+        gl.atomic_max(buffers.best, best, sem="relaxed", scope="gpu")
+    else:
+        number = gl.arange(0, sequences(BATCH), best.type.layout)
+        to = buffers.best + number
+        gl.atomic_max(to, best, mask=number < BATCH, sem="relaxed", scope="gpu")
 
 
 @gluon.jit
@@ -298,22 +460,26 @@ def _ordered(value, token):
 
 
 @gluon.jit
-def _leave(buffers, rank, inbox, GROUP: gl.constexpr, MODEL: gl.constexpr, WORK: gl.constexpr):
-    """The last program writes the token, and leaves all counters at zero."""
+def _leave(next_tokens, buffers, rank, inbox, GROUP: gl.constexpr, MODEL: gl.constexpr):
+    """The last program writes the tokens, and leaves all counters at zero."""
     counters, control = buffers.counters, buffers.control_ptr
     tl.debug_barrier()
     left = gl.atomic_add(counters + LEFT, 1, sem="acq_rel", scope="gpu")
     if left == gl.num_programs(0) - 1:
-        best = gl.atomic_xchg(buffers.best, _LEAST, sem="relaxed", scope="gpu")
+        sequence = gl.arange(0, 32, OF_BEST)
+        mask = sequence < MODEL.BATCH
+        best = gl.load(buffers.best + sequence, mask=mask, other=0, cache_modifier=".cg")
         if GROUP.WORLD > 1:
-            best = best_of_ranks(best, inbox, MODEL, WORK, GROUP)
+            best = best_of_ranks(best, inbox, MODEL, GROUP)
         token = 0x7FFFFFFF - (best & 0xFFFFFFFF)
         failed = gl.atomic_xchg(counters + FAILED, 0, sem="relaxed", scope="gpu") != 0
         if failed | is_aborted(control):
             none = tl.cast(0, tl.int64)
             abort(inbox.peers, NO_CHANNEL, none + rank, none, GROUP)
-            token = none - 1
-        gl.store(buffers.next_tokens, token)
+            token = token * 0 - 1
+        gl.store(next_tokens + sequence, token, mask=mask)
+        least = gl.full([32], _LEAST, gl.int64, OF_BEST)
+        gl.store(buffers.best + sequence, least, mask=mask)
         gl.store(counters + DONE, 0)
         gl.store(counters + CLAIMED, 0)
         gl.store(counters + LEFT, 0)
@@ -323,8 +489,8 @@ def _leave(buffers, rank, inbox, GROUP: gl.constexpr, MODEL: gl.constexpr, WORK:
 
 @gluon.jit
 def _compute_and_leave(
-    buffers, step, layers, widest, rank, vocab_start, stride_slot, used, shared, staging, pipe,
-    GROUP: gl.constexpr, MODEL: gl.constexpr, WORK: gl.constexpr,
+    tokens, next_tokens, buffers, step, inputs, layers, widest, rank, vocab_start, stride_slot,
+    used, shared, staging, pipe, GROUP: gl.constexpr, MODEL: gl.constexpr, WORK: gl.constexpr,
 ):  # fmt: skip
     control = buffers.control_ptr
     generation, turn = sync.running_generation(control), packets.running_turn(control)
@@ -333,29 +499,35 @@ def _compute_and_leave(
     inbox = Inbox(slot, peers, buffers.counters + FAILED)
     empty_last_turn(control, buffers.inbox, stride_slot, turn, used)
     _compute(
-        buffers, step, layers, widest, rank, vocab_start, inbox, shared, staging, pipe, GROUP,
-        MODEL, WORK,
+        tokens, buffers, step, inputs, layers, widest, rank, vocab_start, inbox, shared, staging,
+        pipe, GROUP, MODEL, WORK,
     )  # fmt: skip
-    _leave(buffers, rank, inbox, GROUP, MODEL, WORK)
+    _leave(next_tokens, buffers, rank, inbox, GROUP, MODEL)
 
 
 @gluon.jit(
     do_not_specialize=[
         "layers", "widest", "rank", "vocab_start", "head_lines", "sequence_lines", "stride_slot",
         "used",
-    ]
+    ],
+    do_not_specialize_on_alignment=["tokens", "positions", "next_tokens"],
 )  # fmt: skip
 def decode_step(
-    hidden_desc, heads_desc, intermediate_desc, cache_desc, buffers, origin, rope_scale, stride_key,
-    layers, widest, sequence_lines, head_lines, rank, vocab_start, stride_slot, used,
+    tokens, positions, next_tokens, hidden_desc, heads_desc, intermediate_desc, cache_desc, x_desc,
+    attended_desc, activated_desc, buffers, origin, rope_scale, stride_key, layers, widest,
+    sequence_lines, head_lines, rank, vocab_start, stride_slot, used,
     GROUP: gl.constexpr, MODEL: gl.constexpr, WORK: gl.constexpr,
 ):  # fmt: skip
     """See the module.
 
     Args:
+        tokens, positions: integers [BATCH], of any width.
+        next_tokens: int64 [BATCH]; -1 if a wait failed.
         hidden_desc, heads_desc, intermediate_desc: of rows of HIDDEN, HEADS * HEAD_DIM and
-            INTERMEDIATE elements; boxes of 4 rows.
+            INTERMEDIATE elements; boxes of 4 rows, with several sequences of 16.
         cache_desc: of keys and values; boxes of 16 KiB.
+        x_desc, attended_desc, activated_desc: of these buffers, as [K / 64, BATCH, 64]; boxes of
+            [8, N, 64].
         origin: of lines, int64, an address.
         stride_key: elements from a key to the next.
         widest: of the layers' windows.
@@ -376,13 +548,17 @@ def decode_step(
         gl.allocate_shared_memory(gl.float32, [HEADS, 8], PLAIN),
         gl.allocate_shared_memory(gl.float32, [HEADS, 8], PLAIN),
     )
-    SHAPES: gl.constexpr = staging_shapes(MODEL.HIDDEN, GROUP.WORLD * WORK.DOWN_PARTS)
-    slabs = gl.allocate_shared_memory(element, SHAPES[0], PLAIN)
-    flat: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
-    staging = (slabs, reinterpreted(slabs, SHAPES[1], flat))
+    if MODEL.BATCH == 1:
+        SHAPES: gl.constexpr = staging_shapes(MODEL.HIDDEN, GROUP.WORLD * WORK.DOWN_PARTS)
+        slabs = gl.allocate_shared_memory(element, SHAPES[0], PLAIN)
+        flat: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
+        staging = (slabs, reinterpreted(slabs, SHAPES[1], flat))
+    else:
+        staging = make_staging(element, MODEL)
+    inputs = Inputs(x_desc, attended_desc, activated_desc)
     cache = tl.cast(gl.multiple_of(origin, 16), gl.pointer_type(element))
     step = Step(
-        buffers.lines, buffers.vectors, cache, buffers.inv_freq, rope_scale, buffers.positions,
+        buffers.lines, buffers.vectors, cache, buffers.inv_freq, rope_scale, positions,
         buffers.qkv, buffers.parts,
         buffers.softmax, buffers.attended, buffers.counters, heads, stride_key,
     )  # fmt: skip
@@ -391,8 +567,11 @@ def decode_step(
             (
                 _compute_and_leave,
                 (
+                    tokens,
+                    next_tokens,
                     buffers,
                     step,
+                    inputs,
                     layers,
                     widest,
                     rank,
@@ -411,7 +590,7 @@ def decode_step(
                 load,
                 (
                     weights,
-                    buffers.positions,
+                    positions,
                     heads,
                     buffers.counters,
                     layers,

@@ -56,29 +56,39 @@ class DecodeStep:
         programs, world = fabric.hardware.compute_units, fabric.world_size
         lines = tape.Lines.of(decoder, cache)
         config = {**seed_config(model, fabric.hardware.shared_memory, world), **config}
-        work = tape.Work(LOGITS=logits, TRACE=trace, LINE=lines.size, **config)
+        owned = _owned(model.HIDDEN, programs)
+        work = tape.Work(OWNED=owned, LOGITS=logits, TRACE=trace, LINE=lines.size, **config)
 
-        def descriptor(matrices: Any, box: list[int]) -> Any:
-            element = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16}[dtype]
-            layout_of = gl.NVMMASharedLayout.get_default_for
-            return lines.rows(TensorDescriptor, matrices, box, lambda box: layout_of(box, element))
+        element = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16}[dtype]
+
+        def layout_of(box: list[int]) -> Any:
+            return gl.NVMMASharedLayout.get_default_for(box, element)
+
+        def descriptor(matrices: Any, box: list[int], rows_first: bool = True) -> Any:
+            return lines.rows(TensorDescriptor, matrices, box, layout_of, rows_first)
+
+        def inputs(matrix: torch.Tensor) -> Any:
+            k, box = matrix.shape[1], [8, chunks.sequences(batch), 64]
+            return TensorDescriptor(matrix, [k // 64, batch, 64], [64, k, 1], box, layout_of(box))
 
         layers, dim = decoder.layers, model.HEAD_DIM
-        rows = [4, 16, 64]
+        rows = ([4, 16, 64], True) if batch == 1 else ([16, 8, 64], False)
         of_hidden = [weight for each in layers for weight in (each.q, each.k, each.v)]
         of_hidden += [weight for each in layers for weight in (each.gate, each.up)]
         descriptors = (
-            descriptor([*of_hidden, decoder.head], rows),
-            descriptor([each.o for each in layers], rows),
-            descriptor([each.down for each in layers], rows),
+            descriptor([*of_hidden, decoder.head], *rows),
+            descriptor([each.o for each in layers], *rows),
+            descriptor([each.down for each in layers], *rows),
             descriptor([*cache.keys, *cache.values], [model.KEYS, dim // 64, 64]),
         )
 
         def empty(*shape: int, of: torch.dtype = torch.float32) -> torch.Tensor:
             return torch.empty(shape, dtype=of, device=device)
 
-        used = sums.words_of(model.HIDDEN, world, work.DOWN_PARTS)
-        inbox, stride_slot = fabric.pool.lamport_slots(used)
+        words = sums.words_of(model.HIDDEN, world, work.DOWN_PARTS, batch)
+        inbox, stride_slot = fabric.pool.lamport_slots(words)
+        # owners of columns empty what they have read
+        used = words if batch == 1 else sums.HEADER.value
         splits = math.ceil(programs * work.SPLITS / model.PAIRS) + 1
         group = model.HEADS // model.KV_HEADS
         self.buffers = persistent.Buffers(
@@ -86,15 +96,14 @@ class DecodeStep:
             vectors=tape.addresses_of(decoder),
             embedding=decoder.embedding,
             inv_freq=decoder.inv_freq,
-            tokens=empty(batch, of=torch.int64),
-            positions=empty(batch, of=torch.int64),
-            next_tokens=empty(batch, of=torch.int64),
             logits=empty(batch, model.VOCAB if logits else 1),
             qkv=empty(batch, model.QKV_ROWS),
             parts=empty(model.PAIRS * splits * group * dim),
             softmax=empty(model.PAIRS * splits * group * 2),
             attended=empty(batch, model.HEADS * dim, of=dtype),
             activated=empty(batch, model.INTERMEDIATE, of=dtype),
+            x=empty(batch, model.HIDDEN, of=dtype),
+            squares=empty(batch, math.ceil(model.HIDDEN / work.OWNED)),
             best=torch.full((batch,), -(1 << 63), dtype=torch.int64, device=device),
             counters=torch.zeros(
                 chunks.SPLITS_DONE.value + model.PAIRS, dtype=torch.int32, device=device
@@ -106,8 +115,12 @@ class DecodeStep:
         )
         windows = [each.window or tape.NO_WINDOW for each in layers]
         strides = [each * dtype.itemsize // lines.size for each in cache.keys[0].stride()[:2]]
-        self._args = (
+        last_args = (
             *descriptors,
+            *(
+                inputs(each)
+                for each in (self.buffers.x, self.buffers.attended, self.buffers.activated)
+            ),
             self.buffers,
             lines.origin.address,
             decoder.rope_scale,
@@ -130,10 +143,12 @@ class DecodeStep:
                 "enable_fp_fusion": True,
                 "launch_cooperative_grid": True,
             },
+            last_args,
         )
         self._fabric = fabric
+        tokens = torch.zeros(batch, dtype=torch.int64, device=device)
         with compiling():  # so that no rank waits in the kernel for another's compiler
-            self.run()
+            self(tokens, tokens.int())
         fabric.barrier()
 
     @property
@@ -141,34 +156,39 @@ class DecodeStep:
         return self.buffers.logits
 
     def __call__(self, tokens: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """Process one token of each sequence; returns the tokens with the largest logits.
+        """Process one token of each sequence; returns the tokens with the largest logits, int64.
 
-        The result is overwritten by the next call; all ranks get the same.
+        All ranks get the same. The kernel reads the arguments where they lie: a replay of a
+        captured graph reads them anew.
 
         Args:
             tokens: int64 [batch].
-            positions: int64 [batch], of these tokens in their sequences: keys before are read.
+            positions: int32 [batch], of these tokens in their sequences: keys before are read.
 
         Raises:
             PeerTimeout: an earlier call has lost a peer.
         """
         self._fabric.pool.check()
-        self.buffers.tokens.copy_(tokens)
-        self.buffers.positions.copy_(positions)
-        self.run()
-        return self.buffers.next_tokens
-
-    def run(self) -> None:
-        """Launch, on the tokens and positions that are in :attr:`buffers`."""
-        self._kernel(*self._args)
+        next_tokens = tokens.new_empty(tokens.shape)
+        self._kernel(tokens.contiguous(), positions.contiguous(), next_tokens)
+        return next_tokens
 
 
 def seed_config(model: tape.Model, shared_memory: int, world: int) -> dict[str, int]:
     """The config that is tried first: as many stages as there is room for."""
-    parts = 1 + (model.INTERMEDIATE > 8 * tape.CHUNK_K)
     heads = 1 << (model.HEADS // model.KV_HEADS - 1).bit_length()
-    width = sums.width_of(model.HIDDEN, world * parts)
-    staging = math.ceil(model.HIDDEN / width) * width * 2
+    if model.BATCH == 1:
+        parts = 1 + (model.INTERMEDIATE > 8 * tape.CHUNK_K)
+        width = sums.width_of(model.HIDDEN, world * parts)
+        staging = math.ceil(model.HIDDEN / width) * width * 2
+    else:
+        parts = math.ceil(model.INTERMEDIATE / (4 * tape.CHUNK_K))
+        staging = 3 * 1024 * chunks.sequences(model.BATCH)
     room = shared_memory - _OTHER_SHARED - heads * 8 * (model.HEAD_DIM + 2) * 4 - staging
     stages = min(12, room // _CHUNK_BYTES)
     return {"STAGES": stages, "LIMIT": 2, "SPLITS": 1, "DOWN_PARTS": parts}
+
+
+def _owned(hidden: int, programs: int) -> int:
+    """Columns of the residual that a program owns: a power of two, so that all have an owner."""
+    return max(32, 1 << (math.ceil(hidden / programs) - 1).bit_length())

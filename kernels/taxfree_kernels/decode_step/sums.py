@@ -24,18 +24,23 @@ from taxfree_kernels.device.peers import ABORT, EMPTY, LIMIT, NO_CHANNEL, USED, 
 from taxfree_kernels.device.sync import abort
 
 AREAS = 3
+HEADER = gl.constexpr(256)  # words; of 8 ranks and 16 sequences
 
 #: of columns of the residual: 16 bytes of words of a thread at a time
 COLUMNS = gl.constexpr(gl.BlockedLayout([4], [32], [WARPS.value], [0]))
 _ANY = gl.constexpr(gl.BlockedLayout([1], [32], [WARPS.value], [0]))
 _EMPTIED = gl.constexpr(256)
+#: of the largest logits, [sequence, rank]
+BEST = gl.constexpr(gl.BlockedLayout([1, 8], [32, 1], [WARPS.value, 1], [1, 0]))
+OF_BEST = gl.constexpr(gl.SliceLayout(1, BEST))
 
 
 class Inbox(NamedTuple):
     """Where sums arrive.
 
     Args:
-        slot: int32, of the running turn: areas [source, HIDDEN], then [rank, 2] of the arg-max.
+        slot: int32, of the running turn: [rank, BATCH, 2] of the arg-max; from HEADER on areas
+            [source, BATCH, HIDDEN].
         peers: of the fabric.
         failed: int32, one of the step's counters: a wait of this launch has exceeded its bound.
     """
@@ -46,15 +51,21 @@ class Inbox(NamedTuple):
 
 
 @gluon.constexpr_function
+def sources_of(group, work):
+    """A power of two, at least the sources of a sum."""
+    return triton.next_power_of_2(group.WORLD * work.DOWN_PARTS)
+
+
+@gluon.constexpr_function
 def width_of(hidden, sources):
     """Columns that are polled at a time: at most 64 words of a thread."""
     return min(triton.next_power_of_2(hidden), 16384 // triton.next_power_of_2(sources))
 
 
-def words_of(hidden: int, world: int, parts: int) -> Any:
+def words_of(hidden: int, world: int, parts: int, batch: int) -> Any:
     """Words of a slot, with what is polled behind the last row, but never sent."""
     sources = world * parts
-    return AREAS * sources * hidden + 2 * world + width_of(hidden, sources)
+    return HEADER.value + AREAS * sources * batch * hidden + width_of(hidden, sources)
 
 
 @gluon.constexpr_function
@@ -71,13 +82,14 @@ def _polled(sources):
 @gluon.jit
 def area_of(inbox, number, MODEL: gl.constexpr, WORK: gl.constexpr, GROUP: gl.constexpr):
     """The area of a sum, by its number in the step."""
-    return inbox.slot + number % 3 * (GROUP.WORLD * WORK.DOWN_PARTS * MODEL.HIDDEN)
+    size: gl.constexpr = GROUP.WORLD * WORK.DOWN_PARTS * MODEL.BATCH * MODEL.HIDDEN
+    return inbox.slot + HEADER + number % 3 * size
 
 
 @gluon.jit
 def targets_of(area, inbox, MODEL: gl.constexpr, GROUP: gl.constexpr):
     """Where this rank's products go, on each rank, its own last."""
-    own = area + inbox.peers.rank * MODEL.HIDDEN
+    own = area + inbox.peers.rank * (MODEL.BATCH * MODEL.HIDDEN)
     targets = ()
     for step in gl.static_range(1, GROUP.WORLD + 1):
         targets = targets + (translate(own, inbox.peers, (inbox.peers.rank + step) % GROUP.WORLD),)
@@ -85,12 +97,12 @@ def targets_of(area, inbox, MODEL: gl.constexpr, GROUP: gl.constexpr):
 
 
 @gluon.jit
-def send(targets, at, products, inbox, GROUP: gl.constexpr):
+def send(targets, at, products, mask, inbox, GROUP: gl.constexpr):
     """Send float32 products to offsets `at` on every rank."""
     words = products.to(gl.int32, bitcast=True)
     for step in gl.static_range(GROUP.WORLD):
         peer = (inbox.peers.rank + step + 1) % GROUP.WORLD
-        packets.send(inbox.peers, targets[step] + at, words, peer)
+        packets.send(inbox.peers, targets[step] + at, words, peer, mask)
 
 
 @gluon.constexpr_function
@@ -134,7 +146,7 @@ def _poll_constraints(pack):
 
 
 @gluon.jit
-def _receive(words, source, mask, inbox, PACK: gl.constexpr, GROUP: gl.constexpr):
+def receive(words, source, mask, inbox, PACK: gl.constexpr, GROUP: gl.constexpr):
     """Words that are not EMPTY, where `mask` is set; bounded.
 
     All are loaded at once. Then each thread polls what it lacks, so many words in a row at a time:
@@ -191,7 +203,7 @@ def add_sum(
     for block in gl.static_range(_blocks(HIDDEN, GROUP.WORLD * WORK.DOWN_PARTS)):
         at = block * WIDTH + gl.arange(0, WIDTH, gl.SliceLayout(0, POLLED))[None, :]
         mask = (at < HIDDEN) & (number < COUNT)
-        words = _receive(area + source * HIDDEN + at, source % GROUP.WORLD, mask, inbox, 4, GROUP)
+        words = receive(area + source * HIDDEN + at, source % GROUP.WORLD, mask, inbox, 4, GROUP)
         values = gl.where(mask, words.to(gl.float32, bitcast=True), 0.0)
         added = gl.convert_layout(gl.sum(values, 0), COLUMNS, assert_trivial=True)
         new = new + ((residual[block].to(gl.float32) + added).to(element),)
@@ -255,17 +267,26 @@ def empty_last_turn(control_ptr, slots_ptr, stride_slot, turn, used):
 
 
 @gluon.jit
-def best_of_ranks(best, inbox, MODEL: gl.constexpr, WORK: gl.constexpr, GROUP: gl.constexpr):
-    """The largest of all ranks' `best`, int64, whose halves are never EMPTY; collective."""
-    rank = gl.arange(0, 32, _ANY)
-    source = gl.minimum(rank, GROUP.WORLD - 1)
-    place = inbox.slot + 3 * GROUP.WORLD * WORK.DOWN_PARTS * MODEL.HIDDEN
-    half = gl.where(rank == 0, (best >> 32).to(gl.int32), (best & 0xFFFFFFFF).to(gl.int32))
+def best_of_ranks(best, inbox, MODEL: gl.constexpr, GROUP: gl.constexpr):
+    """The largest of all ranks' `best`, int64 [32] OF_BEST, of each sequence; collective.
+
+    Halves of them are never EMPTY.
+    """
+    sequence = gl.arange(0, 32, OF_BEST)
+    own = inbox.slot + inbox.peers.rank * (2 * MODEL.BATCH)
     for step in gl.static_range(1, GROUP.WORLD + 1):
         peer = (inbox.peers.rank + step) % GROUP.WORLD
-        target = translate(place + 2 * inbox.peers.rank, inbox.peers, peer)
-        packets.send(inbox.peers, target + rank, half, peer, mask=rank < 2)
-    there = rank < GROUP.WORLD
-    high = _receive(place + 2 * source, source, there, inbox, 1, GROUP).to(gl.int64)
-    low = _receive(place + 2 * source + 1, source, there, inbox, 1, GROUP).to(gl.int64)
-    return gl.max((high << 32) | (low & 0xFFFFFFFF), 0)
+        target = translate(own, inbox.peers, peer) + 2 * sequence
+        mask = sequence < MODEL.BATCH
+        packets.send(inbox.peers, target, (best >> 32).to(gl.int32), peer, mask)
+        packets.send(inbox.peers, target + 1, (best & 0xFFFFFFFF).to(gl.int32), peer, mask)
+    SOURCES: gl.constexpr = triton.next_power_of_2(GROUP.WORLD)
+    source = gl.arange(0, SOURCES, gl.SliceLayout(0, BEST))[None, :]
+    row = gl.minimum(sequence, MODEL.BATCH - 1)[:, None]
+    there = (sequence < MODEL.BATCH)[:, None] & (source < GROUP.WORLD)
+    rank = gl.minimum(source, GROUP.WORLD - 1)
+    place = inbox.slot + rank * (2 * MODEL.BATCH) + 2 * row
+    high = receive(place, rank, there, inbox, 1, GROUP).to(gl.int64)
+    low = receive(place + 1, rank, there, inbox, 1, GROUP).to(gl.int64)
+    least = gl.full(there.shape, -(1 << 63), gl.int64, BEST)
+    return gl.max(gl.where(there, (high << 32) | (low & 0xFFFFFFFF), least), 1)

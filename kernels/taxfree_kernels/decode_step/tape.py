@@ -1,9 +1,10 @@
 """The work of a step: phases of units, which programs claim in order, and where weights lie.
 
-A unit of a matrix is 8 of its rows; of the gate and of the up projection, 4 rows of each. A unit of
-attention is a split of the keys of one sequence and KV head. Units are numbered through all phases
-of all layers, then the head; a program waits for activations of lower units only, and programs
-claim units in order, so the lowest unfinished unit never waits.
+A unit of a matrix is 8 of its rows, with several sequences 32; of the gate and of the up
+projection, half as many of each. A unit of attention is a split of the keys of one sequence and KV
+head. Units are numbered through all phases of all layers, then the head; a program waits for
+activations of lower units only, and programs claim units in order, so the lowest unfinished unit
+never waits.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ EVENTS = (
 )  # fmt: skip
 
 PHASES = 5  # qkv, attention, o, gate and up, down
-CHUNK_ROWS, CHUNK_K = 8, 1024  # of a weight, in one stage of the ring
+CHUNK_ROWS, CHUNK_K = 8, 1024  # of a weight, in one stage of the ring, with one sequence
+MOST_SEQUENCES = 16
 
 #: columns of the table of lines, one row a layer; the head follows in a row of its own
 LINES = tl.constexpr(10)
@@ -73,8 +75,9 @@ class Work(NamedTuple):
         LIMIT: chunks that a program's loader has on their way: deep queues in memory delay
             barriers.
         SPLITS: units of attention for each program, about.
-        DOWN_PARTS: units of 8 rows of down, each of a part of K: who waits for the last unit of a
-            phase idles once rings are full, and a ring is not much more than 8 long rows.
+        DOWN_PARTS: units of the same rows of down, each of a part of K: who waits for the last unit
+            of a phase idles once rings are full, and a ring is not much more than 8 long rows.
+        OWNED: columns of the residual that a program owns, with several sequences.
         LOGITS: whether logits are stored, too.
         TRACE: whether the times of EVENTS are stored, too.
         LINE: bytes of a line, in which addresses of weights are given.
@@ -84,6 +87,7 @@ class Work(NamedTuple):
     LIMIT: int
     SPLITS: int
     DOWN_PARTS: int
+    OWNED: int
     LOGITS: bool
     TRACE: bool
     LINE: int
@@ -119,8 +123,8 @@ def model_of(decoder: Decoder, cache: Cache, batch: int) -> Model:
 
 
 def _unsupported_reason(model: Model, decoder: Decoder, cache: Cache) -> str | None:
-    if model.BATCH > 1:
-        return "several sequences"
+    if model.BATCH > MOST_SEQUENCES:
+        return f"{model.BATCH} sequences; at most {MOST_SEQUENCES} are supported"
     if model.HEAD_DIM not in (64, 128, 256):
         return f"heads of {model.HEAD_DIM} elements; 64, 128 and 256 are supported"
     if cache.block_table is not None:
@@ -128,8 +132,9 @@ def _unsupported_reason(model: Model, decoder: Decoder, cache: Cache) -> str | N
     for name in ("HIDDEN", "INTERMEDIATE"):
         if getattr(model, name) % 64:
             return f"{name.lower()} size {getattr(model, name)} is no multiple of 64"
-    if model.VOCAB % CHUNK_ROWS:
-        return f"{model.VOCAB} rows of the head are no multiple of {CHUNK_ROWS}"
+    rows = CHUNK_ROWS if model.BATCH == 1 else 2 * CHUNK_ROWS
+    if model.VOCAB % rows:
+        return f"{model.VOCAB} rows of the head are no multiple of {rows}"
     for layer in decoder.layers:
         shapes = [each.shape for each in weights_of(layer)]
         if shapes != [each.shape for each in weights_of(decoder.layers[0])]:
@@ -227,7 +232,12 @@ class Lines:
         return -(-self.count >> SPAN_BITS.value)
 
     def rows(
-        self, kind: Any, matrices: Iterable[torch.Tensor], box: list[int], layout_of: Any
+        self,
+        kind: Any,
+        matrices: Iterable[torch.Tensor],
+        box: list[int],
+        layout_of: Any,
+        rows_first: bool = True,
     ) -> Any:
         """A descriptor of matrices [rows, k] of one row length and pitch.
 
@@ -236,6 +246,7 @@ class Lines:
         Args:
             box: [row, k / 64, 64].
             layout_of: from a whole box.
+            rows_first: otherwise it is [line, k / 64, row, 64], and so is the box.
 
         Raises:
             PlanError: they have several.
@@ -250,6 +261,9 @@ class Lines:
         line, span = self.size // self.origin.dtype.itemsize, 1 << SPAN_BITS.value
         shape, strides = [min(self.count, span), rows, k // 64, 64], [line, pitch, 64, 1]
         box = [1, *box]
+        if not rows_first:
+            for each in (shape, strides, box):
+                each[1], each[2] = each[2], each[1]
         if self.spans > 1:
             shape, strides, box = [self.spans, *shape], [span * line, *strides], [1, *box]
         return kind(self.origin, shape, strides, box, layout_of(box))

@@ -1,0 +1,140 @@
+"""Runs decode_step's kernel in simulation; prints JSON: phase -> relative error, and others.
+
+    python simulate.py BATCH RANKS [WINDOW]
+
+"tokens" is how far a chosen logit is from the largest, in deviations of the logits; the others are
+counters and Lamport words that are left behind, and logits that a second launch changes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from typing import Any
+
+import torch
+
+from benchmarks import decode_step as bench
+from taxfree_check.cross_compile.record import GhostFabric
+from taxfree_kernels import launch
+from taxfree_kernels.decode_step.decoder import Cache
+from taxfree_kernels.decode_step.step import DecodeStep
+from taxfree_kernels.device import peers
+from taxfree_kernels.hardware import KNOWN
+from tests.kernels import simulated
+
+SIZES = bench.Sizes(
+    hidden=1088, heads=4, kv_heads=2, head_dim=64, intermediate=2176, vocab=96, layers=2,
+    theta=1e4, eps=1e-5, qk_norm=True, bias=True,
+)  # fmt: skip
+PROGRAMS, LAYERS, ROOM = 5, 2, 8
+
+
+class Fabric(GhostFabric):
+    """One rank of a group in this process, with memory."""
+
+    def __init__(self, rank: int, world: int) -> None:
+        hardware = dataclasses.replace(KNOWN["h100"], compute_units=PROGRAMS)
+        super().__init__(world, hardware, 64 << 20)
+        self.rank, self.device = rank, torch.device("cpu")
+        self._arena = torch.zeros(64 << 20, dtype=torch.uint8)
+        self.heap = type(self.heap)(self._arena)
+        self.heap_bases = torch.zeros(world, dtype=torch.int64)
+        self.pool = type(self.pool)(self)
+
+    def host_words(self, count: int) -> torch.Tensor:
+        return torch.zeros(count, dtype=torch.int64)
+
+
+def aligned(tensor: torch.Tensor) -> torch.Tensor:
+    """The same at a multiple of 512 bytes, as GPUs have it."""
+    block = torch.zeros(tensor.numel() + 256, dtype=tensor.dtype)
+    first = -block.data_ptr() // 2 % 256
+    return block[first : first + tensor.numel()].view(tensor.shape).copy_(tensor)
+
+
+def step_of(rank: int, world: int, contexts: list[int], window: int | None) -> Any:
+    """A rank's step, cache and decoder, and the whole old keys and values."""
+    weights = bench.Weights(SIZES, torch.bfloat16, torch.device("cpu"))
+    decoder = bench.make_decoder(SIZES, LAYERS, weights, rank, world)
+    layers = tuple(
+        dataclasses.replace(
+            layer, window=window,
+            **{k: aligned(v) for k, v in vars(layer).items() if isinstance(v, torch.Tensor)},
+        )
+        for layer in decoder.layers
+    )  # fmt: skip
+    decoder = dataclasses.replace(
+        decoder, layers=layers, head=aligned(decoder.head), norm=aligned(decoder.norm)
+    )
+    cache, old = bench.make_cache(SIZES, LAYERS, contexts, weights, rank, world)
+    cache = Cache(tuple(map(aligned, cache.keys)), tuple(map(aligned, cache.values)))
+    return decoder, cache, old, weights
+
+
+def words_left(fabric: Fabric, turns: int) -> int:
+    """Lamport words that are not empty, and that no later call would empty."""
+    last = (turns - 1) % 3
+    slots = fabric.pool.lamport_words.view(3, -1)
+    used = int(fabric.pool.control[peers.USED.value + (turns - 1) % 2])
+    dirty = (slots != -1).sum(1)
+    dirty[last] = (slots[last, used:] != -1).sum()
+    return int(dirty.sum())
+
+
+def simulate(batch: int, world: int, window: int | None) -> dict[str, float]:
+    """The errors of the worst rank and launch, of two."""
+    kernel = simulated.adapt()  # before a step is made, which keeps constants of compiled kernels
+    contexts = [(37 * each) % 300 + 40 for each in range(batch)]
+    fabrics = [Fabric(rank, world) for rank in range(world)]
+    bases = torch.tensor([each._arena.data_ptr() for each in fabrics])
+    steps, made = [], []
+    for fabric in fabrics:
+        fabric.heap_bases.copy_(bases)
+        decoder, cache, old, weights = step_of(fabric.rank, world, contexts, window)
+        config = {"STAGES": 4, "DOWN_PARTS": 2}
+        steps.append(DecodeStep(decoder, cache, batch, fabric, config, logits=True))
+        made.append(cache)
+        vectors = [each for layer in decoder.layers for each in vars(layer).values()]
+        for each in (*vectors, decoder.head, decoder.norm, *cache.keys, *cache.values):
+            if isinstance(each, torch.Tensor):
+                simulated.memory.add(each)
+        simulated.memory.add(fabric._arena)
+    tokens, positions = torch.arange(100, 100 + batch) % SIZES.vocab, torch.tensor(contexts).int()
+    wanted, phases = bench.reference(SIZES, weights, LAYERS, old, decoder, tokens, contexts)
+    worst: dict[str, float] = {}
+    logits: list[torch.Tensor] = []
+
+    def note(name: str, error: float) -> None:
+        worst[name] = max(worst.get(name, 0.0), error)
+
+    for _ in range(2):
+        launches: list[Any] = []
+        chosen = []
+        with launch.launching_through(lambda *each, to=launches: to.append(each)):
+            for step in steps:
+                for name in ("qkv", "parts", "softmax", "attended", "activated", "logits", "x"):
+                    getattr(step.buffers, name).fill_(float("nan"))
+                chosen.append(step(tokens, positions))
+        simulated.run(
+            kernel, [(args, tuple(each.constants.values())) for each, args in launches], PROGRAMS
+        )
+        for rank, step in enumerate(steps):
+            pairs = bench.phases_of(step, made[rank], phases, contexts, rank, world)
+            pairs["logits"] = step.logits, wanted.chunk(world, -1)[rank]
+            for name, pair in pairs.items():
+                note(name, bench.error_of(*pair))
+            near = wanted.gather(1, chosen[rank][:, None])[:, 0]
+            note("tokens", float(((wanted.amax(1) - near) / wanted.std()).max()))
+            note("counters", float(step.buffers.counters.abs().sum()))
+        logits.append(torch.cat([step.logits for step in steps], 1).clone())
+    note("changed", float((logits[0] != logits[1]).sum()))
+    note("words", max(words_left(fabric, 2) for fabric in fabrics))
+    return worst
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    launch._compile = lambda kernel, args: None
+    print(json.dumps(simulate(*map(int, sys.argv[1:]), *[None] * (4 - len(sys.argv)))))
