@@ -30,8 +30,10 @@ STEP, TWIN = "decode_step", "twin"
 SEEDS = 100
 WORLD_SIZES = (2, 3)
 
-#: For variants drawn at random, each of which has a check of its own.
-_DRAWN = Wanted(programs=1, calls=2)
+_WANTED = {
+    MIXED: Wanted(programs=1, calls=2),  # each of those that are drawn has a check of its own
+    TWIN: Wanted(programs=1),  # one empties all that tiny sums leave
+}
 _HARDWARE = KNOWN["cpu"]
 
 
@@ -115,7 +117,7 @@ def check_variant(
                 violation = replace(outcome.violation, replay=replay)
                 break
     seconds = time.process_time() - begin
-    wanted = wanted or (_DRAWN if variant == MIXED else Wanted())
+    wanted = wanted or _WANTED.get(variant, Wanted())
     name = f"{op} {variant}"
     return Checked(name, schedules, seconds, violation, coverage, wanted, accesses)
 
