@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from taxfree.errors import TaxfreeError, UsageError, WrongResult
-from taxfree.shapes import DTYPE_ALIASES, expand, require_operation
+from taxfree.shapes import DTYPE_ALIASES, expand, parse_counts, require_operation
 from taxfree_cli import options
 from taxfree_cli.check_executed import checked_records, execute_function, show_executed
 from taxfree_cli.check_function import check_function, require_pass, show
@@ -22,6 +22,8 @@ from taxfree_kernels.variant import operation_names, operation_shapes, variants
 _DEFAULT_GPUS = (2, 3)
 _DEFAULT_SEEDS = 100
 _DEFAULT_EXECUTED_SEEDS = 3
+#: a kernel of a whole step, which is checked by its twin in plain Triton
+_STEP = "decode_step"
 _ARCHITECTURES = ("gfx942", "gfx950")
 
 _Target = Annotated[
@@ -175,7 +177,8 @@ def check(
             "--records is for --executed, without --shapes, --gpus and --dtype",
             "the problems are the smallest on two ranks that the configs fit",
         )
-    if op is not None:
+    is_step = op == _STEP and not (compiled or executed or shapes or dtype)
+    if op is not None and not is_step:
         require_operation(op)
     ops = operation_names() if op is None else [op]
     if compiled:
@@ -199,9 +202,11 @@ def check(
         show_executed(checked_problems(of_ops, variant, drawn, arch or _ARCHITECTURES[0]), json)
         return
     schedules = range(first, first + (seeds or _DEFAULT_SEEDS))
-    _check_schedules(
-        {each: _problems(each, shapes, gpus, dtype) for each in ops}, variant, schedules, json
-    )
+    of_ops = {} if is_step else {each: _problems(each, shapes, gpus, dtype) for each in ops}
+    of_step: Sequence[int] = ()
+    if is_step or (op is None and not (shapes or dtype)):
+        of_step = _DEFAULT_GPUS if gpus is None else parse_counts(gpus)
+    _check_schedules(of_ops, of_step, variant, schedules, json)
 
 
 def _require_compilers(
@@ -229,13 +234,23 @@ def _require_compilers(
 
 
 def _check_schedules(
-    problems: dict[str, list[Any]], names: list[str] | None, schedules: range, json: bool
+    problems: dict[str, list[Any]],
+    ranks_of_step: Sequence[int],
+    names: list[str] | None,
+    schedules: range,
+    json: bool,
 ) -> None:
-    """Run the happens-before checker on variants, on all that launch our kernels by default."""
+    """Run the happens-before checker on variants, on all that launch our kernels by default.
+
+    Args:
+        ranks_of_step: numbers of ranks on which the twin of a decode step is checked as well.
+    """
     _require("greenlet")
     os.environ["TRITON_INTERPRET"] = "1"  # read when Triton is imported, which is below
-    from taxfree_check.checker import check_variant, checkable_variants
+    from taxfree_check.checker import STEP, check_variant, checkable_variants, tiny_problems
 
+    if ranks_of_step:
+        problems[STEP] = [each for ranks in ranks_of_step for each in tiny_problems(STEP, ranks)]
     known = {op: checkable_variants(op) for op in problems}
     _require_variants(list(problems), [name for own in known.values() for name in own], names)
     found = []

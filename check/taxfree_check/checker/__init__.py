@@ -8,9 +8,11 @@ need ``TRITON_INTERPRET=1`` before Triton is imported.
 
 from taxfree_check.checker.check import (
     MIXED,
+    STEP,
     assert_protocol_holds,
     check_variant,
     checkable_variants,
+    tiny_problems,
 )
 from taxfree_check.checker.checked import Checked, CheckFailed, coverage_rows
 from taxfree_check.checker.coverage import Wanted
@@ -22,6 +24,7 @@ from taxfree_check.checker.world import Overrides, World, overrides
 
 __all__ = [
     "MIXED",
+    "STEP",
     "CheckFailed",
     "Checked",
     "Outcome",
@@ -38,4 +41,5 @@ __all__ = [
     "checkable_variants",
     "coverage_rows",
     "overrides",
+    "tiny_problems",
 ]

@@ -9,12 +9,14 @@ In a test::
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, replace
-from typing import Any
+from functools import partial
+from typing import Any, Protocol
 
 from taxfree_check.checker.checked import Checked, CheckFailed, one_thread
 from taxfree_check.checker.coverage import Coverage, Wanted
+from taxfree_check.checker.simulate import Outcome
 from taxfree_check.checker.trial import Trial
 from taxfree_kernels.errors import PlanError
 from taxfree_kernels.fabric.base import NoGroup
@@ -23,12 +25,26 @@ from taxfree_kernels.interpreter import is_interpreting
 from taxfree_kernels.variant import Problem, Variant, operation_shapes, variants
 
 MIXED = "mixed"  # in place of a variant's name: each call draws one, as they share a pool
+#: no operation, but a kernel of a whole step, which is checked by its twin in plain Triton
+STEP, TWIN = "decode_step", "twin"
 SEEDS = 100
 WORLD_SIZES = (2, 3)
 
-#: For variants drawn at random, each of which has a check of its own.
-_DRAWN = Wanted(programs=1, calls=2)
+_WANTED = {
+    MIXED: Wanted(programs=1, calls=2),  # each of those that are drawn has a check of its own
+    TWIN: Wanted(programs=1),  # one empties all that tiny sums leave
+}
 _HARDWARE = KNOWN["cpu"]
+
+
+class _Schedule(Protocol):
+    """A schedule with all that is drawn for it."""
+
+    def run(self) -> Outcome: ...
+
+
+#: a problem, and the schedule of a seed
+_Schedules = Sequence[tuple[Any, Callable[[int], _Schedule]]]
 
 
 def assert_protocol_holds(
@@ -49,8 +65,17 @@ def assert_protocol_holds(
 
 
 def checkable_variants(op: str) -> list[str]:
-    """Names of the variants of `op`, and :data:`MIXED`."""
-    return [*variants(op), MIXED]
+    """Names of the variants of `op`, and :data:`MIXED`; :data:`TWIN` of :data:`STEP`."""
+    return [TWIN] if op == STEP else [*variants(op), MIXED]
+
+
+def tiny_problems(op: str, world_size: int) -> Sequence[Any]:
+    """Problems that together execute every synchronising line of `op`, or of :data:`STEP`."""
+    if op == STEP:
+        from taxfree_check.checker import steps  # it loads the models of taxfree
+
+        return steps.tiny(world_size)
+    return operation_shapes(op).tiny(world_size)
 
 
 def check_variant(
@@ -75,16 +100,14 @@ def check_variant(
         raise PlanError("the checker needs interpreted kernels", hint)
     begin = time.process_time()
     if problems is None:
-        problems = [
-            problem for world in WORLD_SIZES for problem in operation_shapes(op).tiny(world)
-        ]
-    served = _served(_drawn_from(op, variant, problems), problems)
+        problems = [problem for world in WORLD_SIZES for problem in tiny_problems(op, world)]
+    served = _schedules(op, variant, problems)
     coverage, violation, schedules, accesses = Coverage(), None, 0, 0
     with one_thread():
         for seed in seeds if served else ():
-            problem, candidates = served[seed % len(served)]
+            problem, schedule_of = served[seed % len(served)]
             try:
-                outcome = Trial(op, problem, candidates, seed).run()
+                outcome = schedule_of(seed).run()
             except NoGroup:
                 break
             schedules, accesses = schedules + 1, accesses + outcome.accesses
@@ -94,7 +117,7 @@ def check_variant(
                 violation = replace(outcome.violation, replay=replay)
                 break
     seconds = time.process_time() - begin
-    wanted = wanted or (_DRAWN if variant == MIXED else Wanted())
+    wanted = wanted or _WANTED.get(variant, Wanted())
     name = f"{op} {variant}"
     return Checked(name, schedules, seconds, violation, coverage, wanted, accesses)
 
@@ -103,6 +126,8 @@ def replay_command(op: str, variant: str, problem: Problem, seed: int) -> str:
     """The command that runs one schedule again."""
     fields = asdict(problem)
     world_size = fields.pop("world_size")
+    if op == STEP:  # whose seeds take the problems of a number of ranks in turns
+        return f"taxfree check --op {op} --gpus {world_size} --first-seed {seed} --seeds 1"
     shape = " ".join(
         f"{name}={int(value) if isinstance(value, bool) else value}"
         for name, value in fields.items()
@@ -113,13 +138,29 @@ def replay_command(op: str, variant: str, problem: Problem, seed: int) -> str:
     )
 
 
+def _schedules(op: str, variant: str, problems: Sequence[Any]) -> _Schedules:
+    if op == STEP:
+        from taxfree_check.checker import steps
+
+        _require(op, variant)
+        return [(problem, partial(steps.StepTrial, problem)) for problem in problems]
+    return [
+        (problem, partial(Trial, op, problem, candidates))
+        for problem, candidates in _served(_drawn_from(op, variant, problems), problems)
+    ]
+
+
+def _require(op: str, variant: str) -> None:
+    names = checkable_variants(op)
+    if variant not in names:
+        raise PlanError(f"no variant {variant!r} of {op}", f"one of: {', '.join(names)}")
+
+
 def _drawn_from(op: str, variant: str, problems: Sequence[Problem]) -> list[Variant]:
     known = variants(op)
     if variant == MIXED:
         return [variant for variant in known.values() if _launches_kernels(op, variant, problems)]
-    if variant not in known:
-        names = ", ".join(checkable_variants(op))
-        raise PlanError(f"no variant {variant!r} of {op}", f"one of: {names}")
+    _require(op, variant)
     return [known[variant]]
 
 

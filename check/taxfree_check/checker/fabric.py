@@ -111,8 +111,9 @@ class Simulation:
         self.arenas = list(torch.empty(world_size, size, dtype=torch.uint8))
 
     def run(
-        self, setup: Setup, seed: int, *, first_generation: int = 1, backend: str = "cuda"
-    ) -> Outcome:
+        self, setup: Setup, seed: int, *, first_generation: int = 1, backend: str = "cuda",
+        co_resident: bool = False,
+    ) -> Outcome:  # fmt: skip
         """Set up each rank and run a schedule of all ranks' calls.
 
         Args:
@@ -120,6 +121,7 @@ class Simulation:
             seed: of the schedule.
             first_generation: of the pools.
             backend: kernels take the branches of this one.
+            co_resident: all programs of a launch run at the same time.
         """
 
         def set_up(schedule: Schedule) -> list[Sequence[Call]]:
@@ -133,8 +135,9 @@ class Simulation:
             return [setup(fabric) for fabric in fabrics]
 
         return run_schedule(
-            set_up, self.world_size, seed, Sizes(), backend=backend, first_call=first_generation
-        )
+            set_up, self.world_size, seed, Sizes(), co_resident=co_resident, backend=backend,
+            first_call=first_generation,
+        )  # fmt: skip
 
     @property
     def _ranks(self) -> range:

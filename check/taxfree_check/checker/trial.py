@@ -18,7 +18,7 @@ from taxfree_kernels.variant import Problem, Ready, Variant, operation
 
 _TOLERANCE = 0.02  # of the largest value; a wrong payload is off by more, or NaN
 # Generations go on beyond 32 bits; both sides of each edge are crossed within a few calls.
-_FIRST_GENERATIONS = (1, 2, 2**31 - 2, 2**32 - 2)
+FIRST_GENERATIONS = (1, 2, 2**31 - 2, 2**32 - 2)
 _BACKENDS = ("cuda", "hip")  # waits differ
 _HARDWARE = KNOWN["cpu"]
 _TAKING_TURNS = 3  # of all variants that a check draws from, so that each has several calls
@@ -31,7 +31,7 @@ class Trial:
     def __init__(self, op: str, problem: Problem, candidates: Sequence[Variant], seed: int) -> None:
         self._op, self._problem, self._seed = operation(op), problem, seed
         rng = Random(seed)
-        self._first_generation = rng.choice(_FIRST_GENERATIONS)
+        self._first_generation = rng.choice(FIRST_GENERATIONS)
         self._backend = rng.choice(_BACKENDS)
         others = Random(f"calls {seed}")
         few = others.sample(candidates, min(len(candidates), _TAKING_TURNS))

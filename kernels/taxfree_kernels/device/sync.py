@@ -26,6 +26,7 @@ from taxfree_kernels.device.peers import (
     ABORT,
     GENERATION,
     LIMIT,
+    NO_CHANNEL,
     ONE_CALL,
     PEER_ABORTED,
     REPORTED,
@@ -200,6 +201,41 @@ def arrive(counter_ptr, programs, GROUP: tl.constexpr):
 def ticket(counter_ptr):
     """A ticket: the number of programs that took one before this program."""
     return tl.atomic_add(counter_ptr, 1, sem="relaxed", scope="gpu")
+
+
+@triton.jit
+def count_units(counter_ptr, units, GROUP: tl.constexpr):
+    """Add to a counter of this rank, behind all stores of this program so far."""
+    drain_stores(GROUP)
+    tl.debug_barrier()
+    tl.atomic_add(counter_ptr, units, sem="release", scope="gpu")
+
+
+@triton.jit
+def wait_for_units(counter_ptr, units, peers, GROUP: tl.constexpr):
+    """Wait until a counter has reached `units`; then the stores of who counted are visible.
+
+    The programs that are waited for may themselves wait for peers. So the bound is half as long
+    again, and it is their wait that is reported.
+    """
+    limit = tl.load(peers.control_ptr + LIMIT)
+    limit += limit // 2
+    lead = tl.atomic_add(counter_ptr, 0, sem="acquire", scope="gpu") - units
+    ticks = tl.cast(0, tl.int64)
+    if GROUP.BACKEND == "interpreter":
+        start = tl.full((), yield_and_clock_us(), tl.int64)
+    while (lead < 0) & (ticks < limit):
+        if is_aborted(peers.control_ptr):
+            limit = tl.cast(0, tl.int64)
+        lead = tl.atomic_add(counter_ptr, 0, sem="acquire", scope="gpu") - units
+        if GROUP.BACKEND == "interpreter":
+            ticks = tl.full((), yield_and_clock_us() - start, tl.int64)
+        else:
+            ticks += 1
+    if lead < 0:
+        none = tl.cast(0, tl.int64)
+        abort(peers, NO_CHANNEL, none + peers.rank, peers.generation - 1, GROUP)
+    tl.debug_barrier()
 
 
 @triton.jit

@@ -36,6 +36,9 @@ These are mutated:
 - the number of payload slots and the offsets in them
 - LL packets and Lamport words: stores, deleted or partial; flags of constant value; polls that
   accept one word for all; the slots, turns and emptying of Lamport words
+- of the [decode step](ops/decode_step.md), by its twin in plain Triton: counts of units before the
+  stores or without the program, areas of sums, counters that are not reset, sums in an order of
+  each rank
 
 Forks and joins of side streams, and the parity of the generation that `overlap` leaves, have tests
 of their own. Code that runs only after a timeout is not mutated.

@@ -13,6 +13,7 @@ import copy
 import inspect
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from triton.runtime.interpreter import FunctionRewriter
@@ -28,13 +29,14 @@ _WEAKER = {
     "gpu": ("cta",),
 }
 # Arguments that mutants change, by the function's name after the last dot: position -> meaning.
-_CHANNEL, _PEER = 1, 2
+_CHANNEL, _PEER, _AREA = 1, 2, 1
 _PROGRAMS = 1  # of `arrive`
 _SIGNALS = {"signal", "signal_by_chiplet"}
 _PLACES = {
     "signal": {_CHANNEL: "channel", _PEER: "peer"},
     "wait": {_CHANNEL: "channel", _PEER: "source"},
     "translate": {_PEER: "peer"},
+    "_area_of": {_AREA: "area"},
 }
 _PEERS = {"signal": 0, "wait": 0, "translate": 1}  # the position of `peers`
 
@@ -133,6 +135,11 @@ def _changes(node: ast.AST, function: Any) -> Iterator[Change]:
             yield from _narrower(node)
         case ast.BinOp():
             yield from _changes_of_arithmetic(node, function)
+        case ast.Expr(value=ast.Call(args=[_, ast.Constant(value=0)]) as call):
+            if _name(call) == "store":
+                yield f"{_short(call)} deleted", None
+        case ast.For():
+            yield from _changes_of_loop(node)
         case ast.FunctionDef() | ast.If():
             yield from _signals_first(node)
 
@@ -153,8 +160,8 @@ def _changes_of_call(call: ast.Call, function: Any) -> Iterator[Change]:
         yield from _other_generations(call)
     for position, what in _PLACES.get(name, {}).items():
         nothing = _product(call.args[position], 0)
-        if what == "channel":
-            yield f"{name}: channel 0", _with_argument(call, position, nothing)
+        if what in ("channel", "area"):
+            yield f"{name}: {what} 0", _with_argument(call, position, nothing)
         else:
             own_rank = ast.Attribute(call.args[_PEERS[name]], "rank", ast.Load())
             own_rank_only = ast.BinOp(nothing, ast.Add(), own_rank)
@@ -268,6 +275,26 @@ def _signals_first(node: ast.FunctionDef | ast.If) -> Iterator[Change]:
         body = [statement for statement in node.body if statement is not node.body[stores[0]]]
         body.insert(signals[0], node.body[stores[0]])
         yield "signal before the data", _with(node, body=body)
+
+
+def _changes_of_loop(node: ast.For) -> Iterator[Change]:
+    """Units that are counted too early, or without their program; sums in an order of one's own."""
+    for index, (units, counted) in enumerate(pairwise(node.body)):
+        if isinstance(units, ast.While) and "count_units(" in ast.unparse(counted):
+            one = ast.parse(ast.unparse(counted).replace("units + 1", "1")).body
+            early = [*one, _with(units, body=[*one, *units.body])]
+            body = [*node.body[:index], *early, *node.body[index + 2 :]]
+            yield "units are counted before they are done", _with(node, body=body)
+    if any(_name(call) == "count_units" for call in calls_in(node)):
+        text = ast.unparse(node).replace("units + 1, GROUP", "units, GROUP")
+        without = ast.parse(text.replace("first + programs", "first")).body[0]
+        yield "programs do not count themselves", without
+    match node:
+        case ast.For(target=ast.Name("source"), iter=ast.Call(args=[count])):
+            if "receive(" in (text := ast.unparse(node)) and "+=" in text:
+                own_first = f"source = (source + peers.rank) % ({ast.unparse(count)})"
+                body = [*ast.parse(own_first).body, *node.body]
+                yield "the sum begins with the own rank", _with(node, body=body)
 
 
 def _is_synchronising(call: ast.Call, function: Any) -> bool:

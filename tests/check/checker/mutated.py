@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from taxfree_check.checker import MIXED, Violation, check_variant
+from taxfree_check.checker import MIXED, STEP, Violation, check_variant
 from taxfree_kernels import copies
 from taxfree_kernels.all_gather_matmul import (
     fused as gathered,
@@ -18,6 +18,7 @@ from taxfree_kernels.all_gather_matmul import (
     push_tma,
 )
 from taxfree_kernels.all_gather_matmul.paper import push_two_kernel
+from taxfree_kernels.decode_step import twin
 from taxfree_kernels.device import packets, sync
 from taxfree_kernels.flash_decode import exchange as decode_exchange
 from taxfree_kernels.flash_decode import fine_wait, fused
@@ -221,6 +222,23 @@ GROUPS = {
         (fine_wait._send, fine_wait._combine, decode_exchange.wait_for_rows),
     ),
     "decode: persistent": Group(_DECODE, ("persistent", MIXED), (persistent._decode,)),
+    "step": Group(
+        STEP,
+        ("twin",),
+        (
+            sync.count_units,
+            sync.wait_for_units,
+            twin._area_of,
+            twin._send,
+            twin._add_sum,
+            twin._empty,
+            twin._best_of_ranks,
+            twin._attend,
+            twin._compute,
+            twin._decode_step,
+        ),
+        by_turns=True,
+    ),
 }
 
 _BY_TURNS = "Lamport words go by turns: the generation appears in reports only"
@@ -254,6 +272,7 @@ HARMLESS = (
     ("sum: push_lamport", "_push_lamport: leave(...) deleted", _BY_TURNS),
     ("sum: push_two_shot_lamport", "_push_two_shot_lamport: leave(...) deleted", _BY_TURNS),
     ("scatter: push_lamport", "_push_lamport: leave(...) deleted", _BY_TURNS),
+    ("step", "_decode_step: leave(...) deleted", _BY_TURNS),
     *(
         ("decode: fused", f"merge_into_words: _send_to_peers: generation {sign} 1", _BY_TURNS)
         for _ in ("packed rows", "their sums and units")

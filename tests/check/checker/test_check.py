@@ -14,6 +14,7 @@ import triton.language as tl
 
 from taxfree_check.checker import (
     MIXED,
+    STEP,
     CheckFailed,
     SimulatedFabric,
     Simulation,
@@ -21,6 +22,7 @@ from taxfree_check.checker import (
     assert_protocol_holds,
     check_variant,
     checkable_variants,
+    tiny_problems,
 )
 from taxfree_check.checker.check import SEEDS, WORLD_SIZES
 from taxfree_check.checker.coverage import Coverage, Executed
@@ -42,6 +44,7 @@ WITHOUT_KERNELS = (
     "warp_specialized",  # is not interpreted
 )  # fmt: skip
 VARIANTS = [(op, name) for op in operation_names() for name in checkable_variants(op)]
+TWIN = (STEP, "twin")
 
 
 @contextlib.contextmanager
@@ -61,9 +64,9 @@ def seeds(problems: Sequence[Any], sample: Sample) -> Sequence[int]:
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize(("op", "name"), VARIANTS)
+@pytest.mark.parametrize(("op", "name"), [*VARIANTS, TWIN])
 def test_a_variant_holds_its_protocol(op, name, sample):
-    problems = [problem for world in WORLD_SIZES for problem in operation_shapes(op).tiny(world)]
+    problems = [problem for world in WORLD_SIZES for problem in tiny_problems(op, world)]
     checked = check_variant(op, name, problems, seeds(problems, sample))
     assert checked.violation is None, str(checked)
     assert (checked.verdict == "nothing to check") == (name in WITHOUT_KERNELS)
@@ -96,6 +99,14 @@ SPARSE = {
 def test_a_variant_holds_its_protocol_where_ranks_have_nothing(op, name, sample):
     problems = [problem_class(op)(world_size=5, **fields) for fields in SPARSE[op]]
     checked = check_variant(op, name, problems, sample.of(range(7)))
+    assert checked.violation is None, str(checked)
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("world_size", [1, 4, 8])
+def test_a_decode_step_holds_its_protocol_on_any_number_of_ranks(world_size, sample):
+    problems = tiny_problems(STEP, world_size)
+    checked = check_variant(STEP, "twin", problems, sample.of(range(len(problems))))
     assert checked.violation is None, str(checked)
 
 

@@ -1,0 +1,219 @@
+"""Schedules of a decode step, by its twin: a tiny model, whose tokens and logits are compared.
+
+The exact step is that of the operations, in float64, on the whole model. All ranks, and all
+schedules, have to get the same bits; to see it, some models have the same head on every rank.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass, replace
+from functools import partial
+from random import Random
+from typing import Any
+
+import torch
+
+from taxfree.models.decode import ModelStep
+from taxfree_check.checker.fabric import SimulatedFabric, Simulation
+from taxfree_check.checker.report import Reason, Violation
+from taxfree_check.checker.simulate import Call, Outcome
+from taxfree_check.checker.trial import FIRST_GENERATIONS
+from taxfree_kernels.decode_step.decoder import Cache, Decoder, Layer
+from taxfree_kernels.decode_step.twin import TwinStep
+
+_CALLS = 5  # a slot of Lamport words that the wrong turn takes is then in use
+_PROGRAMS = (2, 3)
+_TOLERANCE = 1e-4  # of the largest logit, in float32
+_HEAD_DIM, _HIDDEN, _WIDE, _VOCAB, _CAPACITY = 4, 8, 8, 8, 12  # of a rank; hidden of all
+
+
+@dataclass(frozen=True)
+class StepProblem:
+    """A tiny model, in float32.
+
+    Args:
+        layers: an area of sums is emptied behind q, k and v for the third one.
+        has_same_head: each rank's part of the vocabulary has the same rows.
+        has_all: biases, norms of queries and keys, and a window in one layer.
+    """
+
+    world_size: int
+    batch: int = 1
+    layers: int = 2
+    has_same_head: bool = False
+    has_all: bool = False
+
+
+def tiny(world_size: int) -> list[StepProblem]:
+    """Problems that together execute every synchronising line."""
+    small = StepProblem(world_size)
+    return [
+        small,
+        replace(small, batch=2, has_all=True),
+        replace(small, layers=3, has_same_head=True),
+    ]
+
+
+@dataclass(frozen=True)
+class Model:
+    """The whole, and each rank's part; what the calls are given."""
+
+    whole: Decoder
+    parts: list[Decoder]
+    tokens: torch.Tensor  # [calls, batch]
+    positions: torch.Tensor
+
+
+class StepTrial:
+    """One schedule: calls of a step on all ranks, back to back.
+
+    Args:
+        seed: of the schedule, and of what is drawn for it.
+    """
+
+    def __init__(self, problem: StepProblem, seed: int) -> None:
+        rng = Random(seed)
+        self._problem, self._seed = problem, seed
+        self._programs, self._first = rng.choice(_PROGRAMS), rng.choice(FIRST_GENERATIONS)
+        self._config = {"SPLITS": rng.choice((1, 2)), "DOWN_PARTS": rng.choice((1, 2))}
+        self._found: list[tuple[int, int, torch.Tensor, torch.Tensor]] = []
+
+    def run(self) -> Outcome:
+        """Run the schedule, and compare tokens and logits of all calls."""
+        outcome = Simulation(self._problem.world_size).run(
+            self._setup, self._seed, first_generation=self._first, co_resident=True
+        )
+        if outcome.violation is not None:
+            return outcome
+        return replace(outcome, violation=self._wrong_result())
+
+    def _setup(self, fabric: SimulatedFabric) -> list[Call]:
+        if fabric.rank == 0:
+            self._found = []
+        part, held = model(self._problem).parts[fabric.rank], cache(self._problem, fabric.rank, 1)
+        step = TwinStep(part, held, self._problem.batch, fabric, self._config, self._programs)
+        return [partial(self._call, fabric.rank, step, number) for number in range(_CALLS)]
+
+    def _call(self, rank: int, step: TwinStep, number: int) -> None:
+        given = model(self._problem)
+        tokens = step(given.tokens[number], given.positions[number])
+        self._found.append((rank, number, tokens.clone(), step.logits.clone()))
+
+    def _wrong_result(self) -> Violation | None:
+        wanted = _exact(self._problem)
+        for rank, number, tokens, logits in self._found:
+            exact = wanted[number]
+            own = exact.chunk(self._problem.world_size, 1)[rank]
+            error = (logits.double() - own).abs().max() / exact.abs().max()
+            first = exact.argmax(1)
+            if error <= _TOLERANCE and torch.equal(tokens, first):
+                continue
+            what = f"rank {rank}, call {number}: logits off by {error:.3g}"
+            text = f"{what}, tokens {tokens.tolist()}, not {first.tolist()}"
+            return Violation(Reason.WRONG_RESULT, (text, str(self._problem)))
+        if self._problem.has_same_head:
+            for rank, number, _, logits in self._found:
+                other = next(each for *at, _, each in self._found if at == [0, number])
+                if not torch.equal(logits, other):
+                    text = f"ranks 0 and {rank} have other bits in call {number}"
+                    return Violation(Reason.WRONG_RESULT, (text, str(self._problem)))
+        return None
+
+
+@functools.cache
+def model(problem: StepProblem) -> Model:
+    """Random weights that each rank has a part of."""
+    world, generator = problem.world_size, torch.Generator().manual_seed(1)
+
+    def drawn(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=generator) / shape[-1] ** 0.5
+
+    def norm(size: int) -> torch.Tensor:
+        return 1 + 0.2 * torch.randn(size, generator=generator)
+
+    def layer(number: int) -> Layer:
+        q, kv = 2 * world * _HEAD_DIM, world * _HEAD_DIM
+        wide = world * _WIDE
+        more: dict[str, Any] = {}
+        if problem.has_all:
+            more = {"q_bias": drawn(q), "k_bias": drawn(kv), "v_bias": drawn(kv)}
+            more |= {"q_norm": norm(_HEAD_DIM), "k_norm": norm(_HEAD_DIM)}
+            more |= {"window": 5 if number == 1 else None}
+        return Layer(
+            norm(_HIDDEN), drawn(q, _HIDDEN), drawn(kv, _HIDDEN), drawn(kv, _HIDDEN),
+            drawn(_HIDDEN, q), norm(_HIDDEN), drawn(wide, _HIDDEN), drawn(wide, _HIDDEN),
+            drawn(_HIDDEN, wide), **more,
+        )  # fmt: skip
+
+    head = drawn(_VOCAB, _HIDDEN) if problem.has_same_head else drawn(world * _VOCAB, _HIDDEN)
+    head = head.repeat(world, 1) if problem.has_same_head else head
+    frequencies = torch.tensor([1.0, 0.3])
+    whole = Decoder(
+        tuple(map(layer, range(problem.layers))), drawn(world * _VOCAB, _HIDDEN), norm(_HIDDEN),
+        head, frequencies, _HEAD_DIM, 1e-5, rope_scale=1.1,
+    )  # fmt: skip
+    tokens = torch.randint(world * _VOCAB, (_CALLS, problem.batch), generator=generator)
+    positions = torch.arange(_CALLS)[:, None] + 3 + 4 * torch.arange(problem.batch)
+    parts = [_part(whole, rank, world) for rank in range(world)]
+    return Model(whole, parts, tokens, positions)
+
+
+def _part(whole: Decoder, rank: int, world: int) -> Decoder:
+    """A rank's part of a decoder."""
+
+    def of_rows(weight: torch.Tensor) -> torch.Tensor:
+        return weight.chunk(world)[rank].contiguous()
+
+    def of_layer(layer: Layer) -> Layer:
+        split = ("q", "k", "v", "gate", "up", "q_bias", "k_bias", "v_bias")
+        found = {name: getattr(layer, name) for name in split}
+        parts = {name: of_rows(each) for name, each in found.items() if each is not None}
+        o, down = (each.chunk(world, 1)[rank].contiguous() for each in (layer.o, layer.down))
+        return replace(layer, **parts, o=o, down=down)
+
+    head = of_rows(whole.head)
+    layers = tuple(map(of_layer, whole.layers))
+    return replace(whole, layers=layers, head=head, vocab_start=rank * len(head))
+
+
+def cache(problem: StepProblem, rank: int, heads: int) -> Cache:
+    """Keys and values before the first call, of so many heads; NaN where none is read."""
+    found = []
+    for which in range(2):
+        layers = []
+        for number in range(problem.layers):
+            seed = 10 * number + which
+            shape = (problem.batch, problem.world_size, _CAPACITY, _HEAD_DIM)
+            whole = torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+            for sequence, position in enumerate(model(problem).positions[0].tolist()):
+                whole[sequence, :, position:] = float("nan")
+            layers.append(whole[:, rank : rank + heads].contiguous())
+        found.append(tuple(layers))
+    return Cache(*found)
+
+
+@functools.cache
+def _exact(problem: StepProblem) -> list[torch.Tensor]:
+    """Logits of each call, float64 [batch, vocabulary]."""
+    made, held = model(problem), cache(problem, 0, problem.world_size)
+    for each in (*held.keys, *held.values):
+        each.nan_to_num_()  # that of what is masked is not in the kernel's sums
+    step = ModelStep(cast(made.whole, torch.float64), cast(held, torch.float64), None)
+    return [
+        step.run_operations(tokens, positions.int())
+        for tokens, positions in zip(made.tokens, made.positions, strict=True)
+    ]
+
+
+def cast(value: Any, dtype: torch.dtype) -> Any:
+    """A decoder, a layer or a cache with tensors of another dtype, but for frequencies."""
+    if isinstance(value, torch.Tensor):
+        return value.to(dtype)
+    if isinstance(value, tuple):
+        return tuple(cast(each, dtype) for each in value)
+    if isinstance(value, Decoder | Layer | Cache):
+        fields = {name: cast(each, dtype) for name, each in vars(value).items()}
+        fields |= {"inv_freq": value.inv_freq} if isinstance(value, Decoder) else {}
+        return replace(value, **fields)
+    return value

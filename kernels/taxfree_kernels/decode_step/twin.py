@@ -1,0 +1,583 @@
+"""The protocol of the persistent step in plain Triton, which the interpreter and the checker run.
+
+Hand-offs are those of ``persistent``: claims in the order of the tape, one counter of done units
+and programs, the last split of a pair, Lamport words of o and of down in three areas that take
+turns, and the largest logit over all ranks. What it leaves out is within one program: the loader,
+its ring, and layouts. All programs have to run at the same time, as those of a cooperative launch
+do; a rank of the host fabric has one.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+
+from taxfree_kernels.decode_step.decoder import Cache, Decoder, Layer
+from taxfree_kernels.device import packets, sync
+from taxfree_kernels.device.peers import EMPTY, Group, Peers, translate
+from taxfree_kernels.errors import PlanError
+from taxfree_kernels.fabric.base import Fabric
+from taxfree_kernels.launch import Kernel
+
+#: words of the counters
+_CLAIMED, _DONE, _LEFT, _SPLITS_DONE = map(tl.constexpr, range(4))
+_LOG2_E = tl.constexpr(1.4426950408889634)
+
+
+class Sizes(NamedTuple):
+    """The constants of a rank's part of a model, and of the schedule: ``SIZES: tl.constexpr``.
+
+    Args:
+        ROWS: of a weight, in a unit; of the gate and of the up projection half as many each.
+        KEYS: that a split takes at a time.
+        SPLITS, DOWN_PARTS: see ``tape.Work``.
+        WINDOWS: of each layer, 0 for none.
+    """
+
+    HIDDEN: int
+    HEADS: int
+    KV_HEADS: int
+    HEAD_DIM: int
+    INTERMEDIATE: int
+    VOCAB: int
+    EPS: float
+    HAS_BIAS: bool
+    HAS_QK_NORM: bool
+    BATCH: int
+    ROWS: int
+    KEYS: int
+    SPLITS: int
+    DOWN_PARTS: int
+    WINDOWS: tuple[int, ...]
+
+
+class Weights(NamedTuple):
+    """Of a layer, as ``decoder.Layer`` has them; keys and values are [batch, kv_heads, ..]."""
+
+    input_norm: Any
+    q: Any
+    k: Any
+    v: Any
+    o: Any
+    post_norm: Any
+    gate: Any
+    up: Any
+    down: Any
+    q_bias: Any
+    k_bias: Any
+    v_bias: Any
+    q_norm: Any
+    k_norm: Any
+    keys: Any
+    values: Any
+
+
+class Buffers(NamedTuple):
+    """See ``persistent.Buffers``; `bests` are int64 [programs, BATCH]."""
+
+    embedding: Any
+    norm: Any
+    head: Any
+    inv_freq: Any
+    tokens: Any
+    positions: Any
+    next_tokens: Any
+    logits: Any
+    qkv: Any
+    parts: Any
+    softmax: Any
+    attended: Any
+    activated: Any
+    bests: Any
+    counters: Any
+
+
+# ---- what a program does by itself ------------------------------------------------------------
+
+
+@triton.jit
+def _slab(ptr, rows, K: tl.constexpr, stride):
+    """Rows of a matrix as float32 [rows, K], with zeros behind the last column."""
+    column = tl.arange(0, triton.next_power_of_2(K))[None, :]
+    mask = (column < K) & (rows[:, None] >= 0)
+    return tl.load(ptr + rows[:, None] * stride + column, mask=mask, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def _sequences(SIZES: tl.constexpr):
+    """Numbers of sequences, and of none, -1, up to a power of two."""
+    each = tl.arange(0, triton.next_power_of_2(SIZES.BATCH))
+    return tl.where(each < SIZES.BATCH, each, -1)
+
+
+@triton.jit
+def _multiply(x, ptr, rows, K: tl.constexpr):
+    """x [sequences, K] times rows of a weight: float32 [sequences, rows]."""
+    return tl.sum(x[:, None, :] * _slab(ptr, rows, K, K)[None, :, :], 2)
+
+
+@triton.jit
+def _normed(residual, weight_ptr, K: tl.constexpr, EPS: tl.constexpr):
+    """The residual, float32 [sequences, K], times a norm's weight, and the norm's factors."""
+    weight = _slab(weight_ptr, tl.zeros((1,), tl.int32), K, K)
+    mean = tl.sum(residual * residual, 1) / K
+    return residual * weight, tl.rsqrt(mean + EPS)[:, None]
+
+
+@triton.jit
+def _store(ptr, sequence, at, values, stride):
+    """Store [sequences, columns] to a matrix."""
+    target = ptr + sequence[:, None] * stride + at[None, :]
+    tl.store(target, values.to(ptr.dtype.element_ty), mask=(sequence >= 0)[:, None])
+
+
+@triton.jit
+def _head_of(ptr, norm_ptr, position, inv_freq, scale, SIZES: tl.constexpr):
+    """A head of q or k from its products: norm, then rotary."""
+    d = tl.arange(0, SIZES.HEAD_DIM)
+    HALF: tl.constexpr = SIZES.HEAD_DIM // 2
+    other = (d + HALF) % SIZES.HEAD_DIM
+    x, y = tl.load(ptr + d), tl.load(ptr + other)
+    if SIZES.HAS_QK_NORM:
+        rstd = tl.rsqrt(tl.sum(x * x) / SIZES.HEAD_DIM + SIZES.EPS)
+        x *= rstd * tl.load(norm_ptr + d).to(tl.float32)
+        y *= rstd * tl.load(norm_ptr + other).to(tl.float32)
+    angle = position.to(tl.float32) * tl.load(inv_freq + d % HALF)
+    return (x * tl.cos(angle) + tl.where(d < HALF, -y, y) * tl.sin(angle)) * scale
+
+
+# ---- sums over all ranks ----------------------------------------------------------------------
+
+
+@triton.jit
+def _area_of(slot, number, GROUP: tl.constexpr, SIZES: tl.constexpr):
+    """The area of a sum, by its number in the step: float32 [part, source, sequence, HIDDEN]."""
+    WORDS: tl.constexpr = GROUP.WORLD * SIZES.DOWN_PARTS * SIZES.BATCH * SIZES.HIDDEN
+    return slot + number % 3 * WORDS
+
+
+@triton.jit
+def _send(area, part, row, products, peers, GROUP: tl.constexpr, SIZES: tl.constexpr):
+    """Send products [sequences, rows] of a part of K to all ranks."""
+    sequence = _sequences(SIZES)[:, None]
+    source = part * GROUP.WORLD + peers.rank
+    own = area + (source * SIZES.BATCH + sequence) * SIZES.HIDDEN + row[None, :]
+    for step in tl.static_range(1, GROUP.WORLD + 1):
+        peer = (peers.rank + step) % GROUP.WORLD
+        words = products.to(tl.int32, bitcast=True)
+        packets.send(peers, translate(own, peers, peer), words, peer, mask=sequence >= 0)
+
+
+@triton.jit
+def _add_sum(residual, area, PARTS: tl.constexpr, peers, GROUP: tl.constexpr, SIZES: tl.constexpr):
+    """Wait for all of a sum, and add it to the residual in the order of sources."""
+    sequence = tl.maximum(_sequences(SIZES), 0)[:, None]
+    column = tl.minimum(tl.arange(0, residual.shape[1]), SIZES.HIDDEN - 1)[None, :]
+    total = tl.zeros(residual.shape, tl.float32)
+    for source in tl.static_range(GROUP.WORLD * PARTS):
+        at = area + (source * SIZES.BATCH + sequence) * SIZES.HIDDEN + column
+        words, _ = packets.receive(peers, at, source % GROUP.WORLD, GROUP)
+        total += words.to(tl.float32, bitcast=True)
+    is_column = tl.arange(0, residual.shape[1])[None, :] < SIZES.HIDDEN
+    return residual + tl.where(is_column, total, 0.0)
+
+
+@triton.jit
+def _empty(area, program, programs, GROUP: tl.constexpr, SIZES: tl.constexpr):
+    """Empty a program's share of an area."""
+    WORDS: tl.constexpr = GROUP.WORLD * SIZES.DOWN_PARTS * SIZES.BATCH * SIZES.HIDDEN
+    at = tl.arange(0, triton.next_power_of_2(WORDS))
+    words = tl.full(at.shape, EMPTY, tl.int32)
+    tl.store(area + at, words, mask=(at < WORDS) & (at % programs == program), cache_modifier=".wt")
+
+
+@triton.jit
+def _best_of_ranks(best, slot, peers, GROUP: tl.constexpr, SIZES: tl.constexpr):
+    """The largest of all ranks' `best`, int64 [sequences], whose halves are never EMPTY."""
+    WORDS: tl.constexpr = GROUP.WORLD * SIZES.DOWN_PARTS * SIZES.BATCH * SIZES.HIDDEN
+    sequence = _sequences(SIZES)
+    place = slot + 3 * WORDS + 2 * tl.maximum(sequence, 0)
+    own = place + 2 * SIZES.BATCH * peers.rank
+    for step in tl.static_range(1, GROUP.WORLD + 1):
+        peer = (peers.rank + step) % GROUP.WORLD
+        target = translate(own, peers, peer)
+        packets.send(peers, target, (best >> 32).to(tl.int32), peer, mask=sequence >= 0)
+        packets.send(peers, target + 1, best.to(tl.int32), peer, mask=sequence >= 0)
+    for source in tl.static_range(GROUP.WORLD):
+        at = place + 2 * SIZES.BATCH * source
+        high, _ = packets.receive(peers, at, source, GROUP)
+        low, _ = packets.receive(peers, at + 1, source, GROUP)
+        best = tl.maximum(best, (high.to(tl.int64) << 32) | (low.to(tl.int64) & 0xFFFFFFFF))
+    return best
+
+
+@triton.jit
+def _ordered(value, token):
+    """int64 that are ordered as values are, and of equal ones as tokens, the lowest first."""
+    bits = value.to(tl.int32, bitcast=True)
+    bits = bits ^ ((bits >> 31) & 0x7FFFFFFF)
+    bits = tl.where(bits == EMPTY, 0, bits)
+    return (bits.to(tl.int64) << 32) | (0x7FFFFFFF - token).to(tl.int64)
+
+
+# ---- attention --------------------------------------------------------------------------------
+
+
+@triton.jit
+def _attend(
+    unit, splits, own, window, buffers, scale, stride_key, program,
+    GROUP: tl.constexpr, SIZES: tl.constexpr,
+):  # fmt: skip
+    """Attend to a split of a pair's keys; the last split of a pair merges all of them."""
+    DIM: tl.constexpr = SIZES.HEAD_DIM
+    KEYS: tl.constexpr = SIZES.KEYS
+    HEADS: tl.constexpr = SIZES.HEADS // SIZES.KV_HEADS  # of a pair
+    QKV: tl.constexpr = (SIZES.HEADS + 2 * SIZES.KV_HEADS) * DIM
+    pair, split = unit % (SIZES.BATCH * SIZES.KV_HEADS), unit // (SIZES.BATCH * SIZES.KV_HEADS)
+    sequence, head = pair // SIZES.KV_HEADS, pair % SIZES.KV_HEADS
+    position = tl.load(buffers.positions + sequence).to(tl.int32)
+    oldest = tl.maximum(position + 1 - window, 0) if window else position * 0
+    first = oldest // KEYS
+    chunks = position // KEYS + 1 - first
+    each = tl.cdiv(chunks, splits)
+    begin = tl.minimum(split * each, chunks)
+    end = tl.minimum(begin + each, chunks)
+    d = tl.arange(0, DIM)
+    products = buffers.qkv + sequence * QKV
+    k_ptr = products + (SIZES.HEADS + head) * DIM
+    element: tl.constexpr = own.keys.dtype.element_ty
+    new_k = _head_of(k_ptr, own.k_norm, position, buffers.inv_freq, scale, SIZES).to(element)
+    new_v = tl.load(k_ptr + SIZES.KV_HEADS * DIM + d).to(element)
+    cache = (sequence * SIZES.KV_HEADS + head).to(tl.int64) * stride_key
+    if (begin < end) & ((first + end) * KEYS > position):  # this split has the new key
+        tl.store(own.keys + cache + position * DIM + d, new_k)
+        tl.store(own.values + cache + position * DIM + d, new_v)
+    for query in tl.static_range(HEADS):
+        q_ptr = products + (head * HEADS + query) * DIM
+        q = _head_of(q_ptr, own.q_norm, position, buffers.inv_freq, scale, SIZES)
+        q *= _LOG2_E / DIM**0.5
+        top = tl.full((), float("-inf"), tl.float32)
+        total = tl.full((), 0.0, tl.float32)
+        acc = tl.zeros((DIM,), tl.float32)
+        for chunk in range(begin, end):
+            key = (first + chunk) * KEYS + tl.arange(0, KEYS)
+            at = cache + key[:, None] * DIM + d[None, :]
+            is_old = ((key < position) & (key >= oldest))[:, None]
+            is_new = (key == position)[:, None]
+            ks = tl.where(is_new, new_k[None, :], tl.load(own.keys + at, mask=is_old, other=0.0))
+            vs = tl.where(is_new, new_v[None, :], tl.load(own.values + at, mask=is_old, other=0.0))
+            logits = tl.sum(ks.to(tl.float32) * q[None, :], 1)
+            logits = tl.where((key <= position) & (key >= oldest), logits, float("-inf"))
+            higher = tl.maximum(top, tl.max(logits, 0))
+            weight, kept = tl.exp2(logits - higher), tl.exp2(top - higher)
+            total = total * kept + tl.sum(weight, 0)
+            acc = acc * kept + tl.sum(weight[:, None] * vs.to(tl.float32), 0)
+            top = higher
+        place = (pair * splits + split) * HEADS + query
+        tl.store(buffers.parts + place * DIM + d, acc)
+        tl.store(buffers.softmax + 2 * place, top)
+        tl.store(buffers.softmax + 2 * place + 1, total)
+    if sync.arrive(buffers.counters + _SPLITS_DONE + pair, splits, GROUP):
+        for query in tl.static_range(HEADS):
+            top = tl.full((), float("-inf"), tl.float32)
+            total = tl.full((), 0.0, tl.float32)
+            acc = tl.zeros((DIM,), tl.float32)
+            for part in range(splits):
+                place = (pair * splits + part) * HEADS + query
+                part_top = tl.load(buffers.softmax + 2 * place)
+                higher = tl.maximum(top, part_top)
+                weight, kept = tl.exp2(part_top - higher), tl.exp2(top - higher)
+                total = total * kept + tl.load(buffers.softmax + 2 * place + 1) * weight
+                acc = acc * kept + tl.load(buffers.parts + place * DIM + d) * weight
+                top = higher
+            row = (sequence * SIZES.HEADS + head * HEADS + query) * DIM
+            result = (acc / total).to(buffers.attended.dtype.element_ty)
+            tl.store(buffers.attended + row + d, result)
+
+
+# ---- the step ---------------------------------------------------------------------------------
+
+
+@triton.jit
+def _counts(buffers, programs, SIZES: tl.constexpr):
+    """The splits of each pair, which depend on how many keys there are."""
+    last = tl.load(buffers.positions).to(tl.int32)
+    for each in tl.static_range(1, SIZES.BATCH):
+        last = tl.maximum(last, tl.load(buffers.positions + each).to(tl.int32))
+    chunks = last // SIZES.KEYS + 1
+    each_split = tl.cdiv(chunks * SIZES.BATCH * SIZES.KV_HEADS, programs * SIZES.SPLITS)
+    return tl.cdiv(chunks, each_split)
+
+
+@triton.jit
+def _qkv_rows(x, rstd, own, row, SIZES: tl.constexpr):
+    """Products of rows of q, k and v, which are numbered one after the other."""
+    Q: tl.constexpr = SIZES.HEADS * SIZES.HEAD_DIM
+    K: tl.constexpr = SIZES.KV_HEADS * SIZES.HEAD_DIM
+    first = tl.min(row, 0)
+    if first < Q:
+        products = _multiply(x, own.q, row, SIZES.HIDDEN) * rstd
+        if SIZES.HAS_BIAS:
+            products += tl.load(own.q_bias + row).to(tl.float32)[None, :]
+    elif first < Q + K:
+        products = _multiply(x, own.k, row - Q, SIZES.HIDDEN) * rstd
+        if SIZES.HAS_BIAS:
+            products += tl.load(own.k_bias + row - Q).to(tl.float32)[None, :]
+    else:
+        products = _multiply(x, own.v, row - Q - K, SIZES.HIDDEN) * rstd
+        if SIZES.HAS_BIAS:
+            products += tl.load(own.v_bias + row - Q - K).to(tl.float32)[None, :]
+    return products
+
+
+@triton.jit
+def _compute(
+    layers, buffers, scale, stride_key, vocab_start, slot, peers, program,
+    GROUP: tl.constexpr, SIZES: tl.constexpr,
+):  # fmt: skip
+    """All phases of all layers, then the head: int64 [sequences], the largest logits."""
+    HIDDEN: tl.constexpr = SIZES.HIDDEN
+    WIDTH: tl.constexpr = SIZES.HEADS * SIZES.HEAD_DIM
+    QKV: tl.constexpr = WIDTH + 2 * SIZES.KV_HEADS * SIZES.HEAD_DIM
+    WIDE: tl.constexpr = SIZES.INTERMEDIATE
+    ROWS: tl.constexpr = SIZES.ROWS
+    PARTS: tl.constexpr = SIZES.DOWN_PARTS
+    PART: tl.constexpr = (WIDE + PARTS - 1) // PARTS
+    element: tl.constexpr = buffers.attended.dtype.element_ty
+    programs = tl.num_programs(0)
+    claims, done = buffers.counters + _CLAIMED, buffers.counters + _DONE
+    sequence = _sequences(SIZES)
+    lane, half = tl.arange(0, ROWS), tl.arange(0, ROWS // 2)
+    splits = _counts(buffers, programs, SIZES)
+    token = tl.load(buffers.tokens + sequence, mask=sequence >= 0, other=0)
+    residual = _slab(buffers.embedding, tl.where(sequence >= 0, token, -1), HIDDEN, HIDDEN)
+    x, rstd = _normed(residual, layers[0].input_norm, HIDDEN, SIZES.EPS)
+    unit = sync.ticket(claims)
+    first = unit * 0  # unit of the phase
+    before = unit * 0  # units and programs of the counted phases before
+    for layer in tl.static_range(len(SIZES.WINDOWS)):
+        own = layers[layer]
+        end = first + QKV // ROWS
+        units = unit * 0
+        while unit < end:
+            row = (unit - first) * ROWS + lane
+            _store(buffers.qkv, sequence, row, _qkv_rows(x, rstd, own, row, SIZES), QKV)
+            units += 1
+            unit = sync.ticket(claims)
+        sync.count_units(done, units + 1, GROUP)
+        before += end - first + programs
+        first = end
+
+        end = first + splits * SIZES.BATCH * SIZES.KV_HEADS
+        units = unit * 0
+        sync.wait_for_units(done, before, peers, GROUP)
+        _empty(_area_of(slot, 2 * layer + 2, GROUP, SIZES), program, programs, GROUP, SIZES)
+        while unit < end:
+            _attend(
+                unit - first, splits, own, SIZES.WINDOWS[layer], buffers, scale, stride_key,
+                program, GROUP, SIZES,
+            )  # fmt: skip
+            units += 1
+            unit = sync.ticket(claims)
+        sync.count_units(done, units + 1, GROUP)
+        before += end - first + programs
+        first = end
+
+        end = first + HIDDEN // ROWS
+        area = _area_of(slot, 2 * layer, GROUP, SIZES)
+        sync.wait_for_units(done, before, peers, GROUP)
+        attended = _slab(buffers.attended, sequence, WIDTH, WIDTH)
+        while unit < end:
+            row = (unit - first) * ROWS + lane
+            _send(area, 0, row, _multiply(attended, own.o, row, WIDTH), peers, GROUP, SIZES)
+            unit = sync.ticket(claims)
+        first = end
+
+        residual = _add_sum(residual, area, 1, peers, GROUP, SIZES).to(element).to(tl.float32)
+        x, rstd = _normed(residual, own.post_norm, HIDDEN, SIZES.EPS)
+        end = first + WIDE // (ROWS // 2)
+        units = unit * 0
+        while unit < end:
+            row = (unit - first) * (ROWS // 2) + half
+            gate = _multiply(x, own.gate, row, HIDDEN) * rstd
+            up = _multiply(x, own.up, row, HIDDEN) * rstd
+            _store(buffers.activated, sequence, row, gate * tl.sigmoid(gate) * up, WIDE)
+            units += 1
+            unit = sync.ticket(claims)
+        sync.count_units(done, units + 1, GROUP)
+        before += end - first + programs
+        first = end
+
+        end = first + HIDDEN // ROWS * PARTS
+        sync.wait_for_units(done, before, peers, GROUP)
+        _empty(area, program, programs, GROUP, SIZES)
+        area = _area_of(slot, 2 * layer + 1, GROUP, SIZES)
+        activated = _slab(buffers.activated, sequence, WIDE, WIDE)
+        column = tl.arange(0, activated.shape[1])[None, :]
+        while unit < end:
+            part, row = (unit - first) % PARTS, (unit - first) // PARTS * ROWS + lane
+            own_part = tl.where(column // PART == part, activated, 0.0)
+            _send(area, part, row, _multiply(own_part, own.down, row, WIDE), peers, GROUP, SIZES)
+            unit = sync.ticket(claims)
+        first = end
+
+        residual = _add_sum(residual, area, PARTS, peers, GROUP, SIZES).to(element).to(tl.float32)
+        if layer + 1 < len(SIZES.WINDOWS):
+            x, rstd = _normed(residual, layers[layer + 1].input_norm, HIDDEN, SIZES.EPS)
+        else:
+            x, rstd = _normed(residual, buffers.norm, HIDDEN, SIZES.EPS)
+
+    best = tl.full(sequence.shape, -(1 << 63), tl.int64)
+    while unit < first + SIZES.VOCAB // ROWS:
+        row = (unit - first) * ROWS + lane
+        logits = _multiply(x, buffers.head, row, HIDDEN) * rstd
+        _store(buffers.logits, sequence, row, logits, SIZES.VOCAB)
+        best = tl.maximum(best, tl.max(_ordered(logits, (row + vocab_start)[None, :]), 1))
+        unit = sync.ticket(claims)
+    return best
+
+
+@triton.jit(do_not_specialize=["stride_key", "vocab_start", "rank", "stride_slot", "used"])
+def _decode_step(
+    layers, buffers, scale, stride_key, vocab_start, inbox_ptr, stride_slot, used, control_ptr,
+    heap_bases, rank, GROUP: tl.constexpr, SIZES: tl.constexpr,
+):  # fmt: skip
+    program = tl.program_id(0)
+    programs = tl.num_programs(0)
+    generation, turn = sync.running_generation(control_ptr), packets.running_turn(control_ptr)
+    peers = Peers(control_ptr, heap_bases, rank, generation)
+    slot = inbox_ptr + turn % 3 * stride_slot
+    packets.empty_last_turn(control_ptr, inbox_ptr, stride_slot, turn, used, program, programs)
+    best = _compute(
+        layers, buffers, scale, stride_key, vocab_start, slot, peers, program, GROUP, SIZES
+    )
+    sequence = _sequences(SIZES)
+    is_one = sequence >= 0
+    tl.store(buffers.bests + program * SIZES.BATCH + sequence, best, mask=is_one)
+    if sync.arrive(buffers.counters + _LEFT, programs, GROUP):
+        for other in range(programs):
+            theirs = buffers.bests + other * SIZES.BATCH + sequence
+            best = tl.maximum(best, tl.load(theirs, mask=is_one, other=0))
+        best = _best_of_ranks(best, slot, peers, GROUP, SIZES)
+        token = 0x7FFFFFFF - (best & 0xFFFFFFFF)
+        token = tl.where(sync.is_aborted(control_ptr), -1, token)
+        tl.store(buffers.next_tokens + sequence, token, mask=is_one)
+        tl.store(buffers.counters + _CLAIMED, 0)
+        tl.store(buffers.counters + _DONE, 0)
+    packets.leave_turn(control_ptr)
+    sync.leave(control_ptr)
+
+
+class TwinStep:
+    """A decode step by the twin, as :class:`.step.DecodeStep`; for tests and for the checker.
+
+    Args:
+        decoder, cache: this rank's parts, of any dtype; the cache is dense, and contiguous.
+        batch: sequences.
+        fabric: this rank's.
+        config: SPLITS and DOWN_PARTS, see ``tape.Work``; other parameters change nothing here.
+        programs: of a rank; all have to run at the same time.
+        rows, keys: see :class:`Sizes`.
+
+    Raises:
+        PlanError: it does not compute such a model.
+    """
+
+    def __init__(
+        self, decoder: Decoder, cache: Cache, batch: int, fabric: Fabric,
+        config: Any = None, programs: int = 1, rows: int = 4, keys: int = 4,
+    ) -> None:  # fmt: skip
+        config = {"SPLITS": 1, "DOWN_PARTS": 1} | dict(config or {})
+        first, dim, world = decoder.layers[0], decoder.head_dim, fabric.world_size
+        sizes = Sizes(
+            HIDDEN=first.q.shape[1],
+            HEADS=len(first.q) // dim,
+            KV_HEADS=len(first.k) // dim,
+            HEAD_DIM=dim,
+            INTERMEDIATE=len(first.gate),
+            VOCAB=len(decoder.head),
+            EPS=decoder.eps,
+            HAS_BIAS=first.q_bias is not None,
+            HAS_QK_NORM=first.q_norm is not None,
+            BATCH=batch,
+            ROWS=rows,
+            KEYS=keys,
+            SPLITS=config["SPLITS"],
+            DOWN_PARTS=config["DOWN_PARTS"],
+            WINDOWS=tuple(layer.window or 0 for layer in decoder.layers),
+        )
+        _require_served(sizes, cache)
+        self._held, self._fabric = (decoder, cache), fabric
+        device, dtype = decoder.head.device, decoder.head.dtype
+        pairs = batch * sizes.KV_HEADS
+
+        def empty(*shape: int, of: torch.dtype = torch.float32) -> torch.Tensor:
+            return torch.empty(shape, dtype=of, device=device)
+
+        parts = pairs * (programs * sizes.SPLITS + 1) * (sizes.HEADS // sizes.KV_HEADS)
+        self.buffers = Buffers(
+            embedding=decoder.embedding,
+            norm=decoder.norm,
+            head=decoder.head,
+            inv_freq=decoder.inv_freq,
+            tokens=empty(batch, of=torch.int64),
+            positions=empty(batch, of=torch.int64),
+            next_tokens=empty(batch, of=torch.int64),
+            logits=empty(batch, sizes.VOCAB),
+            qkv=empty(batch, (sizes.HEADS + 2 * sizes.KV_HEADS) * dim),
+            parts=empty(parts * dim),
+            softmax=empty(parts * 2),
+            attended=empty(batch, sizes.HEADS * dim, of=dtype),
+            activated=empty(batch, sizes.INTERMEDIATE, of=dtype),
+            bests=empty(programs, batch, of=torch.int64),
+            counters=torch.zeros(
+                _SPLITS_DONE.value + pairs, dtype=torch.int32, device=device
+            ),
+        )  # fmt: skip
+        used = 3 * world * sizes.DOWN_PARTS * batch * sizes.HIDDEN + 2 * world * batch
+        inbox, stride_slot = fabric.pool.lamport_slots(used)
+        self._args = (
+            tuple(map(_weights, decoder.layers, cache.keys, cache.values)),
+            self.buffers, decoder.rope_scale, cache.keys[0].stride(1), decoder.vocab_start, inbox,
+            stride_slot, used, fabric.pool.control, fabric.heap_bases, fabric.rank,
+        )  # fmt: skip
+        constants = {"GROUP": Group(world, fabric.backend), "SIZES": sizes}
+        self._kernel = Kernel(_decode_step, programs, constants)
+
+    @property
+    def logits(self) -> torch.Tensor:
+        """float32 [batch, vocabulary of this rank] of the last call."""
+        return self.buffers.logits
+
+    def __call__(self, tokens: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """See :meth:`.step.DecodeStep.__call__`."""
+        self._fabric.pool.check()
+        self.buffers.tokens.copy_(tokens)
+        self.buffers.positions.copy_(positions)
+        self.run()
+        return self.buffers.next_tokens
+
+    def run(self) -> None:
+        """Launch, on the tokens and positions that are in :attr:`buffers`."""
+        self._kernel(*self._args)
+
+
+def _weights(layer: Layer, keys: torch.Tensor, values: torch.Tensor) -> Weights:
+    """What a layer lacks is another tensor, which nobody reads."""
+    found = (getattr(layer, name) for name in Weights._fields[:-2])
+    return Weights(*(layer.input_norm if each is None else each for each in found), keys, values)
+
+
+def _require_served(sizes: Sizes, cache: Cache) -> None:
+    of_heads = (sizes.HEADS * sizes.HEAD_DIM, sizes.KV_HEADS * sizes.HEAD_DIM)
+    for rows in (*of_heads, sizes.HIDDEN, 2 * sizes.INTERMEDIATE, sizes.VOCAB):
+        if rows % sizes.ROWS:
+            raise PlanError(f"the twin of decode_step: {rows} rows, units have {sizes.ROWS}")
+    if sizes.HEAD_DIM & (sizes.HEAD_DIM - 1):
+        raise PlanError("the twin of decode_step: head_dim is no power of two")
+    tensors = (*cache.keys, *cache.values)
+    if cache.block_table is not None or not all(each.is_contiguous() for each in tensors):
+        raise PlanError("the twin of decode_step: the cache is not dense")
