@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from taxfree_kernels.flash_decode.problem import FlashDecode
     from taxfree_kernels.matmul_all_reduce.problem import MatmulAllReduce
     from taxfree_kernels.matmul_reduce_scatter.problem import MatmulReduceScatter
+    from taxfree_kernels.quantise import quantise
     from taxfree_kernels.variant import SizeRange
 
 _HOMES = {
@@ -56,6 +57,7 @@ _HOMES = {
     "decode_step": "taxfree.models.decode",
     "enable": "taxfree.models.parallel",
     "init": "taxfree._runtime.startup",
+    "quantise": "taxfree_kernels.quantise",
     "report": "taxfree.models.report",
 }
 
@@ -83,6 +85,7 @@ __all__ = [
     "decode_step",
     "enable",
     "init",
+    "quantise",
     "report",
 ]
 

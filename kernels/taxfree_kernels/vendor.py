@@ -6,128 +6,28 @@ When kernels are only compiled, these functions do nothing.
 from __future__ import annotations
 
 import warnings
-from functools import cache
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from taxfree_kernels.errors import PlanError
-from taxfree_kernels.fp8 import dequantised, fp8_dtype
 from taxfree_kernels.launch import is_compiling
-from taxfree_kernels.variant import BLOCK, MatmulProblem
 
 # torch 2.13 renamed these; earlier versions have only the old names.
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
-_ROWS = 16  # of a matmul that is tried
-
 
 def matmul_into(
-    out: torch.Tensor,
-    a: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    *scales: torch.Tensor,
+    out: torch.Tensor, a: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
 ) -> torch.Tensor:
-    """out [m, n] = a [m, k] @ weight [k, n] (+ bias [n]); returns it.
-
-    Args:
-        scales: of a and of the weight, if these are fp8.
-    """
+    """out [m, n] = a [m, k] @ weight [k, n] (+ bias [n]); returns it."""
     if is_compiling():
         return out
-    if scales:
-        return _scaled_matmul_into(out, a, weight, bias, *scales)
     if bias is None:
         return torch.mm(a, weight, out=out)
     return torch.addmm(bias, a, weight, out=out)
-
-
-def _scaled_matmul_into(
-    out: torch.Tensor,
-    a: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    a_scale: torch.Tensor,
-    weight_scale: torch.Tensor,
-) -> torch.Tensor:
-    (k, n), scales = weight.shape, _scales_of(a_scale, weight_scale, weight)
-    kind = (a.dtype, out.dtype, bias is not None)
-    if not multiplies_fp8(scales, k, n % BLOCK, *kind, a.device):
-        product = dequantised(a, a_scale, torch.float32) @ dequantised(
-            weight, weight_scale, torch.float32
-        )
-        return out.copy_(product if bias is None else product + bias)
-    return _scaled_mm(out, a, weight, bias, a_scale, weight_scale, scales)
-
-
-def _scales_of(a_scale: torch.Tensor, weight_scale: torch.Tensor, weight: torch.Tensor) -> str:
-    if a_scale.dim() == 1:
-        return "tensor"
-    is_of_columns = weight_scale.shape == (1, weight.shape[1])
-    return "channel" if is_of_columns and a_scale.shape[1] == 1 else "block"
-
-
-def _scaled_mm(
-    out: torch.Tensor,
-    a: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    a_scale: torch.Tensor,
-    weight_scale: torch.Tensor,
-    scales: str,
-) -> torch.Tensor:
-    if scales == "block":  # cuBLAS reads the scales of a column by column
-        a_scale = a_scale.t().contiguous().t()
-    return torch._scaled_mm(
-        a, weight, a_scale, weight_scale, bias=bias, out_dtype=out.dtype, out=out
-    )
-
-
-@cache
-def multiplies_fp8(
-    scales: str,
-    k: int,
-    columns: int,
-    dtype: torch.dtype,
-    out_dtype: torch.dtype,
-    has_bias: bool,
-    device: torch.device,
-) -> bool:
-    """Whether this torch has such an fp8 matmul; the first time, it is tried.
-
-    Args:
-        columns: of the weight, modulo those of a block.
-    """
-    if device.type == "meta":
-        return False
-    n, groups = BLOCK + columns, -(-k // BLOCK)
-    a = torch.zeros(_ROWS, k, device=device).to(dtype)
-    weight = torch.zeros(n, k, device=device).to(dtype).t()
-    out = torch.empty(_ROWS, n, dtype=out_dtype, device=device)
-    sizes = {
-        "tensor": ((1,), (1,)),
-        "channel": ((_ROWS, 1), (1, n)),
-        "block": ((_ROWS, groups), (-(-n // BLOCK), groups)),
-    }
-    of_a, of_weight = (torch.ones(size, device=device) for size in sizes[scales])
-    if scales == "block":
-        of_weight = of_weight.t()
-    bias = out[0] if has_bias else None
-    try:
-        _scaled_mm(out, a, weight, bias, of_a, of_weight, scales)
-    except (RuntimeError, ValueError):  # NotImplementedError is one, too
-        return False
-    return True
-
-
-def try_fp8(problem: MatmulProblem, device: torch.device, has_bias: bool = False) -> None:
-    """Find out, before a call may be captured, whether this torch multiplies such operands."""
-    if problem.is_fp8:
-        kind = fp8_dtype(device), getattr(torch, problem.dtype), has_bias
-        multiplies_fp8(problem.scales, problem.k, problem.n % BLOCK, *kind, device)
 
 
 def all_gather(gathered: torch.Tensor, shard: torch.Tensor, group: dist.ProcessGroup) -> None:

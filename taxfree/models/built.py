@@ -19,7 +19,16 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from taxfree.errors import UsageError
-from taxfree.shapes.models import Attention, Block, Column, Model, facts_of, plan_note, text_part
+from taxfree.shapes.models import (
+    Attention,
+    Block,
+    Column,
+    Model,
+    facts_of,
+    plan_note,
+    quantisation_of,
+    text_part,
+)
 from taxfree.shapes.text import quoted
 
 Parts: TypeAlias = list[tuple[tuple[int, int], ...]]
@@ -27,7 +36,7 @@ Parts: TypeAlias = list[tuple[tuple[int, int], ...]]
 _MOST_LAYERS = 1000
 _PARTS = ("vision", "audio")
 #: what configs call the layers that a quantisation leaves as they are
-_UNQUANTISED = ("modules_to_not_convert", "ignored_layers", "ignore")
+_UNQUANTISED = ("modules_to_not_convert", "ignored_layers", "ignore", "exclude_modules")
 _ADDS = ("add", "add_", "__add__", "__radd__", "__iadd__")
 _SAME_VALUES = ("view", "reshape", "contiguous", "dropout")
 
@@ -135,7 +144,7 @@ def read_model(decoder: Any, config: Mapping[str, Any], given: Mapping[str, Any]
                 row.bias,
                 "residual" in behind,
                 next((norm for norm in ("residual", "sum") if f"norm of {norm}" in behind), ""),
-                quantised(row.name),
+                *quantised(row.name),
             )
         )
         notes += _notes(decoder, row.name)
@@ -288,13 +297,13 @@ def _notes(decoder: Any, row: str) -> Iterator[str]:
 
 
 def _quantisation(given: Mapping[str, Any]) -> Any:
-    """A function of a layer's name: how its weight is quantised; empty if it is not."""
+    """A function of a layer's name: what :func:`quantisation_of` says of its weight."""
     from transformers.quantizers.quantizers_utils import should_convert_module
 
     said = given.get("quantization_config") or text_part(given).get("quantization_config")
     if not isinstance(said, dict):
-        return lambda name: ""
+        return lambda name: ("", "")
     kept = [each for field in _UNQUANTISED for each in said.get(field) or ()]
     patterns = [each.removeprefix("re:") for each in kept]
-    how = str(said.get("quant_method", "quantized"))
-    return lambda name: how if should_convert_module(name, patterns) else ""
+    how = quantisation_of(said)
+    return lambda name: how if should_convert_module(name, patterns) else ("", "")

@@ -21,6 +21,7 @@ from typing import Any, Literal, TypeAlias
 from taxfree.errors import UsageError
 from taxfree.shapes.fields import DTYPE_ALIASES
 from taxfree.shapes.text import quoted, read_text
+from taxfree_kernels.variant import BLOCK
 
 #: How a model comes to run the operations: its row-parallel layers sum, as under PyTorch's tensor
 #: parallelism, Transformers and vLLM; its rows are sharded between the layers, too; or an engine
@@ -72,6 +73,7 @@ class Block:
         adds_residual: whether its sum is added to a residual.
         norm: what an RMSNorm normalises: the sum, the sum with the residual, or neither.
         quantised: how the weights are quantised; empty if they are not.
+        scales: who has a scale, if that is a format of fp8 that operations compute in; else empty.
     """
 
     columns: tuple[Column, ...]
@@ -80,6 +82,7 @@ class Block:
     adds_residual: bool = True
     norm: Literal["", "sum", "residual"] = "residual"
     quantised: str = ""
+    scales: str = ""
 
 
 @dataclass(frozen=True)
@@ -257,7 +260,8 @@ def _known_model(entry: Mapping[str, Any]) -> Model:
     columns = [(q,), (kv,), (kv,)] if family != "phi3" else [(q, kv, kv)]
     qkv_bias = has_bias or family == "qwen2"
     # Gemma's norms, one of which is before the residual, are none that the operation computes.
-    behind = {"quantised": config.get("quantization_config", {}).get("quant_method", "")}
+    how, scales = quantisation_of(config.get("quantization_config", {}))
+    behind: dict[str, Any] = {"quantised": how, "scales": scales}
     if family.startswith("gemma"):
         behind |= {"adds_residual": False, "norm": ""}
     blocks = [
@@ -306,6 +310,76 @@ def _mlps(config: Mapping[str, Any]) -> list[tuple[int, bool]]:
     if shared := config.get("n_shared_experts", 0):
         widths.append((shared * config["moe_intermediate_size"], True))
     return widths
+
+
+# -- quantisation --
+
+
+def quantisation_of(said: Mapping[str, Any]) -> tuple[str, str]:
+    """What a `quantization_config` says of the layers that it quantises.
+
+    Returns:
+        How they are, empty if they are not; and who has a scale (as in a problem's `scales`), empty
+        where that is no format of fp8 that is served.
+    """
+    if not said:
+        return "", ""
+    method = str(said.get("quant_method", "quantized"))
+    match method:
+        case "fp8":
+            how, scales = _own_fp8(said)
+        case "fbgemm_fp8":
+            how, scales = "", "channel"
+        case "modelopt":
+            algorithm = str(said.get("quant_algo") or "")
+            how, scales = algorithm, _OF_MODELOPT.get(algorithm.upper(), "")
+        case "compressed-tensors":
+            how, scales = _of_compressed_tensors(said)
+        case _:
+            how, scales = "", ""
+    return f"{method}, {how}" if how else method, scales
+
+
+_OF_MODELOPT = {"FP8": "tensor", "FP8_PER_CHANNEL_PER_TOKEN": "channel"}
+_BLOCKS = [BLOCK, BLOCK]
+
+
+def _own_fp8(said: Mapping[str, Any]) -> tuple[str, str]:
+    block, scheme = said.get("weight_block_size"), said.get("activation_scheme")
+    if block is not None:
+        how = f"blocks of {'x'.join(map(str, block))}" if isinstance(block, list) else str(block)
+        return how, "block" if block == _BLOCKS and scheme in (None, "dynamic") else ""
+    return "", "tensor" if scheme in ("static", "dynamic") else ""
+
+
+def _of_compressed_tensors(said: Mapping[str, Any]) -> tuple[str, str]:
+    groups = said.get("config_groups")
+    schemes = list(groups.values()) if isinstance(groups, dict) else []
+    found = {_scheme(each) for each in schemes if isinstance(each, dict)}
+    if len(found) != 1:
+        return f"{len(found)} schemes", ""
+    return found.pop()
+
+
+def _scheme(group: Mapping[str, Any]) -> tuple[str, str]:
+    """The weights and activations of a scheme of compressed-tensors."""
+    parts = [group.get("weights") or {}, group.get("input_activations") or {}]
+    kinds = [f"{each.get('type', 'no')}{each.get('num_bits', '')}" for each in parts]
+    of_weights, of_activations = (str(each.get("strategy")) for each in parts)
+    how = f"weights {kinds[0]} per {of_weights}, activations {kinds[1]} per {of_activations}"
+    is_fp8 = kinds == ["float8", "float8"] and all(each.get("symmetric", True) for each in parts)
+    match of_weights, of_activations:
+        case "tensor", "tensor":
+            scales = "tensor"
+        case "channel", "token":
+            scales = "channel"
+        case "block", "group":
+            sizes = parts[0].get("block_structure"), parts[1].get("group_size")
+            scales = "block" if sizes == (_BLOCKS, _BLOCKS[0]) else ""
+        case _:
+            scales = ""
+    is_of_all = "Linear" in (group.get("targets") or ["Linear"])
+    return how, scales if is_fp8 and is_of_all else ""
 
 
 def facts_of(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -376,13 +450,13 @@ def split_layers(
     if role in ("decode", "prompt"):
         return _attentions(role, model, tp)
     _require_split(model, tp)
-    blocks = [each for each in model.blocks if is_cast or not each.quantised]
+    blocks = [each for each in model.blocks if is_cast or _is_listed(each, role, is_training)]
     columns = [column for block in blocks for column in block.columns]
     if model.vocabulary and model.vocabulary % tp == 0:
         columns.append(model.head)
     if role == "gather_rows":
         return _gathers(model.hidden, blocks, columns, tp, is_training)
-    found = [sums for block in blocks for sums in _sums(role, model.hidden, block, tp)]
+    found = [sums for block in blocks for sums in _sums(role, model.hidden, block, tp, is_cast)]
     if is_training:  # the gradients of what columns read
         found += [_fields(model.hidden, each.features(tp), weight_layout="kn") for each in columns]
         if role == "sum":  # compiled code adds those of the same rows, one to another
@@ -392,6 +466,11 @@ def split_layers(
                 for each in shared
             ]
     return found
+
+
+def _is_listed(block: Block, role: Role, is_training: bool) -> bool:
+    """Whether an operation of this role computes a block as its weights are."""
+    return not block.quantised or (bool(block.scales) and role == "sum" and not is_training)
 
 
 def _fields(n: int, k: int, **others: int | str) -> Fields:
@@ -413,14 +492,26 @@ def _gathers(
     return [each | {"gather_dim": 0} for each in found]
 
 
-def _sums(role: Role, hidden: int, block: Block, tp: int) -> Iterator[Fields]:
-    """A sum alone, and with what a sum to all ranks may take along."""
-    sizes = hidden, block.inputs // tp
-    yield _fields(*sizes, bias=block.bias)
+def _sums(role: Role, hidden: int, block: Block, tp: int, is_cast: bool) -> Iterator[Fields]:
+    """A sum alone, and with what a sum to all ranks may take along.
+
+    Raises:
+        UsageError: blocks of a weight do not split over so many ranks.
+    """
+    n, k = hidden, block.inputs // tp
+    own: dict[str, int | str] = {"bias": block.bias}
+    if block.scales and not is_cast:
+        own |= {"x_dtype": "fp8", "scales": block.scales}
+        if block.scales == "block" and k % BLOCK:
+            raise UsageError(
+                f"input size {block.inputs} does not split into blocks of {BLOCK} over {tp} ranks",
+                "try another --tp or --gpus",
+            )
+    yield _fields(n, k, **own)
     if role == "sum" and block.adds_residual:
-        yield _fields(*sizes, bias=block.bias, residual=1)
+        yield _fields(n, k, **own, residual=1)
     if role == "sum" and block.norm:
-        yield _fields(*sizes, bias=block.bias, residual=block.norm == "residual", rms_norm=1)
+        yield _fields(n, k, **own, residual=block.norm == "residual", rms_norm=1)
 
 
 def _attentions(role: Role, model: Model, tp: int) -> list[Fields]:
@@ -443,17 +534,21 @@ def _attentions(role: Role, model: Model, tp: int) -> list[Fields]:
     return found
 
 
-def left_out_layers(role: Role, model: Model, is_cast: bool = False) -> list[str]:
+def left_out_layers(
+    role: Role, model: Model, is_cast: bool = False, is_training: bool = False
+) -> list[str]:
     """Return what of a model no operation of a role serves, each with the reason.
 
     Args:
-        is_cast: as for `split_layers`.
+        is_cast, is_training: as for `split_layers`.
     """
     if not (model.is_served or is_cast):
         return [f"all layers, of {model.dtype}: --dtype lists the model in another type"]
     found = list(model.others)
     if role in ("sum", "gather_rows", "scatter_rows"):
-        kinds = dict.fromkeys(each.quantised for each in model.blocks if each.quantised)
+        kinds = dict.fromkeys(
+            each.quantised for each in model.blocks if not _is_listed(each, role, is_training)
+        )
         if not is_cast:
             found += [
                 f"layers that are quantised ({kind}): --dtype lists them in a 16-bit type"

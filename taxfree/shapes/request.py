@@ -174,7 +174,7 @@ def _left_out(request: ShapeRequest, operations: Collection[str]) -> list[tuple[
         (op, reason)
         for op, role in _roles().items()
         if op in operations
-        for reason in left_out_layers(role, model, is_cast=request.dtype is not None)
+        for reason in left_out_layers(role, model, request.dtype is not None, request.is_training)
     ]
 
 

@@ -20,9 +20,11 @@ import torch.distributed as dist
 from taxfree_kernels.errors import KernelError
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.fabric.open import open_fabric
+from taxfree_kernels.fp8 import quantised
 from taxfree_kernels.interpreter import is_interpreting
 from taxfree_kernels.launch import compiling
-from taxfree_kernels.variant import Plan, Ready, operation, problem_class, variants
+from taxfree_kernels.quantise import quantise
+from taxfree_kernels.variant import SCALES, Plan, Ready, operation, problem_class, variants
 from tests.ranks import OP
 
 
@@ -552,3 +554,27 @@ def heaps_mapped(fabric: Fabric) -> tuple[set[str], int, int]:
 def _mapped_heaps() -> list[str]:
     maps = Path("/proc/self/maps").read_text().splitlines()
     return [line.split(maxsplit=5)[5] for line in maps if "memfd:taxfree-heap" in line]
+
+
+# -- fp8 -----------------------------------------------------------------------------------------
+
+
+def quantised_otherwise(fabric: Fabric) -> list[str]:
+    """What the kernel quantises otherwise than the reference."""
+    generator = torch.Generator().manual_seed(0)
+    found = []
+    for k, dtype in ((300, torch.bfloat16), (64, torch.float16), (1, torch.float32)):
+        x = 10 * torch.randn(8, k + 8, generator=generator)
+        x[1], x[2], x[3, 0], x[4, 0] = 0.0, 1e-40, float("nan"), float("inf")
+        x = x.to(dtype).to(fabric.device)[:, :k]
+        for scales in SCALES:
+            statics = (
+                [None, torch.tensor([0.01], device=x.device)] if scales == "tensor" else [None]
+            )
+            for static in statics:
+                pairs = zip(quantise(x, scales, static), quantised(x, scales, static), strict=True)
+                for own, wanted in pairs:
+                    same = own.float().cpu().nan_to_num(-3) == wanted.float().cpu().nan_to_num(-3)
+                    if own.shape != wanted.shape or not bool(same.all()):
+                        found.append(f"{scales} {dtype} k={k} static={static is not None}")
+    return found

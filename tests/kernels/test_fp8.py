@@ -152,3 +152,9 @@ def test_every_way_to_multiply_scales_alike(ranks, variant, config, scales):
         for normed in (False, True)
     ]
     assert complaints(ranks, ranks.few, cases) == []
+
+
+def test_the_kernel_quantises_as_the_reference_does(ranks):
+    """Bit for bit: rows of zeros, of a NaN, of an infinity, tiny ones, and those of padded rows."""
+    found = ranks.run(1, "tests.kernels.tasks:quantised_otherwise")[0]
+    assert found == []

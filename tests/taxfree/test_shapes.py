@@ -48,6 +48,53 @@ def sizes(*shapes, **request):
     return [(each.m, each.n, each.k) for each in problems(*shapes, **request)]
 
 
+def _compressed(weights, activations):
+    number = {"num_bits": 8, "type": "float", "symmetric": True}
+    group = {
+        "targets": ["Linear"],
+        "weights": number | weights,
+        "input_activations": number | activations,
+    }
+    return {"quant_method": "compressed-tensors", "config_groups": {"group_0": group}}
+
+
+BLOCKS_OF_128 = (
+    {"strategy": "block", "block_structure": [128, 128]},
+    {
+        "strategy": "group",
+        "group_size": 128,
+    },
+)
+FP8_CHECKPOINTS = [
+    ({"quant_method": "fp8", "activation_scheme": "static"}, "tensor"),
+    (
+        {
+            "quant_method": "fp8",
+            "activation_scheme": "dynamic",
+            "weight_block_size": [128, 128],
+        },
+        "block",
+    ),
+    ({"quant_method": "fbgemm_fp8", "activation_scale_ub": 1200.0}, "channel"),
+    (_compressed({"strategy": "channel"}, {"strategy": "token", "dynamic": True}), "channel"),
+    (_compressed({"strategy": "tensor"}, {"strategy": "tensor"}), "tensor"),
+    (_compressed(*BLOCKS_OF_128), "block"),
+    ({"quant_method": "modelopt", "quant_algo": "FP8"}, "tensor"),
+    ({"quant_method": "modelopt", "quant_algo": "FP8_PER_CHANNEL_PER_TOKEN"}, "channel"),
+]
+OTHER_CHECKPOINTS = [
+    ({"quant_method": "fp8", "weight_block_size": [64, 64]}, "fp8, blocks of 64x64"),
+    ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "modelopt, NVFP4"),
+    (
+        _compressed({"strategy": "channel", "type": "int"}, {"strategy": "token"}),
+        "weights int8 per channel",
+    ),
+    (_compressed({"strategy": "channel"}, {"strategy": "tensor"}), "activations float8 per tensor"),
+    ({"quant_method": "compressed-tensors", "config_groups": {}}, "0 schemes"),
+    ({"quant_method": "awq", "bits": 4}, "quantised (awq)"),
+]
+
+
 class TestShape:
     @pytest.mark.parametrize(
         ("shape", "expected"),
@@ -358,6 +405,35 @@ class TestModel:
         cast = replace(request, dtype="bf16")
         assert {each.dtype for each in expand("matmul_all_reduce", cast)} == {"bfloat16"}
         assert left_out(cast) == []
+
+    @pytest.mark.parametrize(("said", "scales"), FP8_CHECKPOINTS)
+    def test_of_fp8_is_listed_as_its_scales_are(self, config, said, scales):
+        model = config(LLAMA_70B | {"torch_dtype": "bfloat16", "quantization_config": said})
+        request = ShapeRequest(["model m=1"], model, tp=2)
+        found = expand("matmul_all_reduce", request)
+        assert {(each.dtype, each.x_dtype, each.scales) for each in found} == {
+            ("bfloat16", "fp8", scales)
+        }
+        assert {each.k for each in found} == {4096, 14336}
+        assert left_out(request) == []
+        with pytest.raises(UsageError, match="quantised"):
+            expand("matmul_reduce_scatter", request)
+        cast = expand("matmul_all_reduce", replace(request, dtype="bf16"))
+        assert {each.x_dtype for each in cast} == {"same"}
+
+    @pytest.mark.parametrize(("said", "named"), OTHER_CHECKPOINTS)
+    def test_of_formats_that_are_not_served_is_named(self, config, said, named):
+        model = config(LLAMA_70B | {"torch_dtype": "bfloat16", "quantization_config": said})
+        with pytest.raises(UsageError) as caught:
+            expand("matmul_all_reduce", ShapeRequest(model=model, tp=2))
+        assert named in caught.value.message
+
+    def test_of_blocks_that_do_not_split_is_an_error(self, config):
+        said = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+        odd = LLAMA_70B | {"intermediate_size": 28672 + 64}
+        model = config(odd | {"torch_dtype": "bfloat16", "quantization_config": said})
+        with pytest.raises(UsageError, match="blocks of 128 over 2 ranks"):
+            expand("matmul_all_reduce", ShapeRequest(model=model, tp=2))
 
     def test_may_have_layers_that_are_not_quantised(self, config):
         quantisation = {

@@ -120,3 +120,20 @@ class TestDatabase:
     def test_without_renamed_fields_there_is_one_key(self) -> None:
         assert renamed.former_key(record_of().key) is None
         assert renamed.former_key("no key") is None
+
+
+class TestAddedFields:
+    def test_a_record_of_before_is_that_of_the_value_that_all_had(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        with Database(tmp_path / "tuning.sqlite") as database:
+            database.put(record_of())
+        monkeypatch.setitem(RENAMED, OP, Renamed(added={"x_dtype": "same"}))
+        of_before, of_today = problem_of(16) | {"x_dtype": "same"}, {"x_dtype": "fp8"}
+        with Database(tmp_path / "tuning.sqlite") as database:
+            (found,) = database.records()
+            assert found.problem == of_before
+            assert database.get(found.key) == found
+            assert database.get(replace(found, problem=of_before | of_today).key) is None
+            database.put(replace(found, trials=1))
+            assert [each.trials for each in database.records()] == [1]

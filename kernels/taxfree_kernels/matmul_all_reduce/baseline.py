@@ -13,11 +13,12 @@ from typing import Any
 import torch
 
 from taxfree_kernels.fabric.base import Fabric, Scratch
+from taxfree_kernels.factors import multiply_into, try_fp8
 from taxfree_kernels.launch import Kernel
 from taxfree_kernels.matmul_all_reduce.problem import MatmulAllReduce
 from taxfree_kernels.matmul_all_reduce.rms_norm import RMSNorm
 from taxfree_kernels.variant import Config, Plan, Step, Variant
-from taxfree_kernels.vendor import all_reduce, matmul_into, try_fp8
+from taxfree_kernels.vendor import all_reduce
 
 
 class BaselinePlan(Plan):
@@ -92,7 +93,7 @@ class BaselinePlan(Plan):
         total: torch.Tensor,
         *scales: torch.Tensor,
     ) -> None:
-        matmul_into(total, x, weight, bias if self._adds_bias else None, *scales)
+        multiply_into(total, x, weight, bias if self._adds_bias else None, *scales)
 
     def _reduce(self, partial: torch.Tensor) -> None:
         all_reduce(partial, self._group)

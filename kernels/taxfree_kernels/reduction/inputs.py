@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 import torch
 
+from taxfree_kernels.factors import multiply_into, try_fp8
 from taxfree_kernels.fp8 import dequantised, fp8_dtype, quantised, quantised_weight
 from taxfree_kernels.inputs import random_tensor
 from taxfree_kernels.variant import PartialSum
-from taxfree_kernels.vendor import matmul_into, try_fp8
 
 _TERMS = 64  # about, per sum of small integers: keeps sums well below 256, where bfloat16 rounds
 
@@ -68,4 +68,4 @@ def partial_matmul(problem: PartialSum, device: torch.device) -> Callable[..., t
     partial = torch.empty(problem.m, problem.n, dtype=dtype, device=device)
     try_fp8(problem, device)
     scales = slice(-3, -1) if problem.is_fp8 else slice(0, 0)  # before the output
-    return lambda x, weight, *others: matmul_into(partial, x, weight, None, *others[scales])
+    return lambda x, weight, *others: multiply_into(partial, x, weight, None, *others[scales])

@@ -14,9 +14,9 @@ import triton
 import triton.language as tl
 
 from taxfree_kernels.fabric.base import Fabric
+from taxfree_kernels.factors import multiply_into, try_fp8
 from taxfree_kernels.launch import Kernel
 from taxfree_kernels.variant import PartialSum, Plan, Step, resized
-from taxfree_kernels.vendor import matmul_into, try_fp8
 
 
 @triton.jit
@@ -63,7 +63,7 @@ class SumPlan(Plan):
     def run(self, x: torch.Tensor, weight: torch.Tensor, *rest: torch.Tensor) -> torch.Tensor:
         flat, matrix, kernel = self._sized[x.shape[0]]
         rest, scales = self._scales_apart(rest)
-        matmul_into(matrix, x, weight, None, *scales)
+        multiply_into(matrix, x, weight, None, *scales)
         self.add_up(flat, kernel, *rest)
         return rest[-1]
 
@@ -79,6 +79,6 @@ class SumPlan(Plan):
         flat, matrix, kernel = self._sized[x.shape[0]]
         rest, scales = self._scales_apart(rest)
         return [
-            Step("matmul", "producer", lambda: matmul_into(matrix, x, weight, None, *scales)),
+            Step("matmul", "producer", lambda: multiply_into(matrix, x, weight, None, *scales)),
             Step("sum", "collective", lambda: self.add_up(flat, kernel, *rest)),
         ]
