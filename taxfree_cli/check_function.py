@@ -152,7 +152,7 @@ def show(found: list[Checked], json: bool) -> None:
         )
     is_first = True
     for each in found:
-        if each.verdict in ("violation", "not covered"):
+        if each.verdict in ("violation", "not simulated", "not covered"):
             _, *report = str(each).splitlines()  # the table says the first line
             if is_first and each.violation is not None:
                 is_first = False
@@ -190,13 +190,21 @@ def require_pass(found: list[Checked]) -> None:
 
     Raises:
         WrongResult: there are violations.
-        TaxfreeError: nothing was found, but coverage is too low, or there was nothing to check.
+        TaxfreeError: nothing was found, but a kernel cannot be simulated, coverage is too low, or
+            there was nothing to check.
     """
-    wrong = [each for each in found if each.violation is not None]
+    wrong = [each for each in found if each.verdict == "violation"]
     if wrong:
         names = ", ".join(each.name for each in wrong)
         assert wrong[0].violation is not None
         raise WrongResult(f"violations in {names}", f"replay: {wrong[0].violation.replay}")
+    refused = [each for each in found if each.verdict == "not simulated"]
+    if refused:
+        assert refused[0].violation is not None
+        raise TaxfreeError(
+            f"what {', '.join(each.name for each in refused)} does is not simulated",
+            f"replay: {refused[0].violation.replay}",
+        )
     if all(each.verdict == "nothing to check" for each in found):
         raise TaxfreeError(
             "nothing to check: no kernel was launched on these shapes", "give others by --shapes"

@@ -10,9 +10,9 @@ from typing import Literal
 import torch
 
 from taxfree_check.checker.coverage import Coverage, Wanted
-from taxfree_check.checker.report import Violation
+from taxfree_check.checker.report import Reason, Violation
 
-Verdict = Literal["pass", "violation", "not covered", "nothing to check"]
+Verdict = Literal["pass", "violation", "not simulated", "not covered", "nothing to check"]
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,8 @@ class Checked:
     @property
     def verdict(self) -> Verdict:
         if self.violation is not None:
-            return "violation"
+            is_refused = self.violation.reason is Reason.UNKNOWN
+            return "not simulated" if is_refused else "violation"
         if not self.coverage.has_launches:
             return "nothing to check"
         return "not covered" if self.coverage.missing(self.wanted) else "pass"

@@ -44,8 +44,8 @@ def _simulated(world: World, arguments: Sequence[str]) -> Iterator[None]:
     def nothing(*_: Any, **__: Any) -> None:
         pass
 
-    def spawn(function: Callable[..., object], args: Sequence[Any] = (), **_: Any) -> None:
-        function(world.rank, *args)  # each rank's host has come here
+    def spawn(fn: Callable[..., object], args: Sequence[Any] = (), *_: Any, **__: Any) -> None:
+        fn(world.rank, *args)  # each rank's host has come here
 
     of_group = {
         "init_process_group": nothing,

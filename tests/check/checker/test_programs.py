@@ -45,3 +45,44 @@ def test_what_its_arguments_do_is_told(capfd: pytest.CaptureFixture[str]) -> Non
     code, _, err = check(capfd, "--sizes")
     assert code == 1
     assert "raised SystemExit: 2" in err
+
+
+SPAWNED = """
+import iris, torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+def worker(local_rank, world_size, value):
+    dist.init_process_group(backend="gloo", rank=local_rank, world_size=world_size)
+    shmem = iris.iris()
+    assert shmem.get_rank() == local_rank
+    x = shmem.zeros_like(shmem.randint(0, 9, (4,), device="cuda", dtype=torch.int32))
+    assert shmem.broadcast(local_rank * value, 1) == value
+    assert iris.do_bench(lambda: x.add_(1), shmem.barrier, lambda: x.zero_()) > 0
+    assert x.tolist() == [1] * 4
+    peer = torch.zeros(4, dtype=torch.int32, device="cuda")
+    launch[(1,)](x, peer, local_rank, 1 - local_rank, shmem.get_heap_bases())
+    shmem.barrier()
+    assert peer.tolist() == [1] * 4
+    dist.destroy_process_group()
+
+import triton
+import triton.language as tl
+
+@triton.jit
+def launch(x, peer, rank, other, bases):
+    at = tl.arange(0, 4)
+    tl.store(peer + at, iris.load(x + at, rank, other, bases))
+
+def main():
+    mp.spawn(fn=worker, args=(2, 7), nprocs=2, join=True)
+"""
+
+
+def test_a_program_may_spawn_its_ranks_and_use_what_iris_hosts_have(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "spawned.py").write_text(SPAWNED)
+    target = f"{tmp_path / 'spawned.py'}::main"
+    code = run(["check", target, "--ranks", "2", "--seeds", "5", "--program", ""])
+    assert code == 0, "".join(capfd.readouterr())

@@ -430,6 +430,7 @@ def test_the_command_reports_and_replays(capsys):
         (["{made}::Kind"], "is no plain function"),
         ([str(FILE)], "names no function"),
         (["nowhere.py::ring"], "there is no file 'nowhere.py'"),
+        (["{made}::gluon"], "what run 1 does is not simulated"),
         ([f"{FILE}::ring", "--gpus", "2"], "takes --ranks"),
         (["--ranks", "2"], "--ranks needs FILE::FUNCTION"),
     ],
@@ -438,6 +439,8 @@ def test_a_wrong_target_is_one_error_line(arguments, text, capsys, tmp_path):
     made = tmp_path / "made.py"
     made.write_text(
         "def ends():\n    raise SystemExit(3)\nasync def later(): ...\nclass Kind: ...\n"
+        "from triton.experimental import gluon as g\n@g.jit\ndef kernel(x): ...\n"
+        "def gluon(world): world.run(lambda rank: kernel[(1,)](world.heap_bases))\n"
     )
     arguments = [each.replace("{made}", str(made)) for each in arguments]
     assert command(["check", *arguments]) in (1, 2)

@@ -6,6 +6,7 @@ Signatures and semantics are those of Iris' own functions, in the version and th
 
 from __future__ import annotations
 
+import importlib
 from typing import Any
 
 import torch
@@ -268,7 +269,7 @@ class Iris:
     def __init__(self, world: Ranks, rank: int | None = None) -> None:
         self._world, self.cur_rank = world, world.rank if rank is None else rank
         self.num_ranks, self.device = world.ranks, torch.device("cpu")
-        self._made = 0
+        self._made, self._is_in_call = 0, False
         self.heap_bases = world.heap_bases.view(torch.uint64)
 
     def empty(self, *size: Any, dtype: torch.dtype | None = None, **_: Any) -> torch.Tensor:
@@ -278,6 +279,8 @@ class Iris:
         self._made += 1
         name = f"Iris tensor {self._made}"
         block = self._world.allocate(self.cur_rank, shape.numel(), kind, name)
+        if self._is_in_call:
+            self.barrier()  # Iris' hosts map each other's new memory
         return block.view(shape)
 
     def zeros(self, *size: Any, dtype: torch.dtype | None = None, **_: Any) -> torch.Tensor:
@@ -297,6 +300,15 @@ class Iris:
     def randn(self, *size: Any, dtype: torch.dtype | None = None, **_: Any) -> torch.Tensor:
         """Normal numbers in this rank's heap."""
         return self.empty(*size, dtype=dtype).normal_()
+
+    def randint(self, *bounds: Any, dtype: torch.dtype | None = None, **_: Any) -> torch.Tensor:
+        """Whole numbers in this rank's heap: below, or from and below, bounds; then the size."""
+        values = torch.randint(*bounds, dtype=dtype)
+        return self.empty(values.shape, dtype=values.dtype).copy_(values)
+
+    def zeros_like(self, like: torch.Tensor, **_: Any) -> torch.Tensor:
+        """Zeros of another tensor's shape and dtype."""
+        return self.zeros(like.shape, dtype=like.dtype)
 
     def arange(self, *bounds: Any, dtype: torch.dtype | None = None, **_: Any) -> torch.Tensor:
         """A range in this rank's heap."""
@@ -324,6 +336,20 @@ class Iris:
         """A barrier of all hosts, with idle devices."""
         self._world.barrier()
 
+    def broadcast(self, value: Any, src: int = 0) -> Any:
+        """A value of one host, on all."""
+        values = self._world.__dict__.setdefault("of_iris_hosts", {})
+        values[self.cur_rank] = value
+        self.barrier()
+        found = values[src]
+        self.barrier()
+        return found
+
+    @property
+    def ops(self) -> Any:
+        """Iris' operations, from where it is installed."""
+        return importlib.import_module("iris.ops").OpsNamespace(self)
+
     def debug(self, message: str) -> None:
         """Nothing is logged: each schedule would say the same."""
 
@@ -331,8 +357,21 @@ class Iris:
 
 
 def iris(heap_size: int = 1 << 30, *_: Any, **__: Any) -> Iris:
-    """The host of the rank whose call is running."""
-    return Iris(present())
+    """The host of the rank whose call is running; with it all ranks allocate together."""
+    host = Iris(present())
+    host._is_in_call = True
+    return host
+
+
+def do_bench(
+    fn: Any, barrier_fn: Any = lambda: None, preamble_fn: Any = lambda: None, *_: Any, **__: Any
+) -> float:
+    """Call a function once between barriers; how long that took means nothing here: 1 ms."""
+    barrier_fn()
+    preamble_fn()
+    fn()
+    barrier_fn()
+    return 1.0
 
 
 class TraceEvent:
