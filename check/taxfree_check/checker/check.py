@@ -113,7 +113,8 @@ def check_variant(
             schedules, accesses = schedules + 1, accesses + outcome.accesses
             coverage.add(outcome.coverage)
             if outcome.violation is not None:
-                replay = replay_command(op, variant, problem, seed)
+                selected = selection(op, variant, problem)
+                replay = f"taxfree check {selected} --first-seed {seed} --seeds 1"
                 violation = replace(outcome.violation, replay=replay)
                 break
     seconds = time.process_time() - begin
@@ -122,20 +123,17 @@ def check_variant(
     return Checked(name, schedules, seconds, violation, coverage, wanted, accesses)
 
 
-def replay_command(op: str, variant: str, problem: Problem, seed: int) -> str:
-    """The command that runs one schedule again."""
+def selection(op: str, variant: str, problem: Problem) -> str:
+    """The options of `taxfree check` that select a variant and a problem."""
     fields = asdict(problem)
     world_size = fields.pop("world_size")
     if op == STEP:  # whose seeds take the problems of a number of ranks in turns
-        return f"taxfree check --op {op} --gpus {world_size} --first-seed {seed} --seeds 1"
+        return f"--op {op} --gpus {world_size}"
     shape = " ".join(
         f"{name}={int(value) if isinstance(value, bool) else value}"
         for name, value in fields.items()
     )
-    return (
-        f'taxfree check --op {op} --variant {variant} --shapes "{shape}" --gpus {world_size} '
-        f"--first-seed {seed} --seeds 1"
-    )
+    return f'--op {op} --variant {variant} --shapes "{shape}" --gpus {world_size}'
 
 
 def _schedules(op: str, variant: str, problems: Sequence[Any]) -> _Schedules:

@@ -8,6 +8,7 @@ name. Instructions of AMD's GPUs only wait for the program's own stores, or read
 from __future__ import annotations
 
 import ctypes
+import operator
 import re
 import struct
 import time
@@ -42,35 +43,15 @@ _FLOATS = {"f16": "e", "f32": "f", "f64": "d", "bf16": ""}
 _PAIRS = ("f16x2", "bf16x2")
 _TYPE = re.compile(r"[bus](8|16|32|64)|b?f(16|32|64)(x2)?|pred")
 _COMPARISONS: dict[str, Callable[[Any, Any], bool]] = {
-    "eq": lambda a, b: a == b,
-    "ne": lambda a, b: a != b,
-    "lt": lambda a, b: a < b,
-    "le": lambda a, b: a <= b,
-    "gt": lambda a, b: a > b,
-    "ge": lambda a, b: a >= b,
-    "lo": lambda a, b: a < b,
-    "ls": lambda a, b: a <= b,
-    "hi": lambda a, b: a > b,
-    "hs": lambda a, b: a >= b,
-}
+    "eq": operator.eq, "ne": operator.ne, "lt": operator.lt, "le": operator.le, "gt": operator.gt,
+    "ge": operator.ge, "lo": operator.lt, "ls": operator.le, "hi": operator.gt, "hs": operator.ge,
+}  # fmt: skip
 _ARITHMETIC: dict[str, Callable[..., Any]] = {
-    "mov": lambda a: a,
-    "cvt": lambda a: a,
-    "cvta": lambda a: a,
-    "neg": lambda a: -a,
-    "not": lambda a: ~a,
-    "add": lambda a, b: a + b,
-    "sub": lambda a, b: a - b,
-    "mul": lambda a, b: a * b,
-    "mad": lambda a, b, c: a * b + c,
-    "and": lambda a, b: a & b,
-    "or": lambda a, b: a | b,
-    "xor": lambda a, b: a ^ b,
-    "shl": lambda a, b: a << b,
-    "shr": lambda a, b: a >> b,
-    "min": min,
-    "max": max,
-}
+    **dict.fromkeys(("mov", "cvt", "cvta"), lambda a: a), "neg": operator.neg, "not": operator.inv,
+    "add": operator.add, "sub": operator.sub, "mul": operator.mul, "mad": lambda a, b, c: a * b + c,
+    "and": operator.and_, "or": operator.or_, "xor": operator.xor, "shl": operator.lshift,
+    "shr": operator.rshift, "min": min, "max": max,
+}  # fmt: skip
 _ATOMICS = {name: _ARITHMETIC[name] for name in ("add", "and", "or", "xor", "min", "max")} | {
     "exch": lambda _, b: b,
     "inc": lambda a, b: 0 if a >= b else a + 1,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -73,6 +74,22 @@ class Allocator(ABC):
     ) -> Symmetric:
         """A symmetric tensor of zeros."""
         return self.full(shape, 0, dtype, name=name)
+
+    @abstractmethod
+    def barrier(self) -> None:
+        """In a call: wait until all hosts have come here; their devices are idle."""
+
+    def of_rank(self, call: Callable[..., object], barrier: bool) -> Callable[[int, int], None]:
+        """A call that takes the rank, or the rank and the call's number, as one that takes both."""
+        parameters = inspect.signature(call).parameters.values()
+        takes_number = sum(each.default is inspect.Parameter.empty for each in parameters) > 1
+
+        def called(rank: int, number: int) -> None:
+            call(rank, number) if takes_number else call(rank)
+            if barrier:
+                self.barrier()
+
+        return called
 
 
 class Ranks(Allocator):

@@ -158,16 +158,7 @@ class World(Ranks):
     def _run_schedule(
         self, seed: int, call: Callable[..., object], calls: int, barrier: bool
     ) -> Outcome:
-        parameters = inspect.signature(call).parameters.values()
-        required = [
-            parameter for parameter in parameters if parameter.default is inspect.Parameter.empty
-        ]
-        takes_number = len(required) > 1
-
-        def of_rank(rank: int, number: int) -> None:
-            call(rank, number) if takes_number else call(rank)
-            if barrier:
-                self.barrier()
+        of_rank = self.of_rank(call, barrier)
 
         def setup(schedule: Schedule) -> list[list[Callable[[], object]]]:
             self._restore()

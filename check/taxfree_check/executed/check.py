@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from itertools import product
 from typing import Any
 
+from taxfree_check.checker.check import selection
 from taxfree_check.executed.coverage import Hits, InstructionCoverage, coverage
 from taxfree_check.executed.errors import UnknownInstruction
 from taxfree_check.executed.program import Program
@@ -55,18 +56,10 @@ class Checked:
     def replay(self, shown: Executed) -> str:
         """The command that repeats one of the runs, and the one with a silent rank."""
         return (
-            f"taxfree check --executed {self.selection or self._of_problem()} "
+            "taxfree check --executed "
+            f"{self.selection or selection(self.op, self.variant, self.problem)} "
             f"--arch {self.architecture} --first-seed {shown.seed} --seeds 1"
         )
-
-    def _of_problem(self) -> str:
-        fields = asdict(self.problem)
-        world_size = fields.pop("world_size")
-        shape = " ".join(
-            f"{name}={int(value) if isinstance(value, bool) else value}"
-            for name, value in fields.items()
-        )
-        return f'--op {self.op} --variant {self.variant} --shapes "{shape}" --gpus {world_size}'
 
     def as_json(self) -> dict[str, Any]:
         return {

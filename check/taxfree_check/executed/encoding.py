@@ -6,7 +6,7 @@ the condition code. Records name its words by their index.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from enum import IntEnum
 from functools import partial
 from typing import Any
@@ -50,6 +50,32 @@ class Kind(IntEnum):
 def numbered(names: Iterable[str], module: str) -> Any:
     """Operations of a module, as numbers that compiled code compares."""
     return IntEnum("Operation", list(names), module=module)
+
+
+def tabulated(
+    signature: str, table: str, operations: Any, names: Mapping[str, Any]
+) -> Callable[..., Any]:
+    """A function, to be compiled, that returns the expression of its first argument, an operation.
+
+    Args:
+        signature: of the function.
+        table: lines of names of operations and their expression. A line without names is a
+            statement for all that follow.
+        operations: the numbers of names.
+        names: what expressions refer to.
+    """
+    lines = [f"def {signature}:"]
+    for line in table.strip().splitlines():
+        named, _, expression = line.strip().rpartition(": ")
+        lines += [
+            f"    if operation == {operations[name]:d}: return {expression}"
+            for name in named.split()
+        ]
+        lines += [] if named else [f"    {expression}"]
+    made = dict(names)
+    exec("\n".join(lines), made)
+    function: Callable[..., Any] = made[signature.partition("(")[0]]
+    return function
 
 
 def _numbers(names: str) -> list[tuple[str, Any]]:

@@ -7,21 +7,20 @@ from collections.abc import Callable, Mapping
 from enum import IntEnum
 from typing import Any
 
-from taxfree_check.executed.arithmetic import (
-    RELATIONS,
-    Word,
-    count_of_ones,
-    is_below,
-    length,
-    logical_shift,
-    ones,
-    order,
-    reversed_bits,
-    sign_extended,
-    signed,
-)
+from taxfree_check.executed import arithmetic
+from taxfree_check.executed.arithmetic import RELATIONS, Word, logical_shift, ones, sign_extended
 from taxfree_check.executed.decode import Instruction
-from taxfree_check.executed.encoding import EXEC, SCALARS, SCC, VCC, Form, Row, compiled, numbered
+from taxfree_check.executed.encoding import (
+    EXEC,
+    SCALARS,
+    SCC,
+    VCC,
+    Form,
+    Row,
+    compiled,
+    numbered,
+    tabulated,
+)
 from taxfree_check.executed.errors import UnknownInstruction
 from taxfree_check.executed.operands import OperandPart, literal, row, scalar_of, scalar_source
 from taxfree_check.executed.wave import AGAIN, AT_BARRIER, END, Step, Wave
@@ -88,120 +87,64 @@ _NOTHING = {"s_nop", "s_setprio", "s_sleep"}
 # -- what happens ---------------------------------------------------------------------------------
 
 
-@compiled
-def result(operation: int, a: Word, b: Word, c: Word, scc: int, width: int) -> tuple[Word, int]:
-    """The value that an instruction gives, and the condition code.
-
-    Args:
-        operation: see :data:`Operation`.
-        a, b: the sources' bits.
-        c: of a comparison, its relations.
-        scc: the condition code before.
-        width: bits of the destination.
-    """
-    o = Operation
+#: names of operations, and the value and the condition code that they give, of the sources' bits
+#: `a` and `b`, the code before, and the width of the destination; of a comparison, `c` has the
+#: relations
+_RESULTS = """
     i, j, by = sign_extended(a, width), sign_extended(b, width), b & width - 1
-    # the condition code stays
-    if operation == o.s_mov_b:
-        return a, scc
-    if operation == o.s_brev_b:
-        return reversed_bits(a), scc
-    if operation == o.s_ff1_i32_b:
-        return length(a & -a) - 1, scc
-    if operation == o.s_flbit_i32_b:
-        return 32 - length(a) if a else -1, scc
-    if operation == o.s_sext_i32_i8:
-        return sign_extended(a, 8), scc
-    if operation == o.s_sext_i32_i16:
-        return sign_extended(a, 16), scc
-    if operation == o.s_mul_i:
-        return a * b, scc
-    if operation == o.s_mul_hi_u:
-        return a * b >> 32, scc
-    if operation == o.s_mul_hi_i:
-        return i * j >> 32, scc
-    if operation == o.s_bfm_b:
-        return ones(a & 31) << by, scc
-    if operation == o.s_pack_ll_b32_b16:
-        return a & 0xFFFF | b << 16, scc
-    if operation == o.s_cselect_b:
-        return a if scc else b, scc
-    # it says whether the first source was taken
-    if operation == o.s_min_u:
-        return min(a, b), a < b
-    if operation == o.s_max_u:
-        return max(a, b), a >= b
-    if operation == o.s_min_i:
-        return min(i, j), i < j
-    if operation == o.s_max_i:
-        return max(i, j), i >= j
-    # it is what a comparison finds
-    if operation == o.s_cmp_i:
-        return 0, order(i < j, i == j, True) & c != 0
-    if operation == o.s_cmp_u:
-        return 0, order(is_below(a, b), a == b, True) & c != 0
-    if operation == o.s_bitcmp0_b:
-        return 0, a >> by & 1 == 0
-    if operation == o.s_bitcmp1_b:
-        return 0, a >> by & 1 == 1
-    # it is the carry of a sum
-    if operation == o.s_add_i:
-        return i + j, i + j != signed(i + j)
-    if operation == o.s_sub_i:
-        return i - j, i - j != signed(i - j)
-    if operation == o.s_add_u:
-        return _sum(a + b)
-    if operation == o.s_sub_u:
-        return _sum(a - b)
-    if operation == o.s_addc_u:
-        return _sum(a + b + scc)
-    if operation == o.s_subb_u:
-        return _sum(a - b - scc)
-    if operation == o.s_lshl1_add_u:
-        return _sum((a << 1) + b)
-    if operation == o.s_lshl2_add_u:
-        return _sum((a << 2) + b)
-    if operation == o.s_lshl3_add_u:
-        return _sum((a << 3) + b)
-    if operation == o.s_lshl4_add_u:
-        return _sum((a << 4) + b)
-    # it says whether the value is not 0
-    value = 0
-    if operation == o.s_and_b:
-        value = a & b
-    elif operation == o.s_or_b:
-        value = a | b
-    elif operation == o.s_xor_b:
-        value = a ^ b
-    elif operation == o.s_andn2_b:
-        value = a & ~b
-    elif operation == o.s_orn2_b:
-        value = a | ~b
-    elif operation == o.s_nand_b:
-        value = ~(a & b)
-    elif operation == o.s_nor_b:
-        value = ~(a | b)
-    elif operation == o.s_xnor_b:
-        value = ~(a ^ b)
-    elif operation == o.s_not_b:
-        value = ~a
-    elif operation == o.s_lshl_b:
-        value = a << by
-    elif operation == o.s_lshr_b:
-        value = logical_shift(a, by)
-    elif operation == o.s_ashr_i:
-        value = i >> by
-    elif operation == o.s_bfe_u:
-        value = _field(a, by, b >> 16 & 127, width)
-    elif operation == o.s_bfe_i:
-        count = min(b >> 16 & 127, width - by)
-        value = sign_extended(_field(a, by, count, width), count) if count else 0
-    elif operation == o.s_bcnt1_i32_b:
-        value = count_of_ones(a)
-    elif operation == o.s_abs_i:
-        value = abs(i)
-    value &= ones(width)
+    s_mov_b: a, scc
+    s_brev_b: reversed_bits(a), scc
+    s_ff1_i32_b: length(a & -a) - 1, scc
+    s_flbit_i32_b: 32 - length(a) if a else -1, scc
+    s_sext_i32_i8: sign_extended(a, 8), scc
+    s_sext_i32_i16: sign_extended(a, 16), scc
+    s_mul_i: a * b, scc
+    s_mul_hi_u: a * b >> 32, scc
+    s_mul_hi_i: i * j >> 32, scc
+    s_bfm_b: ones(a & 31) << by, scc
+    s_pack_ll_b32_b16: a & 0xFFFF | b << 16, scc
+    s_cselect_b: a if scc else b, scc
+    s_min_u: min(a, b), a < b
+    s_max_u: max(a, b), a >= b
+    s_min_i: min(i, j), i < j
+    s_max_i: max(i, j), i >= j
+    s_cmp_i: 0, order(i < j, i == j, True) & c != 0
+    s_cmp_u: 0, order(is_below(a, b), a == b, True) & c != 0
+    s_bitcmp0_b: 0, a >> by & 1 == 0
+    s_bitcmp1_b: 0, a >> by & 1 == 1
+    s_add_i: i + j, i + j != signed(i + j)
+    s_sub_i: i - j, i - j != signed(i - j)
+    s_add_u: _sum(a + b)
+    s_sub_u: _sum(a - b)
+    s_addc_u: _sum(a + b + scc)
+    s_subb_u: _sum(a - b - scc)
+    s_lshl1_add_u: _sum((a << 1) + b)
+    s_lshl2_add_u: _sum((a << 2) + b)
+    s_lshl3_add_u: _sum((a << 3) + b)
+    s_lshl4_add_u: _sum((a << 4) + b)
+    value = _value(operation, a, b, i, by, width) & ones(width)
     return value, value != 0
+"""
+#: of those whose condition code says whether the value is not 0
+_VALUES = """
+    s_and_b: a & b
+    s_or_b: a | b
+    s_xor_b: a ^ b
+    s_andn2_b: a & ~b
+    s_orn2_b: a | ~b
+    s_nand_b: ~(a & b)
+    s_nor_b: ~(a | b)
+    s_xnor_b: ~(a ^ b)
+    s_not_b: ~a
+    s_lshl_b: a << by
+    s_lshr_b: logical_shift(a, by)
+    s_ashr_i: i >> by
+    s_bfe_u: _field(a, by, b >> 16 & 127, width)
+    s_bfe_i: _signed_field(a, by, b >> 16 & 127, width)
+    s_bcnt1_i32_b: count_of_ones(a)
+    s_abs_i: abs(i)
+    return 0
+"""
 
 
 @compiled
@@ -213,6 +156,20 @@ def _sum(total: Word) -> tuple[Word, int]:
 def _field(value: Word, offset: Word, count: Word, width: int) -> Word:
     """A bit field: `count` bits of `width` from `offset` on."""
     return logical_shift(value, offset) & ones(min(count, width - offset))
+
+
+@compiled
+def _signed_field(value: Word, offset: Word, count: Word, width: int) -> Word:
+    count = min(count, width - offset)
+    return sign_extended(_field(value, offset, count, width), count) if count else 0
+
+
+_NAMES = {**vars(arithmetic), **globals()}
+_NAMES["_value"] = compiled(
+    tabulated("_value(operation, a, b, i, by, width)", _VALUES, Operation, _NAMES)
+)
+#: the value that an instruction gives, and the condition code
+result = compiled(tabulated("result(operation, a, b, c, scc, width)", _RESULTS, Operation, _NAMES))
 
 
 @compiled

@@ -3,42 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
-import numpy as np
-
-from taxfree_check.executed import dpp
+from taxfree_check.executed import arithmetic, dpp
 from taxfree_check.executed.arithmetic import (
     RELATIONS,
     Word,
-    bits,
-    bitwise,
-    count_of_ones,
-    division_fixup,
-    division_fma,
     division_scale,
     f32,
-    fma,
-    from_half,
     is_below,
-    length,
-    logical_shift,
-    maximum,
-    minimum,
-    ones,
     order,
-    permuted_bytes,
-    reversed_bits,
-    scaled,
-    sign_extended,
     signed,
-    to_bfloat16,
-    to_half,
-    to_signed,
-    to_unsigned,
 )
 from taxfree_check.executed.decode import Instruction
-from taxfree_check.executed.encoding import SCALARS, Form, Row, compiled, numbered
+from taxfree_check.executed.encoding import SCALARS, Form, Row, compiled, numbered, tabulated
 from taxfree_check.executed.errors import UnknownInstruction
 from taxfree_check.executed.lanes import LANES
 from taxfree_check.executed.operands import (
@@ -136,200 +113,110 @@ def _number(name: str) -> int:
 # -- what happens in a lane -----------------------------------------------------------------------
 
 
-@compiled(inline="always")  # a call in each lane would take as long as the work
-def value(operation: int, a: Word, b: Word, c: Word, d: Word, lane: int) -> Word:
-    """The result of an instruction in one lane.
-
-    Args:
-        operation: see :data:`Operation`.
-        a, b, c: the sources' bits.
-        d: a mask of lanes, the truth table of ``v_bitop3_b32``, or what the destination has.
-    """
-    o, bit = Operation, d >> lane & 1
-    # 32 bits
-    if operation == o.v_mov_b32 or operation == o.v_mov_b64:
-        return a
-    if operation == o.v_not_b32:
-        return ~a
-    if operation == o.v_bfrev_b32:
-        return reversed_bits(a)
-    if operation == o.v_add_u32:
-        return a + b
-    if operation == o.v_sub_u32:
-        return a - b
-    if operation == o.v_mul_lo_u32:
-        return a * b
-    if operation == o.v_mul_hi_u32:
-        return a * b >> 32
-    if operation == o.v_and_b32:
-        return a & b
-    if operation == o.v_or_b32:
-        return a | b
-    if operation == o.v_xor_b32:
-        return a ^ b
-    if operation == o.v_min_u32:
-        return min(a, b)
-    if operation == o.v_max_u32:
-        return max(a, b)
-    if operation == o.v_lshlrev_b32:
-        return b << (a & 31)
-    if operation == o.v_lshrrev_b32:
-        return b >> (a & 31)
-    if operation == o.v_mul_u32_u24:
-        return (a & 0xFFFFFF) * (b & 0xFFFFFF)
-    if operation == o.v_pack_b32_f16:
-        return a & 0xFFFF | b << 16
-    if operation == o.v_mbcnt_lo_u32_b32:
-        return count_of_ones(a & ones(min(lane, 32))) + b
-    if operation == o.v_mbcnt_hi_u32_b32:
-        return count_of_ones(a & ones(max(lane - 32, 0))) + b
-    if operation == o.v_add3_u32:
-        return a + b + c
-    if operation == o.v_lshl_add_u32:
-        return (a << (b & 31)) + c
-    if operation == o.v_add_lshl_u32:
-        return a + b << (c & 31)
-    if operation == o.v_lshl_or_b32:
-        return a << (b & 31) | c
-    if operation == o.v_and_or_b32:
-        return a & b | c
-    if operation == o.v_or3_b32:
-        return a | b | c
-    if operation == o.v_xad_u32:
-        return (a ^ b) + c
-    if operation == o.v_bfi_b32:
-        return a & b | ~a & c
-    if operation == o.v_mad_u32_u24:
-        return (a & 0xFFFFFF) * (b & 0xFFFFFF) + c
-    if operation == o.v_bfe_u32:
-        return a >> (b & 31) & ones(c & 31)
-    if operation == o.v_perm_b32:
-        return permuted_bytes(a, b, c)
-    if operation == o.v_alignbit_b32:
-        return (a << 32 | b) >> (c & 31)
-    if operation == o.v_bitop3_b32:
-        return bitwise(a, b, c, d)
-    if operation == o.v_cndmask_b32:
-        return b if bit else a
-    if operation == o.v_add_co_u32:
-        return a + b
-    if operation == o.v_sub_co_u32:
-        return a - b
-    if operation == o.v_addc_co_u32:
-        return a + b + bit
-    if operation == o.v_subb_co_u32:
-        return a - b - bit
-    if operation == o.v_add_u32_clamp:
-        return min(a + b, 0xFFFFFFFF)
-    if operation == o.v_sub_u32_clamp:
-        return max(a - b, 0)
-    # 64 bits
-    if operation == o.v_lshlrev_b64:
-        return b << (a & 63)
-    if operation == o.v_lshrrev_b64:
-        return logical_shift(b, a & 63)
-    if operation == o.v_ashrrev_i64:
-        return b >> (a & 63)
-    if operation == o.v_lshl_add_u64:
-        return (a << (b & 7)) + c
-    if operation == o.v_mad_u64_u32:
-        return a * b + c
-    # signed
+#: instructions of one lane: names of operations, and what they give of the sources' bits `a`, `b`
+#: and `c`. `d` is a mask of lanes, the truth table of ``v_bitop3_b32``, or what the destination has
+_VALUES = """
+    bit = d >> lane & 1
+    v_mov_b32 v_mov_b64: a
+    v_not_b32: ~a
+    v_bfrev_b32: reversed_bits(a)
+    v_add_u32: a + b
+    v_sub_u32: a - b
+    v_mul_lo_u32: a * b
+    v_mul_hi_u32: a * b >> 32
+    v_and_b32: a & b
+    v_or_b32: a | b
+    v_xor_b32: a ^ b
+    v_min_u32: min(a, b)
+    v_max_u32: max(a, b)
+    v_lshlrev_b32: b << (a & 31)
+    v_lshrrev_b32: b >> (a & 31)
+    v_mul_u32_u24: (a & 0xFFFFFF) * (b & 0xFFFFFF)
+    v_pack_b32_f16: a & 0xFFFF | b << 16
+    v_mbcnt_lo_u32_b32: count_of_ones(a & ones(min(lane, 32))) + b
+    v_mbcnt_hi_u32_b32: count_of_ones(a & ones(max(lane - 32, 0))) + b
+    v_add3_u32: a + b + c
+    v_lshl_add_u32: (a << (b & 31)) + c
+    v_add_lshl_u32: a + b << (c & 31)
+    v_lshl_or_b32: a << (b & 31) | c
+    v_and_or_b32: a & b | c
+    v_or3_b32: a | b | c
+    v_xad_u32: (a ^ b) + c
+    v_bfi_b32: a & b | ~a & c
+    v_mad_u32_u24: (a & 0xFFFFFF) * (b & 0xFFFFFF) + c
+    v_bfe_u32: a >> (b & 31) & ones(c & 31)
+    v_perm_b32: permuted_bytes(a, b, c)
+    v_alignbit_b32: (a << 32 | b) >> (c & 31)
+    v_bitop3_b32: bitwise(a, b, c, d)
+    v_cndmask_b32: b if bit else a
+    v_add_co_u32: a + b
+    v_sub_co_u32: a - b
+    v_addc_co_u32: a + b + bit
+    v_subb_co_u32: a - b - bit
+    v_add_u32_clamp: min(a + b, 0xFFFFFFFF)
+    v_sub_u32_clamp: max(a - b, 0)
+    v_lshlrev_b64: b << (a & 63)
+    v_lshrrev_b64: logical_shift(b, a & 63)
+    v_ashrrev_i64: b >> (a & 63)
+    v_lshl_add_u64: (a << (b & 7)) + c
+    v_mad_u64_u32: a * b + c
     i, j, k = signed(a), signed(b), signed(c)
-    if operation == o.v_min_i32:
-        return min(i, j)
-    if operation == o.v_max_i32:
-        return max(i, j)
-    if operation == o.v_min3_i32:
-        return min(min(i, j), k)
-    if operation == o.v_max3_i32:
-        return max(max(i, j), k)
-    if operation == o.v_ashrrev_i32:
-        return j >> (a & 31)
-    if operation == o.v_mul_hi_i32:
-        return i * j >> 32
-    if operation == o.v_mul_i32_i24:
-        return sign_extended(a, 24) * sign_extended(b, 24)
-    if operation == o.v_mad_i32_i24:
-        return sign_extended(a, 24) * sign_extended(b, 24) + c
-    if operation == o.v_mad_i64_i32:
-        return i * j + c
-    if operation == o.v_bfe_i32:
-        return sign_extended(i >> (b & 31), c & 31) if c & 31 else 0
-    if operation == o.v_ffbh_i32:
-        return 32 - length(i ^ i >> 31) if i ^ i >> 31 else -1
-    # conversions
-    if operation == o.v_cvt_f32_u32:
-        return bits(np.float32(a))
-    if operation == o.v_cvt_f32_i32:
-        return bits(np.float32(i))
-    if operation == o.v_cvt_f32_ubyte0:
-        return bits(np.float32(a & 255))
-    if operation == o.v_cvt_f32_f16:
-        return from_half(a)
-    if operation == o.v_cvt_f16_f32:
-        return to_half(a)
-    if operation == o.v_cvt_pk_bf16_f32:
-        return to_bfloat16(a) | to_bfloat16(b) << 16
-    if operation == o.v_cvt_pk_f16_f32:
-        return to_half(a) | to_half(b) << 16
-    # float32
+    v_min_i32: min(i, j)
+    v_max_i32: max(i, j)
+    v_min3_i32: min(min(i, j), k)
+    v_max3_i32: max(max(i, j), k)
+    v_ashrrev_i32: j >> (a & 31)
+    v_mul_hi_i32: i * j >> 32
+    v_mul_i32_i24: sign_extended(a, 24) * sign_extended(b, 24)
+    v_mad_i32_i24: sign_extended(a, 24) * sign_extended(b, 24) + c
+    v_mad_i64_i32: i * j + c
+    v_bfe_i32: sign_extended(i >> (b & 31), c & 31) if c & 31 else 0
+    v_ffbh_i32: 32 - length(i ^ i >> 31) if i ^ i >> 31 else -1
+    v_cvt_f32_u32: bits(np.float32(a))
+    v_cvt_f32_i32: bits(np.float32(i))
+    v_cvt_f32_ubyte0: bits(np.float32(a & 255))
+    v_cvt_f32_f16: from_half(a)
+    v_cvt_f16_f32: to_half(a)
+    v_cvt_pk_bf16_f32: to_bfloat16(a) | to_bfloat16(b) << 16
+    v_cvt_pk_f16_f32: to_half(a) | to_half(b) << 16
     x, y, z = f32(a), f32(b), f32(c)
-    if operation == o.v_cvt_u32_f32:
-        return to_unsigned(x)
-    if operation == o.v_cvt_i32_f32:
-        return to_signed(x)
-    if operation == o.v_fma_mixlo_f16:
-        return d & 0xFFFF0000 | to_half(bits(fma(x, y, z)))
-    if operation == o.v_fma_mixhi_f16:
-        return d & 0xFFFF | to_half(bits(fma(x, y, z))) << 16
+    v_cvt_u32_f32: to_unsigned(x)
+    v_cvt_i32_f32: to_signed(x)
+    v_fma_mixlo_f16: d & 0xFFFF0000 | to_half(bits(fma(x, y, z)))
+    v_fma_mixhi_f16: d & 0xFFFF | to_half(bits(fma(x, y, z))) << 16
     return bits(_float_value(operation, x, y, z, bit, b))
-
-
-@compiled
-def _float_value(operation: int, x: Any, y: Any, z: Any, bit: int, b: Word) -> Any:
-    o = Operation
-    if operation == o.v_add_f32:
-        return x + y
-    if operation == o.v_sub_f32:
-        return x - y
-    if operation == o.v_mul_f32:
-        return x * y
-    if operation == o.v_fma_f32:
-        return fma(x, y, z)
-    if operation == o.v_min_f32:
-        return minimum(x, y)
-    if operation == o.v_max_f32:
-        return maximum(x, y)
-    if operation == o.v_min3_f32:
-        return minimum(minimum(x, y), z)
-    if operation == o.v_max3_f32:
-        return maximum(maximum(x, y), z)
-    if operation == o.v_sqrt_f32:
-        return np.sqrt(x)
-    if operation == o.v_rcp_f32:
-        return np.float32(1) / x
-    if operation == o.v_rsq_f32:
-        return np.float32(1 / np.sqrt(np.float64(x)))
-    if operation == o.v_exp_f32:
-        return np.float32(np.exp2(np.float64(x)))
-    if operation == o.v_log_f32:
-        return np.float32(np.log2(np.float64(x)))
-    if operation == o.v_trunc_f32:
-        return np.trunc(x)
-    if operation == o.v_floor_f32:
-        return np.floor(x)
-    if operation == o.v_ceil_f32:
-        return np.ceil(x)
-    if operation == o.v_rndne_f32:
-        return np.rint(x)
-    if operation == o.v_ldexp_f32:
-        return scaled(x, signed(b))
-    if operation == o.v_div_scale_f32:
-        return division_scale(x, y, z)[0]
-    if operation == o.v_div_fmas_f32:
-        return division_fma(x, y, z, bit != 0)
-    return division_fixup(x, y, z)  # the only one that is left
+"""
+_FLOATS = """
+    v_add_f32: x + y
+    v_sub_f32: x - y
+    v_mul_f32: x * y
+    v_fma_f32: fma(x, y, z)
+    v_min_f32: minimum(x, y)
+    v_max_f32: maximum(x, y)
+    v_min3_f32: minimum(minimum(x, y), z)
+    v_max3_f32: maximum(maximum(x, y), z)
+    v_sqrt_f32: np.sqrt(x)
+    v_rcp_f32: np.float32(1) / x
+    v_rsq_f32: np.float32(1 / np.sqrt(np.float64(x)))
+    v_exp_f32: np.float32(np.exp2(np.float64(x)))
+    v_log_f32: np.float32(np.log2(np.float64(x)))
+    v_trunc_f32: np.trunc(x)
+    v_floor_f32: np.floor(x)
+    v_ceil_f32: np.ceil(x)
+    v_rndne_f32: np.rint(x)
+    v_ldexp_f32: scaled(x, signed(b))
+    v_div_scale_f32: division_scale(x, y, z)[0]
+    v_div_fmas_f32: division_fma(x, y, z, bit != 0)
+    return division_fixup(x, y, z)
+"""
+_NAMES = {**vars(arithmetic), "__name__": __name__}
+_NAMES["_float_value"] = compiled(
+    tabulated("_float_value(operation, x, y, z, bit, b)", _FLOATS, Operation, _NAMES)
+)
+#: the result of an instruction in one lane; a call in each lane would take as long as the work
+value = compiled(inline="always")(
+    tabulated("value(operation, a, b, c, d, lane)", _VALUES, Operation, _NAMES)
+)
 
 
 @compiled(inline="always")  # a call in each lane would take as long as the work
@@ -337,7 +224,8 @@ def flag(operation: int, a: Word, b: Word, c: Word, d: Word, lane: int) -> bool:
     """The bit that an instruction gives for one lane: of a comparison, a carry, or a division.
 
     Args:
-        operation, a, b, c, d: see :func:`value`; of a comparison, `c` has the relations.
+        operation: see :data:`Operation`.
+        a, b, c, d, lane: as in `_VALUES`; of a comparison, `c` has the relations.
     """
     o, bit = Operation, d >> lane & 1
     if operation == o.v_add_co_u32 or operation == o.v_addc_co_u32:

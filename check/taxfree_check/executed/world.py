@@ -86,16 +86,7 @@ class ExecutedWorld(Allocator):
             UnknownInstruction: the executor does not know an instruction, which it names.
             ExecutionError: an access is outside of all tensors.
         """
-        parameters = inspect.signature(call).parameters.values()
-        required = [each for each in parameters if each.default is inspect.Parameter.empty]
-        takes_number = len(required) > 1
-
-        def of_rank(rank: int, number: int) -> None:
-            call(rank, number) if takes_number else call(rank)
-            if barrier:
-                self.barrier()
-
-        name = getattr(call, "__name__", "run")
+        name, of_rank = getattr(call, "__name__", "run"), self.of_rank(call, barrier)
         shown = self._session.run_calls(name, of_rank, 3 if calls is None else calls)
         self.runs.append(shown)
         if check is not None:
