@@ -34,7 +34,7 @@ def empty(*shape: int) -> torch.Tensor:
     return block[first : first + count].view(shape)
 
 
-def step_of(name: str, world: int, batch: int) -> DecodeStep:
+def step_of(name: str, world: int, batch: int, words: int) -> DecodeStep:
     """A step of one layer of a rank."""
     sizes = MODELS[name]
     dim, hidden, wide = sizes.head_dim, sizes.hidden, sizes.intermediate // world
@@ -48,18 +48,19 @@ def step_of(name: str, world: int, batch: int) -> DecodeStep:
     frequencies = torch.empty(dim // 2)
     decoder = Decoder((layer,), head, empty(hidden), head, frequencies, dim, sizes.eps)
     fabric: Any = GhostFabric(world, HARDWARE, 64 << 20)
-    return DecodeStep(decoder, Cache((keys,), (values,)), batch, fabric, {})
+    return DecodeStep(decoder, Cache((keys,), (values,)), batch, fabric, {"WORDS": words})
 
 
 launch._compile = lambda kernel, args: launches.append(Launch(kernel, args))
 found = {}
-for kind, name, world, batch, distance in (
-    ("llama-3.2-1b 1", "llama-3.2-1b", 1, 1, 0),
-    ("llama-3.1-8b 2 apart", "llama-3.1-8b", 2, 1, 3 << 40),
-    ("llama-3.2-1b 1, 5 sequences", "llama-3.2-1b", 1, 5, 0),
-    ("llama-3.1-8b 2, 16 sequences apart", "llama-3.1-8b", 2, 16, 3 << 40),
+for kind, name, world, batch, words, distance in (
+    ("llama-3.2-1b 1 words", "llama-3.2-1b", 1, 1, 1, 0),
+    ("llama-3.1-8b 2 apart", "llama-3.1-8b", 2, 1, 0, 3 << 40),
+    ("llama-3.1-8b 2 words", "llama-3.1-8b", 2, 1, 1, 0),
+    ("llama-3.2-1b 1, 5 sequences", "llama-3.2-1b", 1, 5, 0, 0),
+    ("llama-3.1-8b 2, 16 sequences apart", "llama-3.1-8b", 2, 16, 0, 3 << 40),
 ):
     apart = distance
-    step = step_of(name, world, batch)
+    step = step_of(name, world, batch, words)
     found[kind] = asdict(compile_launch(launches.pop(), HARDWARE))
 print(json.dumps(found))
