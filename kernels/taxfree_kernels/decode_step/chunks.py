@@ -237,15 +237,15 @@ def page_of(pages, sequence, key, MODEL: gl.constexpr):
 
 
 @gluon.constexpr_function
-def keys_of_box(model):
-    """Keys that are loaded at once."""
-    return min(model.KEYS, model.PAGE) if model.PAGE else model.KEYS
+def keys_of_box(keys, page):
+    """Keys that are loaded at once, of a chunk."""
+    return min(keys, page) if page else keys
 
 
 @gluon.jit
 def _pages_of_chunk(pages, sequence, chunk, oldest, position, MODEL: gl.constexpr):
     """The page of each box of a chunk; of one that attention does not see, that of another."""
-    BOX: gl.constexpr = keys_of_box(MODEL)
+    BOX: gl.constexpr = keys_of_box(MODEL.KEYS, MODEL.PAGE)
     found = ()
     for box in gl.static_range(MODEL.KEYS // BOX):
         key = chunk * MODEL.KEYS + box * BOX
@@ -265,7 +265,7 @@ def _load_keys(
         heads: lines from one page or sequence of the cache to the next, and from one KV head to
             the next.
     """
-    BOX: gl.constexpr = keys_of_box(MODEL)
+    BOX: gl.constexpr = keys_of_box(MODEL.KEYS, MODEL.PAGE)
     BOXES: gl.constexpr = MODEL.KEYS // BOX
     pair, split = unit % MODEL.PAIRS, unit // MODEL.PAIRS
     sequence, head = pair // MODEL.KV_HEADS, pair % MODEL.KV_HEADS
@@ -498,7 +498,7 @@ def make_pipe(weights, MODEL: gl.constexpr, WORK: gl.constexpr):
     )
     ring = gl.allocate_shared_memory(element, [STAGES, 8, 16, 64], tile)
     BOXES: gl.constexpr = 2 * STAGES if MODEL.BATCH == 1 else STAGES
-    KEY_BOXES: gl.constexpr = STAGES * (MODEL.KEYS // keys_of_box(MODEL))
+    KEY_BOXES: gl.constexpr = STAGES * (MODEL.KEYS // keys_of_box(MODEL.KEYS, MODEL.PAGE))
     pipe = Pipe(
         reinterpreted(ring, [BOXES] + weights.hidden.block_shape, weights.hidden.layout),
         ring,

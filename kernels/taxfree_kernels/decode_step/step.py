@@ -85,7 +85,9 @@ class DecodeStep:
             descriptor([*of_hidden, decoder.head], *rows),
             descriptor([each.o for each in layers], *rows),
             descriptor([each.down for each in layers], *rows),
-            descriptor([*keys, *values], [chunks.keys_of_box(model), dim // 64, 64]),
+            descriptor(
+                [*keys, *values], [chunks.keys_of_box(model.KEYS, model.PAGE), dim // 64, 64]
+            ),
         )
 
         def empty(*shape: int, of: torch.dtype = torch.float32) -> torch.Tensor:

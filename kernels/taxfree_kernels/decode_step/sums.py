@@ -63,21 +63,24 @@ def sources_of(group, work):
     return triton.next_power_of_2(group.WORLD * work.DOWN_PARTS)
 
 
+# On the host, Triton 3.6 calls such functions with numbers alone.
+
+
 @gluon.constexpr_function
-def areas(work):
+def _areas(words):
     """Areas in which sums take turns."""
-    return 6 if work.WORDS else 3
+    return 6 if words else 3
 
 
 @gluon.constexpr_function
-def _area_words(world, model, work):
-    return world * work.DOWN_PARTS * model.BATCH * model.HIDDEN
+def _area_words(world, parts, batch, hidden):
+    return world * parts * batch * hidden
 
 
 @gluon.constexpr_function
-def _layer_words(model):
+def _layer_words(qkv_rows, heads, dim):
     """Words of a layer's q, k and v, and of what its attention returns."""
-    return model.QKV_ROWS + model.HEADS * model.HEAD_DIM
+    return qkv_rows + heads * dim
 
 
 @gluon.constexpr_function
@@ -92,11 +95,13 @@ def words_of(model: Any, work: Any, world: int, splits: int) -> tuple[int, int]:
     Args:
         splits: of attention, at most.
     """
-    words = HEADER.value + areas(work) * _area_words(world, model, work)
+    words = HEADER.value + _areas(work.WORDS) * _area_words(
+        world, work.DOWN_PARTS, model.BATCH, model.HIDDEN
+    )
     # owners of columns of several sequences empty what they have read
     left = words if model.BATCH == 1 else HEADER.value
     if work.WORDS:
-        left += 2 * _layer_words(model)
+        left += 2 * _layer_words(model.QKV_ROWS, model.HEADS, model.HEAD_DIM)
         words = left + splits * model.PAIRS * (model.HEADS // model.KV_HEADS) * (model.HEAD_DIM + 2)
     # what is polled behind the last row is never sent
     return words + width_of(model.HIDDEN, world * work.DOWN_PARTS), left
@@ -116,8 +121,8 @@ def _polled(sources):
 @gluon.jit
 def area_of(inbox, number, MODEL: gl.constexpr, WORK: gl.constexpr, GROUP: gl.constexpr):
     """The area of a sum, by its number in the step."""
-    size: gl.constexpr = _area_words(GROUP.WORLD, MODEL, WORK)
-    return inbox.slot + HEADER + number % areas(WORK) * size
+    size: gl.constexpr = _area_words(GROUP.WORLD, WORK.DOWN_PARTS, MODEL.BATCH, MODEL.HIDDEN)
+    return inbox.slot + HEADER + number % _areas(WORK.WORDS) * size
 
 
 @gluon.jit
@@ -220,14 +225,18 @@ def receive(words, source, mask, inbox, PACK: gl.constexpr, GROUP: gl.constexpr)
 @gluon.jit
 def layer_words(inbox, layer, MODEL: gl.constexpr, WORK: gl.constexpr, GROUP: gl.constexpr):
     """Words of q, k and v of a layer, [QKV_ROWS]; then of what attention returns."""
-    own: gl.constexpr = HEADER + areas(WORK) * _area_words(GROUP.WORLD, MODEL, WORK)
-    return inbox.slot + own + layer % 2 * _layer_words(MODEL)
+    own: gl.constexpr = HEADER + _areas(WORK.WORDS) * _area_words(
+        GROUP.WORLD, WORK.DOWN_PARTS, MODEL.BATCH, MODEL.HIDDEN
+    )
+    return inbox.slot + own + layer % 2 * _layer_words(MODEL.QKV_ROWS, MODEL.HEADS, MODEL.HEAD_DIM)
 
 
 @gluon.jit
 def split_words(inbox, MODEL: gl.constexpr, WORK: gl.constexpr, GROUP: gl.constexpr):
     """Words of splits of attention, whose reader empties them."""
-    return layer_words(inbox, 0, MODEL, WORK, GROUP) + 2 * _layer_words(MODEL)
+    return layer_words(inbox, 0, MODEL, WORK, GROUP) + 2 * _layer_words(
+        MODEL.QKV_ROWS, MODEL.HEADS, MODEL.HEAD_DIM
+    )
 
 
 @gluon.jit
@@ -341,10 +350,13 @@ def empty_area(area, WORDS: gl.constexpr):
 @gluon.jit
 def empty_read(inbox, layer, MODEL: gl.constexpr, WORK: gl.constexpr, GROUP: gl.constexpr):
     """This program's share of what all have read behind a layer's barrier, with WORK.WORDS."""
-    size: gl.constexpr = _area_words(GROUP.WORLD, MODEL, WORK)
+    size: gl.constexpr = _area_words(GROUP.WORLD, WORK.DOWN_PARTS, MODEL.BATCH, MODEL.HIDDEN)
     empty_area(area_of(inbox, 2 * layer, MODEL, WORK, GROUP), size)
     empty_area(area_of(inbox, 2 * layer + 5, MODEL, WORK, GROUP), size)  # of the last down
-    empty_area(layer_words(inbox, layer, MODEL, WORK, GROUP), _layer_words(MODEL))
+    empty_area(
+        layer_words(inbox, layer, MODEL, WORK, GROUP),
+        _layer_words(MODEL.QKV_ROWS, MODEL.HEADS, MODEL.HEAD_DIM),
+    )
 
 
 @gluon.jit
