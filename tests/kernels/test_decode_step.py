@@ -124,6 +124,18 @@ class TestModel:
         ):
             with pytest.raises(PlanError, match=why):
                 model_of(changed, cache, batch)
+        table = torch.zeros(2, 4, dtype=torch.int32)
+        for page, rows, why in (
+            (24, table, "pages of 24 keys"),
+            (8, table, "pages of 8 keys"),
+            (16, table.long(), "not int32"),
+            (16, torch.zeros(4, 2, dtype=torch.int32).t(), "rows of neighbours"),
+        ):
+            pages = torch.zeros(9, page, 3, 64, dtype=torch.bfloat16)
+            with pytest.raises(PlanError, match=why):
+                model_of(
+                    decoder, replace(cache, keys=(pages,), values=(pages,), block_table=rows), 2
+                )
 
     @pytest.mark.parametrize("world", [1, 2, 4, 8])
     def test_the_first_config_fits_shared_memory(self, world):
