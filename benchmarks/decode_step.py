@@ -153,11 +153,15 @@ def make_decoder(sizes: Sizes, layers: int, weights: Weights, rank: int, world: 
 
 
 def make_cache(
-    sizes: Sizes, layers: int, contexts: Sequence[int], weights: Weights, rank: int, world: int
-) -> tuple[Cache, list[torch.Tensor]]:
+    sizes: Sizes, layers: int, contexts: Sequence[int], weights: Weights, rank: int, world: int,
+    page: int = 0,
+) -> tuple[Cache, list[torch.Tensor]]:  # fmt: skip
     """A rank's cache of sequences of these lengths, and the whole keys and values, by layer.
 
     These are [2, batch, kv_heads, the longest, head_dim].
+
+    Args:
+        page: keys of a page; 0 for a dense cache.
     """
     batch, longest = len(contexts), max(contexts)
     shape = (2, batch, sizes.kv_heads, longest, sizes.head_dim)
@@ -170,7 +174,29 @@ def make_cache(
     for each in (part for layer in both for part in layer):
         for sequence, length in enumerate(contexts):
             each[sequence, :, length:] = float("nan")
-    return Cache(tuple(each[0] for each in both), tuple(each[1] for each in both)), old
+    table = None
+    if page:
+        table, both = _paged(both, page)
+    return Cache(tuple(each[0] for each in both), tuple(each[1] for each in both), table), old
+
+
+def _paged(both: list[Any], page: int) -> tuple[torch.Tensor, list[Any]]:
+    """Dense keys and values as pages in a random order, of one that nobody owns and is NaN."""
+    batch, heads, keys, dim = both[0][0].shape
+    count = -(-keys // page)
+    order = torch.randperm(batch * count, generator=torch.Generator().manual_seed(1)) + 1
+    table = order.view(batch, count).int().to(both[0][0].device)
+    pages = []
+    for layer in both:
+        pages.append([])
+        for each in layer:
+            room = each.new_full((batch * count + 1, page, heads, dim), float("nan"))
+            whole = each.new_full((batch, heads, count * page, dim), float("nan"))
+            whole[:, :, :keys] = each
+            parts = whole.view(batch, heads, count, page, dim).permute(0, 2, 3, 1, 4)
+            room[table.flatten().long()] = parts.flatten(0, 1)
+            pages[-1].append(room)
+    return table, pages
 
 
 def reference(
@@ -267,15 +293,22 @@ def phases_of(
     )
 
     def at_end(states: torch.Tensor) -> torch.Tensor:
-        return torch.stack([each[:, at] for each, at in zip(states, contexts, strict=True)])
+        table = cache.block_table
+        if table is None:
+            return torch.stack([each[:, at] for each, at in zip(states, contexts, strict=True)])
+        page = states.shape[1]
+        return torch.stack(
+            [states[row[at // page], at % page] for row, at in zip(table, contexts, strict=True)]
+        )
 
-    return {
-        "qkv": (step.buffers.qkv, qkv),
+    found = {
         "new key": (at_end(cache.keys[-1]), new_key),
         "new value": (at_end(cache.values[-1]), new_value),
-        "attended": (step.buffers.attended, attended),
         "activated": (step.buffers.activated, activated),
     }
+    if not step.work.WORDS:  # which are emptied
+        found |= {"qkv": (step.buffers.qkv, qkv), "attended": (step.buffers.attended, attended)}
+    return found
 
 
 def say(rank: int, line: str) -> None:
@@ -381,7 +414,7 @@ def rank_main(rank: int, options: argparse.Namespace, folder: str) -> None:
         """Whether a step is right and repeats; its cache; the step."""
         count, window = len(decoder.layers), decoder.layers[0].window
         tokens, positions = inputs(contexts)
-        cache, old = make_cache(sizes, count, contexts, weights, rank, world)
+        cache, old = make_cache(sizes, count, contexts, weights, rank, world, options.page)
         step = DecodeStep(decoder, cache, len(contexts), fabric, {}, logits=True)
         for name in ("qkv", "parts", "softmax", "attended", "activated", "x", "logits"):
             getattr(step.buffers, name).fill_(float("nan"))
@@ -423,7 +456,8 @@ def rank_main(rank: int, options: argparse.Namespace, folder: str) -> None:
         """Check and time the whole model."""
         contexts = lengths(context, batch, spread=False)
         right, cache, step = checked(decoder, contexts, options.repeats)
-        read = size + 2 * layers * sum(contexts) * cache.keys[0][0, :, 0].nbytes
+        states = tape.states_of(cache)[0][0]
+        read = size + 2 * layers * sum(contexts) * states[0, :, 0].nbytes
         given = inputs(contexts)
         found: dict[str, Any] = {"batch": batch, "context": context, "bytes": read, "right": right}
         if options.trace:
@@ -500,6 +534,7 @@ def main() -> int:
     parser.add_argument("--layers", type=int, help="of the model; all of them by default")
     parser.add_argument("--batch", type=int, nargs="+", default=[1])
     parser.add_argument("--context", type=int, nargs="+", default=[1024])
+    parser.add_argument("--page", type=int, default=0, help="keys of a page of the cache")
     parser.add_argument("--gpus", type=int, default=1)
     parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float16"))
     parser.add_argument("--check", action="store_true", help="one layer with many contexts first")

@@ -1,6 +1,6 @@
 """Runs decode_step's kernel in simulation; prints JSON: phase -> relative error, and others.
 
-    python simulate.py BATCH RANKS [WINDOW]
+    python simulate.py BATCH RANKS WORDS PAGE [WINDOW]
 
 "tokens" is how far a chosen logit is from the largest, in deviations of the logits; the others are
 counters and Lamport words that are left behind, and logits that a second launch changes.
@@ -25,10 +25,10 @@ from taxfree_kernels.hardware import KNOWN
 from tests.kernels import simulated
 
 SIZES = bench.Sizes(
-    hidden=1088, heads=4, kv_heads=2, head_dim=64, intermediate=2176, vocab=96, layers=2,
+    hidden=576, heads=4, kv_heads=2, head_dim=64, intermediate=1152, vocab=96, layers=5,
     theta=1e4, eps=1e-5, qk_norm=True, bias=True,
 )  # fmt: skip
-PROGRAMS, LAYERS, ROOM = 5, 2, 8
+PROGRAMS, LAYERS = 5, 5
 
 
 class Fabric(GhostFabric):
@@ -54,7 +54,7 @@ def aligned(tensor: torch.Tensor) -> torch.Tensor:
     return block[first : first + tensor.numel()].view(tensor.shape).copy_(tensor)
 
 
-def step_of(rank: int, world: int, contexts: list[int], window: int | None) -> Any:
+def step_of(rank: int, world: int, contexts: list[int], page: int, window: int | None) -> Any:
     """A rank's step, cache and decoder, and the whole old keys and values."""
     weights = bench.Weights(SIZES, torch.bfloat16, torch.device("cpu"))
     decoder = bench.make_decoder(SIZES, LAYERS, weights, rank, world)
@@ -68,8 +68,10 @@ def step_of(rank: int, world: int, contexts: list[int], window: int | None) -> A
     decoder = dataclasses.replace(
         decoder, layers=layers, head=aligned(decoder.head), norm=aligned(decoder.norm)
     )
-    cache, old = bench.make_cache(SIZES, LAYERS, contexts, weights, rank, world)
-    cache = Cache(tuple(map(aligned, cache.keys)), tuple(map(aligned, cache.values)))
+    cache, old = bench.make_cache(SIZES, LAYERS, contexts, weights, rank, world, page)
+    cache = Cache(
+        tuple(map(aligned, cache.keys)), tuple(map(aligned, cache.values)), cache.block_table
+    )
     return decoder, cache, old, weights
 
 
@@ -83,17 +85,17 @@ def words_left(fabric: Fabric, turns: int) -> int:
     return int(dirty.sum())
 
 
-def simulate(batch: int, world: int, window: int | None) -> dict[str, float]:
+def simulate(batch: int, world: int, words: int, page: int, window: int | None) -> dict[str, float]:
     """The errors of the worst rank and launch, of two."""
     kernel = simulated.adapt()  # before a step is made, which keeps constants of compiled kernels
-    contexts = [(37 * each) % 300 + 40 for each in range(batch)]
+    contexts = [(37 * each) % 300 + 340 for each in range(batch)]
     fabrics = [Fabric(rank, world) for rank in range(world)]
     bases = torch.tensor([each._arena.data_ptr() for each in fabrics])
     steps, made = [], []
     for fabric in fabrics:
         fabric.heap_bases.copy_(bases)
-        decoder, cache, old, weights = step_of(fabric.rank, world, contexts, window)
-        config = {"STAGES": 4, "DOWN_PARTS": 2}
+        decoder, cache, old, weights = step_of(fabric.rank, world, contexts, page, window)
+        config = {"STAGES": 4, "DOWN_PARTS": 2, "WORDS": words}
         steps.append(DecodeStep(decoder, cache, batch, fabric, config, logits=True))
         made.append(cache)
         vectors = [each for layer in decoder.layers for each in vars(layer).values()]
@@ -137,4 +139,4 @@ def simulate(batch: int, world: int, window: int | None) -> dict[str, float]:
 if __name__ == "__main__":
     torch.set_num_threads(1)
     launch._compile = lambda kernel, args: None
-    print(json.dumps(simulate(*map(int, sys.argv[1:]), *[None] * (4 - len(sys.argv)))))
+    print(json.dumps(simulate(*map(int, sys.argv[1:]), *[None] * (6 - len(sys.argv)))))

@@ -193,7 +193,7 @@ class Shared:
     """A part of shared memory."""
 
     def __init__(self, value: torch.Tensor) -> None:
-        self.value, self.dtype = value, value.dtype
+        self.value, self.dtype, self.shape = value, value.dtype, value.shape
 
     def index(self, at: Any) -> Shared:
         assert 0 <= int(_raw(at)) < len(self.value)
@@ -364,17 +364,19 @@ def _wait_for_units(counters: Block, count: Any, control: Block) -> None:
     _until(lambda: int(_load(counters + int(DONE)).value) >= int(_raw(count)))
 
 
-def _receive(words: Block, source: Any, mask: Any, inbox: Any, PACK: Any, GROUP: Any) -> Block:
+def _settle(seen: Block, words: Block, source: Any, inbox: Any, PACK: Any, GROUP: Any) -> Block:
     from taxfree_kernels.device.peers import EMPTY
 
-    found: list[Block] = []
+    late = seen.value == int(EMPTY)
+    address = words.value.expand(late.shape)[late]
 
     def is_there() -> bool:
-        found[:] = [_load(words, mask)]
-        return not bool(((found[0].value == int(EMPTY)) & _block(mask)).any())
+        seen.value[late] = memory.load(address, torch.int32)
+        return not bool((seen.value[late] == int(EMPTY)).any())
 
-    _until(is_there)
-    return found[0]
+    if late.any():
+        _until(is_there)
+    return seen
 
 
 def _rotary(position: Any, inv_freq: Block, scale: float, d: Block, DIM: int) -> Any:
@@ -426,7 +428,7 @@ def adapt() -> Any:
     )
     names = {
         "gl": language, "tl": language, "mbarrier": barrier, "mma_v2": _dot, "range": _range,
-        "load_box": _load_box, "reinterpreted": _reinterpreted, "receive": _receive,
+        "load_box": _load_box, "reinterpreted": _reinterpreted, "settle": _settle,
         "wait_for_units": _wait_for_units, "_rotary": _rotary, "translate": _translate,
         "hand_back": lambda stage, pipe: pipe.empty.index(stage).change(1, 0),
         "before_tma_loads": lambda GROUP: None,

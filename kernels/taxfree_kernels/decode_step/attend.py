@@ -1,9 +1,9 @@
 """Attention of one token in the persistent step: a split of the keys of one KV head.
 
-Every lane group has the softmax of its own keys; they meet at the end of the split. Whoever ends
-the last split of a pair merges all of them. q, k and v come from memory as products: norms, rotary
-and the rounding of k and v to the cache's dtype happen here, in each split again, which is cheaper
-than a hand-off more.
+Every lane group has the softmax of its own keys; they meet at the end of the split. One split of a
+pair merges all of them. q, k and v come from memory as products: norms, rotary and the rounding of
+k and v to the cache's dtype happen here, in each split again, which is cheaper than a hand-off
+more.
 """
 
 from __future__ import annotations
@@ -18,7 +18,10 @@ from taxfree_kernels.decode_step.chunks import (
     SPLITS_DONE,
     chunks_of_split,
     hand_back,
+    page_of,
+    reinterpreted,
 )
+from taxfree_kernels.decode_step.sums import keep, layer_words, look, receive, settle, split_words
 from taxfree_kernels.decode_step.tape import (
     K_NORM,
     LINE_KEYS,
@@ -27,6 +30,7 @@ from taxfree_kernels.decode_step.tape import (
     Q_NORM,
     VECTORS,
 )
+from taxfree_kernels.device.peers import EMPTY
 
 _LOG2_E = gl.constexpr(1.4426950408889634)
 _MERGED = gl.constexpr(16)  # splits that are merged at a time
@@ -44,27 +48,24 @@ def tile(dim):
 
 
 @gluon.constexpr_function
+def _merged_columns(heads, dim):
+    """Elements in a row of ``merge_layout`` that a thread has."""
+    return max(1, dim * min(heads, 8) // 256)
+
+
+@gluon.constexpr_function
+def _pack(heads, dim):
+    """Those of them that are polled at once."""
+    return min(4, _merged_columns(heads, dim))
+
+
+@gluon.constexpr_function
 def merge_layout(heads, parts, dim):
     """The layout of [heads, parts, dim], all parts in one thread."""
     warps = min(heads, 8)
-    across = 8 // warps
     return gl.BlockedLayout(
-        [1, parts, max(1, dim // (32 * across))], [1, 1, 32], [warps, 1, across], [2, 1, 0]
+        [1, parts, _merged_columns(heads, dim)], [1, 1, 32], [warps, 1, 8 // warps], [2, 1, 0]
     )
-
-
-@gluon.jit
-def _vector(ptr, d, cosine, sine, norm, DIM: gl.constexpr, NORM: gl.constexpr, EPS: gl.constexpr):
-    """A head of q or k, from float32 products: norm, then rotary; `norm` is an address."""
-    other = (d + DIM // 2) % DIM
-    x = gl.load(ptr + d, cache_modifier=".cg")
-    y = gl.load(ptr + other, cache_modifier=".cg")
-    if NORM is not None:
-        rstd = gl.rsqrt(gl.sum(gl.sum(x * x, 1), 0) * (1.0 / DIM) + EPS)
-        weight = tl.cast(gl.multiple_of(norm, 16), gl.pointer_type(NORM))
-        x *= rstd * gl.load(weight + d).to(gl.float32)
-        y *= rstd * gl.load(weight + other).to(gl.float32)
-    return x * cosine + gl.where(d < DIM // 2, -y, y) * sine
 
 
 @gluon.jit
@@ -85,8 +86,82 @@ def _rotary(position, inv_freq, scale, d, DIM: gl.constexpr):
     return cosine * scale, sine * scale
 
 
+@gluon.constexpr_function
+def _heads(model):
+    """A power of two, at least the heads of a unit: of q, one of k, one of v."""
+    return triton.next_power_of_2(model.HEADS // model.KV_HEADS + 2)
+
+
+@gluon.constexpr_function
+def _in_a_row(dim):
+    """Elements in a row of a head that a thread has."""
+    return min(4, dim // 32)
+
+
+@gluon.constexpr_function
+def _of_heads(dim):
+    """The layout of heads, [2, heads, dim]: a thread has both."""
+    columns = _in_a_row(dim)
+    across = dim // (32 * columns)
+    return gl.BlockedLayout([2, 1, columns], [1, 1, 32], [1, 8 // across, across], [2, 1, 0])
+
+
 @gluon.jit
-def attend(unit, layer, counts, n, step, pipe, shared, MODEL: gl.constexpr, WORK: gl.constexpr):
+def _load_heads(
+    sequence, kv_head, position, layer, step, inbox, heads,
+    MODEL: gl.constexpr, WORK: gl.constexpr, GROUP: gl.constexpr,
+):  # fmt: skip
+    """Store a unit's heads of q, then of k and of v, to shared memory: norms, rotary, scale.
+
+    Args:
+        heads: float32 [heads, HEAD_DIM / 64, 64].
+    """
+    DIM: gl.constexpr = MODEL.HEAD_DIM
+    QUERIES: gl.constexpr = MODEL.HEADS // MODEL.KV_HEADS
+    ROWS: gl.constexpr = _heads(MODEL)
+    BOTH: gl.constexpr = _of_heads(DIM)
+    ONE: gl.constexpr = gl.SliceLayout(0, BOTH)
+    row = gl.arange(0, ROWS, gl.SliceLayout(1, ONE))[:, None]
+    d = gl.arange(0, DIM, gl.SliceLayout(0, ONE))[None, :]
+    side = gl.arange(0, 2, gl.SliceLayout(1, gl.SliceLayout(2, BOTH)))[:, None, None]
+    # with each element its partner of rotary, from the other half of the head
+    column = (d[None, :, :] + side * (DIM // 2)) % DIM
+    head = gl.where(row < QUERIES, kv_head * QUERIES + row, MODEL.HEADS + kv_head)
+    head = gl.where(row > QUERIES, MODEL.HEADS + MODEL.KV_HEADS + kv_head, head)
+    at = head[None, :, :] * DIM + column
+    if WORK.WORDS:
+        words = layer_words(inbox, layer, MODEL, WORK, GROUP) + at
+        mask = (row < QUERIES + 2)[None, :, :] & (column >= 0)
+        seen = receive(words, inbox.peers.rank, mask, inbox, _in_a_row(DIM), GROUP)
+        both = seen.to(gl.float32, bitcast=True)
+    else:
+        both = gl.load(step.qkv + sequence * MODEL.QKV_ROWS + at, cache_modifier=".cg")
+    x = gl.sum(gl.where(side == 0, both, 0.0), 0)
+    y = gl.sum(gl.where(side == 0, 0.0, both), 0)
+    if MODEL.HAS_QK_NORM:
+        element: gl.constexpr = step.attended.dtype.element_ty
+        rstd = gl.rsqrt(gl.sum(x * x, 1) * (1.0 / DIM) + MODEL.EPS)[:, None]
+        norms = step.vectors + layer * VECTORS
+        of_q = tl.cast(gl.multiple_of(gl.load(norms + Q_NORM), 16), gl.pointer_type(element))
+        of_k = tl.cast(gl.multiple_of(gl.load(norms + K_NORM), 16), gl.pointer_type(element))
+        other = (d + DIM // 2) % DIM
+        x *= rstd * gl.where(row < QUERIES, gl.load(of_q + d), gl.load(of_k + d)).to(gl.float32)
+        y *= rstd * gl.where(row < QUERIES, gl.load(of_q + other), gl.load(of_k + other)).to(
+            gl.float32
+        )
+    cosine, sine = _rotary(position, step.inv_freq, step.rope_scale, d, DIM)
+    turned = x * cosine + gl.where(d < DIM // 2, -y, y) * sine
+    value = gl.sum(gl.where(side == 0, both, 0.0), 0)
+    turned *= gl.where(row < QUERIES, _LOG2_E / DIM**0.5, 1.0)
+    result = gl.where(row > QUERIES, value, turned)
+    heads.store(gl.reshape(result, [ROWS, DIM // 64, 64]))
+
+
+@gluon.jit
+def attend(
+    unit, layer, counts, n, step, inbox, pipe, shared,
+    MODEL: gl.constexpr, WORK: gl.constexpr, GROUP: gl.constexpr,
+):  # fmt: skip
     """Attend to a split for all query heads of a KV head; returns the number of chunks read.
 
     Args:
@@ -94,7 +169,7 @@ def attend(unit, layer, counts, n, step, pipe, shared, MODEL: gl.constexpr, WORK
     """
     DIM: gl.constexpr = MODEL.HEAD_DIM
     KEYS: gl.constexpr = MODEL.KEYS
-    GROUP: gl.constexpr = MODEL.HEADS // MODEL.KV_HEADS
+    QUERIES: gl.constexpr = MODEL.HEADS // MODEL.KV_HEADS
     GROUPS: gl.constexpr = 256 // DIM
     PARTS: gl.constexpr = DIM // 64
     T: gl.constexpr = tile(DIM)
@@ -102,36 +177,34 @@ def attend(unit, layer, counts, n, step, pipe, shared, MODEL: gl.constexpr, WORK
     OF_VECTOR: gl.constexpr = gl.SliceLayout(0, gl.SliceLayout(1, gl.SliceLayout(2, T)))
     OF_SUMS: gl.constexpr = gl.SliceLayout(2, gl.SliceLayout(3, gl.SliceLayout(0, T)))
     element: gl.constexpr = step.attended.dtype.element_ty
-    NORM: gl.constexpr = element if MODEL.HAS_QK_NORM else None
     pair, split = unit % MODEL.PAIRS, unit // MODEL.PAIRS
     sequence, head = pair // MODEL.KV_HEADS, pair % MODEL.KV_HEADS
     position = gl.load(step.positions + sequence).to(gl.int32)
     begin, end, oldest = chunks_of_split(split, counts.splits, layer, position, step.lines, MODEL)
     part = gl.arange(0, PARTS, gl.SliceLayout(1, OF_VECTOR))
     d = part[:, None] * 64 + gl.arange(0, 64, gl.SliceLayout(0, OF_VECTOR))[None, :]
-    cosine, sine = _rotary(position, step.inv_freq, step.rope_scale, d, DIM)
-    q_norm = gl.to_tensor(0)
-    k_norm = gl.to_tensor(0)
-    if MODEL.HAS_QK_NORM:
-        q_norm = gl.load(step.vectors + layer * VECTORS + Q_NORM)
-        k_norm = gl.load(step.vectors + layer * VECTORS + K_NORM)
-    products = step.qkv + sequence * MODEL.QKV_ROWS
-    k_ptr = products + (MODEL.HEADS + head) * DIM
-    new_k = _vector(k_ptr, d, cosine, sine, k_norm, DIM, NORM, MODEL.EPS).to(element)
-    new_v = gl.load(k_ptr + MODEL.KV_HEADS * DIM + d, cache_modifier=".cg").to(element)
+    acc_shared, top_shared, total_shared = shared
+    ROWS: gl.constexpr = _heads(MODEL)
+    SHAPE: gl.constexpr = [triton.next_power_of_2(QUERIES) * 8, PARTS, 64]
+    deep: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [2, 1, 0])
+    flat: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
+    stored = reinterpreted(acc_shared, SHAPE, deep).slice(0, ROWS)
+    _load_heads(sequence, head, position, layer, step, inbox, stored, MODEL, WORK, GROUP)
+    heads = reinterpreted(acc_shared, SHAPE, flat)
+    new_k = heads.index(QUERIES).load(OF_VECTOR).to(element)
+    new_v = heads.index(QUERIES + 1).load(OF_VECTOR).to(element)
     qs, tops, totals, accs = (), (), (), ()
-    for each in gl.static_range(GROUP):
-        q_ptr = products + (head * GROUP + each) * DIM
-        q = _vector(q_ptr, d, cosine, sine, q_norm, DIM, NORM, MODEL.EPS)
-        qs = qs + (q * (_LOG2_E / DIM**0.5),)
+    for each in gl.static_range(QUERIES):
+        qs = qs + (heads.index(each).load(OF_VECTOR),)
         tops = tops + (gl.full([8, GROUPS], float("-inf"), gl.float32, gl.SliceLayout(0, OF_KEYS)),)
         totals = totals + (gl.zeros([8, GROUPS], gl.float32, gl.SliceLayout(0, OF_KEYS)),)
         accs = accs + (gl.zeros([8, GROUPS, PARTS, 64], gl.float32, gl.SliceLayout(0, T)),)
     if (begin < end) & (end * KEYS > position):  # this split has the new key
         at = gl.load(step.lines + layer * LINES + LINE_KEYS)
         to = gl.load(step.lines + layer * LINES + LINE_VALUES)
-        row = sequence * step.heads[0] + head * step.heads[1]
-        offset = position.to(gl.int64) * step.stride_key
+        page = page_of(step.pages, sequence, position, MODEL)
+        row = page * step.heads[0] + head * step.heads[1]
+        offset = (position % MODEL.PAGE if MODEL.PAGE else position).to(gl.int64) * step.stride_key
         k_to = (at + row) * (WORK.LINE // 2) + offset
         v_to = (to + row) * (WORK.LINE // 2) + offset
         gl.store(step.origin + k_to + d, new_k)
@@ -153,7 +226,7 @@ def attend(unit, layer, counts, n, step, pipe, shared, MODEL: gl.constexpr, WORK
         keys = gl.where(is_new, new_k[None, :, :][:, None, :, :][:, :, None, :, :], keys)
         keys = keys.to(gl.float32)
         weights, kept, new_tops, new_totals = (), (), (), ()
-        for each in gl.static_range(GROUP):
+        for each in gl.static_range(QUERIES):
             query = qs[each][None, :, :][:, None, :, :][:, :, None, :, :]
             logits = gl.sum(gl.sum(keys * query, 4), 3)
             logits = gl.where(is_seen, logits, float("-inf"))
@@ -175,13 +248,12 @@ def attend(unit, layer, counts, n, step, pipe, shared, MODEL: gl.constexpr, WORK
         # what lies behind the newest key may be no number
         values = gl.where(is_seen[:, :, :, None, None], values.to(gl.float32), 0.0)
         new_accs = ()
-        for each in gl.static_range(GROUP):
+        for each in gl.static_range(QUERIES):
             added = gl.sum(weights[each][:, :, :, None, None] * values, 0)
             new_accs = new_accs + (accs[each] * kept[each][:, :, None, None] + added,)
         accs = new_accs
 
-    acc_shared, top_shared, total_shared = shared
-    for each in gl.static_range(GROUP):
+    for each in gl.static_range(QUERIES):
         top = gl.max(tops[each], 1)
         base = gl.where(top == float("-inf"), 0.0, top)
         weight = gl.exp2(tops[each] - base[:, None])
@@ -190,13 +262,15 @@ def attend(unit, layer, counts, n, step, pipe, shared, MODEL: gl.constexpr, WORK
         acc_shared.slice(each, 1).store(gl.reshape(acc, [1, 8, DIM]))
         top_shared.slice(each, 1).store(gl.reshape(top, [1, 8]))
         total_shared.slice(each, 1).store(gl.reshape(gl.sum(totals[each] * weight, 1), [1, 8]))
-    HEADS: gl.constexpr = triton.next_power_of_2(GROUP)
+    HEADS: gl.constexpr = triton.next_power_of_2(QUERIES)
     ALL: gl.constexpr = merge_layout(HEADS, 8, DIM)
     OF_PARTS: gl.constexpr = gl.SliceLayout(2, ALL)
     top, total, acc = _merge(
         top_shared.load(OF_PARTS), total_shared.load(OF_PARTS), acc_shared.load(ALL)
     )
-    _leave_split(top, total, acc, pair, split, counts.splits, step, MODEL)
+    _leave_split(
+        top, total, acc, pair, split, counts.splits, layer, step, inbox, MODEL, WORK, GROUP
+    )
     return n
 
 
@@ -213,59 +287,108 @@ def _merge(top, total, acc):
 
 
 @gluon.jit
-def _leave_split(top, total, acc, pair, split, splits, step, MODEL: gl.constexpr):
-    """Store a split's part; the last of a pair merges them all, and stores what o reads."""
+def _leave_split(
+    top, total, acc, pair, split, splits, layer, step, inbox,
+    MODEL: gl.constexpr, WORK: gl.constexpr, GROUP: gl.constexpr,
+):  # fmt: skip
+    """Store a split's part; one of a pair merges them all, and stores what o reads.
+
+    Words are waited for by the last split, whose number is the highest. Otherwise it is the split
+    that ends last.
+    """
     DIM: gl.constexpr = MODEL.HEAD_DIM
-    GROUP: gl.constexpr = MODEL.HEADS // MODEL.KV_HEADS
+    QUERIES: gl.constexpr = MODEL.HEADS // MODEL.KV_HEADS
     HEADS: gl.constexpr = top.shape[0]
     HELD: gl.constexpr = acc.type.layout
     head = gl.arange(0, HEADS, gl.SliceLayout(1, HELD))
     d = gl.arange(0, DIM, gl.SliceLayout(0, HELD))
     # [pair, split, head]: sums, then [.., 2] of the largest logit and the total
-    at = (pair * splits + split) * GROUP + head
-    gl.store(
-        step.parts + at[:, None] * DIM + d[None, :],
-        acc,
-        mask=(head < GROUP)[:, None] & (d >= 0)[None, :],
-    )
-    gl.store(step.softmax + 2 * at, top, mask=head < GROUP)
-    gl.store(step.softmax + 2 * at + 1, total, mask=head < GROUP)
-    tl.debug_barrier()
-    counter = step.counters + SPLITS_DONE + pair
-    before = gl.atomic_add(counter, 1, sem="acq_rel", scope="gpu")
-    if before == splits - 1:
-        gl.store(counter, 0)
-        _merge_splits(pair, splits, HEADS, step, MODEL)
+    at = (pair * splits + split) * QUERIES + head
+    mask = (head < QUERIES)[:, None] & (d >= 0)[None, :]
+    if WORK.WORDS:
+        parts = split_words(inbox, MODEL, WORK, GROUP)
+        softmax = parts + MODEL.PAIRS * splits * (QUERIES * DIM)
+        keep(softmax + 2 * at, top, head < QUERIES, inbox)
+        keep(softmax + 2 * at + 1, total, head < QUERIES, inbox)
+        keep(parts + at[:, None] * DIM + d[None, :], acc, mask, inbox)
+        is_last = split == splits - 1
+    else:
+        gl.store(step.parts + at[:, None] * DIM + d[None, :], acc, mask=mask)
+        gl.store(step.softmax + 2 * at, top, mask=head < QUERIES)
+        gl.store(step.softmax + 2 * at + 1, total, mask=head < QUERIES)
+        tl.debug_barrier()
+        counter = step.counters + SPLITS_DONE + pair
+        before = gl.atomic_add(counter, 1, sem="acq_rel", scope="gpu")
+        is_last = before == splits - 1
+        if is_last:
+            gl.store(counter, 0)
+    if is_last:
+        _merge_splits(pair, splits, layer, HEADS, step, inbox, MODEL, WORK, GROUP)
 
 
 @gluon.jit
-def _merge_splits(pair, splits, HEADS: gl.constexpr, step, MODEL: gl.constexpr):
+def _load_parts(
+    parts, softmax, at, columns, there, inbox,
+    DIM: gl.constexpr, PACK: gl.constexpr, WORK: gl.constexpr, GROUP: gl.constexpr,
+):  # fmt: skip
+    """The largest logits, totals and sums of splits; 0, 0 and -inf where there are none."""
+    to = parts + at[:, :, None] * DIM + columns
+    mask = there[:, :, None] & (columns >= 0)
+    if WORK.WORDS:
+        rank = inbox.peers.rank
+        top, total, acc = (
+            look(softmax + 2 * at, there),
+            look(softmax + 2 * at + 1, there),
+            look(to, mask),
+        )
+        top = settle(top, softmax + 2 * at, rank, inbox, 1, GROUP).to(gl.float32, bitcast=True)
+        total = settle(total, softmax + 2 * at + 1, rank, inbox, 1, GROUP)
+        total = total.to(gl.float32, bitcast=True)
+        acc = settle(acc, to, rank, inbox, PACK, GROUP).to(gl.float32, bitcast=True)
+        top = gl.where(there, top, float("-inf"))
+        tl.debug_barrier()  # threads of several warps may poll the same word
+        none = gl.full(top.shape, EMPTY, gl.int32, top.type.layout)
+        gl.store(softmax + 2 * at, none, mask=there, cache_modifier=".wt")
+        gl.store(softmax + 2 * at + 1, none, mask=there, cache_modifier=".wt")
+        none = gl.full(acc.shape, EMPTY, gl.int32, acc.type.layout)
+        gl.store(to, none, mask=mask, cache_modifier=".wt")
+    else:
+        top = gl.load(softmax + 2 * at, mask=there, other=float("-inf"), cache_modifier=".cg")
+        total = gl.load(softmax + 2 * at + 1, mask=there, other=0.0, cache_modifier=".cg")
+        acc = gl.load(to, mask=mask, other=0.0, cache_modifier=".cg")
+    return top, total, acc
+
+
+@gluon.jit
+def _merge_splits(
+    pair, splits, layer, HEADS: gl.constexpr, step, inbox,
+    MODEL: gl.constexpr, WORK: gl.constexpr, GROUP: gl.constexpr,
+):  # fmt: skip
     """Merge the parts of a pair's splits, and store what o reads."""
     DIM: gl.constexpr = MODEL.HEAD_DIM
-    GROUP: gl.constexpr = MODEL.HEADS // MODEL.KV_HEADS
+    QUERIES: gl.constexpr = MODEL.HEADS // MODEL.KV_HEADS
     ALL: gl.constexpr = merge_layout(HEADS, _MERGED, DIM)
     OF_PARTS: gl.constexpr = gl.SliceLayout(2, ALL)
     OUT: gl.constexpr = gl.SliceLayout(1, ALL)
+    PACK: gl.constexpr = _pack(HEADS, DIM)
+    parts, softmax = step.parts, step.softmax
+    if WORK.WORDS:
+        parts = split_words(inbox, MODEL, WORK, GROUP)
+        softmax = parts + MODEL.PAIRS * splits * (QUERIES * DIM)
     heads = gl.arange(0, HEADS, gl.SliceLayout(1, OF_PARTS))[:, None]
-    ds = gl.arange(0, DIM, gl.SliceLayout(0, gl.SliceLayout(1, ALL)))[None, None, :]
+    columns = gl.arange(0, DIM, gl.SliceLayout(0, gl.SliceLayout(1, ALL)))[None, None, :]
     highest = gl.full([HEADS], float("-inf"), gl.float32, gl.SliceLayout(1, OUT))
     whole = gl.zeros([HEADS], gl.float32, gl.SliceLayout(1, OUT))
     result = gl.zeros([HEADS, DIM], gl.float32, OUT)
     for first in range(0, splits, _MERGED):
         each = first + gl.arange(0, _MERGED, gl.SliceLayout(0, OF_PARTS))[None, :]
-        there = (each < splits) & (heads < GROUP)
-        place = (pair * splits + each) * GROUP + heads
-        old_tops = gl.load(
-            step.softmax + 2 * place, mask=there, other=float("-inf"), cache_modifier=".cg"
+        there = (each < splits) & (heads < QUERIES)
+        at = (pair * splits + gl.minimum(each, splits - 1)) * QUERIES
+        at += gl.minimum(heads, QUERIES - 1)
+        top, total, acc = _load_parts(
+            parts, softmax, at, columns, there, inbox, DIM, PACK, WORK, GROUP
         )
-        old_totals = gl.load(
-            step.softmax + 2 * place + 1, mask=there, other=0.0, cache_modifier=".cg"
-        )
-        old_accs = gl.load(
-            step.parts + place[:, :, None] * DIM + ds, mask=there[:, :, None] & (ds >= 0),
-            other=0.0, cache_modifier=".cg",
-        )  # fmt: skip
-        new_top, new_total, new_acc = _merge(old_tops, old_totals, old_accs)
+        new_top, new_total, new_acc = _merge(top, total, acc)
         higher = gl.maximum(highest, new_top)
         base = gl.where(higher == float("-inf"), 0.0, higher)
         old, new = gl.exp2(highest - base), gl.exp2(new_top - base)
@@ -276,9 +399,12 @@ def _merge_splits(pair, splits, HEADS: gl.constexpr, step, MODEL: gl.constexpr):
     head = gl.arange(0, HEADS, gl.SliceLayout(1, OUT))
     d = gl.arange(0, DIM, gl.SliceLayout(0, OUT))
     sequence, kv_head = pair // MODEL.KV_HEADS, pair % MODEL.KV_HEADS
-    row = sequence * MODEL.HEADS + kv_head * GROUP + head
-    element: gl.constexpr = step.attended.dtype.element_ty
-    gl.store(
-        step.attended + row[:, None] * DIM + d[None, :], result.to(element),
-        mask=(head < GROUP)[:, None] & (d >= 0)[None, :],
-    )  # fmt: skip
+    row = sequence * MODEL.HEADS + kv_head * QUERIES + head
+    at = row[:, None] * DIM + d[None, :]
+    mask = (head < QUERIES)[:, None] & (d >= 0)[None, :]
+    if WORK.WORDS:
+        words = layer_words(inbox, layer, MODEL, WORK, GROUP) + MODEL.QKV_ROWS
+        keep(words + at, result, mask, inbox)
+    else:
+        element: gl.constexpr = step.attended.dtype.element_ty
+        gl.store(step.attended + at, result.to(element), mask=mask)

@@ -54,7 +54,7 @@ class Pipe(NamedTuple):
         rows: chunks as [boxes, box of rows], which TMA fills.
         tiles: the same as [STAGES, 8, 16, 64]: [row, K / 64, 64], or with several sequences
             [K / 64, row, 64].
-        keys: the same as [STAGES, box of keys], which TMA fills.
+        keys: the same as [boxes, box of keys], which TMA fills.
         parts: the same as [STAGES, 4, WARPS, GROUPS, HEAD_DIM / 64, 64]; see ``attend``.
         full, empty: barriers of stages.
         ids: numbers of claimed units, with barriers as stages have.
@@ -79,6 +79,13 @@ class Weights(NamedTuple):
     intermediate: Any
     cache: Any
     lines: Any
+
+
+class Pages(NamedTuple):
+    """The block table, int32 [BATCH, n], and the elements from a row to the next."""
+
+    table: Any
+    stride: Any
 
 
 class Counts(NamedTuple):
@@ -220,29 +227,70 @@ def _load_rows(
 
 
 @gluon.jit
+def page_of(pages, sequence, key, MODEL: gl.constexpr):
+    """The page that has a key of a sequence; without pages the sequence itself."""
+    if MODEL.PAGE:
+        page = gl.load(pages.table + sequence * pages.stride + key // MODEL.PAGE)
+    else:
+        page = sequence
+    return page.to(gl.int64)
+
+
+@gluon.constexpr_function
+def keys_of_box(keys, page):
+    """Keys that are loaded at once, of a chunk."""
+    return min(keys, page) if page else keys
+
+
+@gluon.jit
+def _pages_of_chunk(pages, sequence, chunk, oldest, position, MODEL: gl.constexpr):
+    """The page of each box of a chunk; of one that attention does not see, that of another."""
+    BOX: gl.constexpr = keys_of_box(MODEL.KEYS, MODEL.PAGE)
+    found = ()
+    for box in gl.static_range(MODEL.KEYS // BOX):
+        key = chunk * MODEL.KEYS + box * BOX
+        key = gl.maximum(gl.minimum(key, position), oldest)
+        found = found + (page_of(pages, sequence, key, MODEL),)
+    return found
+
+
+@gluon.jit
 def _load_keys(
-    weights, unit, layer, positions, heads, counts, n, pipe,
+    weights, unit, layer, positions, pages, heads, counts, n, pipe,
     MODEL: gl.constexpr, WORK: gl.constexpr,
 ):  # fmt: skip
     """Load the chunks of a split, of keys and of values in turn.
 
     Args:
-        heads: lines from one sequence of the cache to the next, and from one KV head to the next.
+        heads: lines from one page or sequence of the cache to the next, and from one KV head to
+            the next.
     """
+    BOX: gl.constexpr = keys_of_box(MODEL.KEYS, MODEL.PAGE)
+    BOXES: gl.constexpr = MODEL.KEYS // BOX
     pair, split = unit % MODEL.PAIRS, unit // MODEL.PAIRS
     sequence, head = pair // MODEL.KV_HEADS, pair % MODEL.KV_HEADS
     position = gl.load(positions + sequence).to(gl.int32)
-    begin, end, _ = chunks_of_split(split, counts.splits, layer, position, weights.lines, MODEL)
-    line = sequence * heads[0] + head * heads[1]
-    keys = gl.load(weights.lines + layer * LINES + LINE_KEYS) + line
-    values = gl.load(weights.lines + layer * LINES + LINE_VALUES) + line
+    lines = weights.lines
+    begin, end, oldest = chunks_of_split(split, counts.splits, layer, position, lines, MODEL)
+    keys = gl.load(lines + layer * LINES + LINE_KEYS) + head * heads[1]
+    values = gl.load(lines + layer * LINES + LINE_VALUES) + head * heads[1]
+    found = _pages_of_chunk(pages, sequence, begin, oldest, position, MODEL)
     for chunk in range(begin, end):
+        # asked for now, used in the next turn
+        following = _pages_of_chunk(pages, sequence, chunk + 1, oldest, position, MODEL)
         for part in gl.static_range(2):
             stage = _next_stage(n, pipe, WORK)
             start = values if part else keys
-            full, to = pipe.full.index(stage), pipe.keys.index(stage)
-            _load_box(weights.cache, start, chunk * MODEL.KEYS, 0, full, to)
+            for box in gl.static_range(BOXES):
+                first = chunk * MODEL.KEYS
+                if MODEL.PAGE:
+                    first = (first + box * BOX) % MODEL.PAGE
+                _load_box(
+                    weights.cache, start + found[box] * heads[0], first, 0,
+                    pipe.full.index(stage), pipe.keys.index(stage * BOXES + box),
+                )  # fmt: skip
             n += 1
+        found = following
     return n
 
 
@@ -257,7 +305,7 @@ def _publish(unit, claims, pipe):
 
 @gluon.jit
 def load(
-    weights, positions, heads, counters, layers, widest, pipe,
+    weights, positions, pages, heads, counters, layers, widest, pipe,
     MODEL: gl.constexpr, WORK: gl.constexpr,
 ):  # fmt: skip
     """Claim units until there are no more, and load what they read; the loader's whole life."""
@@ -288,8 +336,9 @@ def load(
             )
         elif at < counts.qkv + counts.attention:
             n = _load_keys(
-                weights, at - counts.qkv, layer, positions, heads, counts, n, pipe, MODEL, WORK
-            )
+                weights, at - counts.qkv, layer, positions, pages, heads, counts, n, pipe,
+                MODEL, WORK,
+            )  # fmt: skip
         else:
             at -= counts.qkv + counts.attention
             if at < counts.o:
@@ -449,10 +498,11 @@ def make_pipe(weights, MODEL: gl.constexpr, WORK: gl.constexpr):
     )
     ring = gl.allocate_shared_memory(element, [STAGES, 8, 16, 64], tile)
     BOXES: gl.constexpr = 2 * STAGES if MODEL.BATCH == 1 else STAGES
+    KEY_BOXES: gl.constexpr = STAGES * (MODEL.KEYS // keys_of_box(MODEL.KEYS, MODEL.PAGE))
     pipe = Pipe(
         reinterpreted(ring, [BOXES] + weights.hidden.block_shape, weights.hidden.layout),
         ring,
-        reinterpreted(ring, [STAGES] + weights.cache.block_shape, weights.cache.layout),
+        reinterpreted(ring, [KEY_BOXES] + weights.cache.block_shape, weights.cache.layout),
         reinterpreted(ring, [STAGES, 4, 8, 256 // DIM, DIM // 64, 64], part),
         gl.allocate_shared_memory(gl.int64, [STAGES, 1], barrier),
         gl.allocate_shared_memory(gl.int64, [STAGES, 1], barrier),

@@ -32,6 +32,7 @@ from taxfree_kernels.decode_step.chunks import (
     LEFT,
     OF_ROWS,
     WARPS,
+    Pages,
     Weights,
     count_units,
     counts_of,
@@ -68,8 +69,12 @@ from taxfree_kernels.decode_step.sums import (
     columns_of,
     empty_area,
     empty_last_turn,
+    empty_read,
+    keep,
+    layer_words,
     normed,
     send,
+    slabs_of_words,
     sources_of,
     staging_shapes,
     targets_of,
@@ -89,6 +94,7 @@ class Buffers(NamedTuple):
 
     Args:
         lines, vectors: tables, see ``tape``.
+        table: int32 [BATCH, n], of the cache's pages, where it has some.
         embedding: [vocab, HIDDEN], all ranks' rows.
         inv_freq: float32 [HEAD_DIM / 2].
         logits: float32 [BATCH, VOCAB].
@@ -107,6 +113,7 @@ class Buffers(NamedTuple):
 
     lines: Any
     vectors: Any
+    table: Any
     embedding: Any
     inv_freq: Any
     logits: Any
@@ -149,6 +156,7 @@ class Step(NamedTuple):
     counters: Any
     heads: Any
     stride_key: Any
+    pages: Any
 
 
 @gluon.jit
@@ -324,37 +332,49 @@ def _compute(
                     which, within = weight_of_row(at, MODEL)
                     ptr = _vector_at(vectors, layer, Q_BIAS + which, element)
                     values += gl.load(ptr + within + group * OF_GROUP + row).to(gl.float32)
-                gl.store(buffers.qkv + sequence * MODEL.QKV_ROWS + to, values, mask=mask)
+                if WORK.WORDS:
+                    keep(layer_words(inbox, layer, MODEL, WORK, GROUP) + to, values, mask, inbox)
+                else:
+                    gl.store(buffers.qkv + sequence * MODEL.QKV_ROWS + to, values, mask=mask)
             done += 1
             unit, claims = next_unit(claims, pipe)
         _note(buffers, layer, layers, 1, WORK)
-        count_units(counters, done)
+        if not WORK.WORDS:
+            count_units(counters, done)
+            before += counts.qkv + programs
         _note(buffers, layer, layers, 2, WORK)
-        before += counts.qkv + programs
         first = end
 
         end = first + counts.attention
         done = gl.to_tensor(0)
-        wait_for_units(counters, before, control)
+        if not WORK.WORDS:
+            wait_for_units(counters, before, control)
         _note(buffers, layer, layers, 3, WORK)
-        if BATCH == 1:
+        if BATCH == 1 and not WORK.WORDS:
             empty_area(area_of(inbox, 2 * layer + 2, MODEL, WORK, GROUP), AREA)  # of the last down
         while unit < end:
-            n = attend(unit - first, layer, counts, n, step, pipe, shared, MODEL, WORK)
+            n = attend(
+                unit - first, layer, counts, n, step, inbox, pipe, shared, MODEL, WORK, GROUP
+            )
             done += 1
             unit, claims = next_unit(claims, pipe)
         _note(buffers, layer, layers, 4, WORK)
-        count_units(counters, done)
+        if not WORK.WORDS:
+            count_units(counters, done)
+            before += counts.attention + programs
         _note(buffers, layer, layers, 5, WORK)
-        before += counts.attention + programs
         first = end
 
         end = first + counts.o
         area = area_of(inbox, 2 * layer, MODEL, WORK, GROUP)
         targets = targets_of(area, inbox, MODEL, GROUP)
-        wait_for_units(counters, before, control)
+        if WORK.WORDS:
+            words = layer_words(inbox, layer, MODEL, WORK, GROUP) + MODEL.QKV_ROWS
+            attended = slabs_of_words(words, WIDTH, element, inbox, GROUP)
+        else:
+            wait_for_units(counters, before, control)
+            attended = _inputs_of(buffers.attended, WIDTH, MODEL, GROUP)
         _note(buffers, layer, layers, 6, WORK)
-        attended = _inputs_of(buffers.attended, WIDTH, MODEL, GROUP)
         while unit < end:
             products, n, pieces = _multiply(
                 attended, inputs.attended, 0, slabs_in(WIDTH, BATCH), n, pieces, staging, pipe,
@@ -392,7 +412,7 @@ def _compute(
         end = first + counts.down
         wait_for_units(counters, before, control)
         _note(buffers, layer, layers, 11, WORK)
-        if BATCH == 1:
+        if BATCH == 1 and not WORK.WORDS:
             empty_area(area, AREA)
         area = area_of(inbox, 2 * layer + 1, MODEL, WORK, GROUP)
         targets = targets_of(area, inbox, MODEL, GROUP)
@@ -413,6 +433,8 @@ def _compute(
             unit, claims = next_unit(claims, pipe)
         _note(buffers, layer, layers, 12, WORK)
         first = end
+        if WORK.WORDS:
+            empty_read(inbox, layer, MODEL, WORK, GROUP)
 
         # in the row behind the last layer it is the last norm
         weight = _norm_at(vectors, layer + 1, INPUT_NORM, element, MODEL, WORK, GROUP)
@@ -507,15 +529,15 @@ def _compute_and_leave(
 
 @gluon.jit(
     do_not_specialize=[
-        "layers", "widest", "rank", "vocab_start", "head_lines", "sequence_lines", "stride_slot",
-        "used",
+        "layers", "widest", "rank", "vocab_start", "head_lines", "sequence_lines", "stride_table",
+        "stride_slot", "used",
     ],
     do_not_specialize_on_alignment=["tokens", "positions", "next_tokens"],
 )  # fmt: skip
 def decode_step(
     tokens, positions, next_tokens, hidden_desc, heads_desc, intermediate_desc, cache_desc, x_desc,
     attended_desc, activated_desc, buffers, origin, rope_scale, stride_key, layers, widest,
-    sequence_lines, head_lines, rank, vocab_start, stride_slot, used,
+    sequence_lines, head_lines, stride_table, rank, vocab_start, stride_slot, used,
     GROUP: gl.constexpr, MODEL: gl.constexpr, WORK: gl.constexpr,
 ):  # fmt: skip
     """See the module.
@@ -531,7 +553,8 @@ def decode_step(
         origin: of lines, int64, an address.
         stride_key: elements from a key to the next.
         widest: of the layers' windows.
-        sequence_lines, head_lines: from one sequence, or KV head, of the cache to the next.
+        sequence_lines, head_lines: from one sequence or page, or KV head, of the cache to the next.
+        stride_table: elements from a row of the block table to the next.
         stride_slot, used: words from one slot of Lamport words to the next; of a slot that a step
             uses.
     """
@@ -539,6 +562,7 @@ def decode_step(
     HEADS: gl.constexpr = triton.next_power_of_2(MODEL.HEADS // MODEL.KV_HEADS)
     element: gl.constexpr = hidden_desc.dtype
     heads = (sequence_lines, head_lines)
+    pages = Pages(buffers.table, stride_table)
     weights = Weights(hidden_desc, heads_desc, intermediate_desc, cache_desc, buffers.lines)
     pipe = make_pipe(weights, MODEL, WORK)
     PLAIN: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
@@ -561,6 +585,7 @@ def decode_step(
         buffers.lines, buffers.vectors, cache, buffers.inv_freq, rope_scale, positions,
         buffers.qkv, buffers.parts,
         buffers.softmax, buffers.attended, buffers.counters, heads, stride_key,
+        pages,
     )  # fmt: skip
     gl.warp_specialize(
         [
@@ -591,6 +616,7 @@ def decode_step(
                 (
                     weights,
                     positions,
+                    pages,
                     heads,
                     buffers.counters,
                     layers,

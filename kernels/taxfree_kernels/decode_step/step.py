@@ -11,6 +11,7 @@ import torch
 from taxfree_kernels.decode_step import chunks, persistent, sums, tape
 from taxfree_kernels.decode_step.decoder import Cache, Decoder
 from taxfree_kernels.device.peers import Group
+from taxfree_kernels.errors import PlanError
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.launch import Kernel, compiling
 
@@ -25,7 +26,7 @@ class DecodeStep:
         decoder, cache: this rank's parts; they are read, and the cache is written, in place.
         batch: number of sequences.
         fabric: this rank's.
-        config: STAGES, LIMIT, SPLITS, DOWN_PARTS, see ``tape.Work``; missing ones are
+        config: STAGES, LIMIT, SPLITS, DOWN_PARTS, WORDS, see ``tape.Work``; missing ones are
             those of :func:`seed_config`.
         logits: whether :attr:`logits` are stored.
         trace: whether times of events are stored in ``buffers.times``.
@@ -56,8 +57,12 @@ class DecodeStep:
         programs, world = fabric.hardware.compute_units, fabric.world_size
         lines = tape.Lines.of(decoder, cache)
         config = {**seed_config(model, fabric.hardware.shared_memory, world), **config}
+        if config["WORDS"] and batch > 1:
+            raise PlanError("decode_step: several sequences are not handed on as words")
         owned = _owned(model.HIDDEN, programs)
-        work = tape.Work(OWNED=owned, LOGITS=logits, TRACE=trace, LINE=lines.size, **config)
+        self.work = work = tape.Work(
+            OWNED=owned, LOGITS=logits, TRACE=trace, LINE=lines.size, **config
+        )
 
         element = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16}[dtype]
 
@@ -72,6 +77,7 @@ class DecodeStep:
             return TensorDescriptor(matrix, [k // 64, batch, 64], [64, k, 1], box, layout_of(box))
 
         layers, dim = decoder.layers, model.HEAD_DIM
+        keys, values = tape.states_of(cache)
         rows = ([4, 16, 64], True) if batch == 1 else ([16, 8, 64], False)
         of_hidden = [weight for each in layers for weight in (each.q, each.k, each.v)]
         of_hidden += [weight for each in layers for weight in (each.gate, each.up)]
@@ -79,21 +85,22 @@ class DecodeStep:
             descriptor([*of_hidden, decoder.head], *rows),
             descriptor([each.o for each in layers], *rows),
             descriptor([each.down for each in layers], *rows),
-            descriptor([*cache.keys, *cache.values], [model.KEYS, dim // 64, 64]),
+            descriptor(
+                [*keys, *values], [chunks.keys_of_box(model.KEYS, model.PAGE), dim // 64, 64]
+            ),
         )
 
         def empty(*shape: int, of: torch.dtype = torch.float32) -> torch.Tensor:
             return torch.empty(shape, dtype=of, device=device)
 
-        words = sums.words_of(model.HIDDEN, world, work.DOWN_PARTS, batch)
-        inbox, stride_slot = fabric.pool.lamport_slots(words)
-        # owners of columns empty what they have read
-        used = words if batch == 1 else sums.HEADER.value
         splits = math.ceil(programs * work.SPLITS / model.PAIRS) + 1
+        words, used = sums.words_of(model, work, world, splits)
+        inbox, stride_slot = fabric.pool.lamport_slots(words)
         group = model.HEADS // model.KV_HEADS
         self.buffers = persistent.Buffers(
             lines=lines.table,
             vectors=tape.addresses_of(decoder),
+            table=lines.table if cache.block_table is None else cache.block_table,
             embedding=decoder.embedding,
             inv_freq=decoder.inv_freq,
             logits=empty(batch, model.VOCAB if logits else 1),
@@ -114,7 +121,7 @@ class DecodeStep:
             heap_bases=fabric.heap_bases,
         )
         windows = [each.window or tape.NO_WINDOW for each in layers]
-        strides = [each * dtype.itemsize // lines.size for each in cache.keys[0].stride()[:2]]
+        strides = [each * dtype.itemsize // lines.size for each in keys[0].stride()[:2]]
         last_args = (
             *descriptors,
             *(
@@ -124,10 +131,11 @@ class DecodeStep:
             self.buffers,
             lines.origin.address,
             decoder.rope_scale,
-            cache.keys[0].stride(2),
+            keys[0].stride(2),
             len(layers),
             max(windows, default=tape.NO_WINDOW),
             *strides,
+            0 if cache.block_table is None else cache.block_table.stride(0),
             fabric.rank,
             decoder.vocab_start,
             stride_slot,
@@ -186,7 +194,7 @@ def seed_config(model: tape.Model, shared_memory: int, world: int) -> dict[str, 
         staging = 3 * 1024 * chunks.sequences(model.BATCH)
     room = shared_memory - _OTHER_SHARED - heads * 8 * (model.HEAD_DIM + 2) * 4 - staging
     stages = min(12, room // _CHUNK_BYTES)
-    return {"STAGES": stages, "LIMIT": 2, "SPLITS": 1, "DOWN_PARTS": parts}
+    return {"STAGES": stages, "LIMIT": 2, "SPLITS": 1, "DOWN_PARTS": parts, "WORDS": 0}
 
 
 def _owned(hidden: int, programs: int) -> int:

@@ -28,6 +28,7 @@ EVENTS = (
 PHASES = 5  # qkv, attention, o, gate and up, down
 CHUNK_ROWS, CHUNK_K = 8, 1024  # of a weight, in one stage of the ring, with one sequence
 MOST_SEQUENCES = 16
+LEAST_PAGE = 16  # keys
 
 #: columns of the table of lines, one row a layer; the head follows in a row of its own
 LINES = tl.constexpr(10)
@@ -50,6 +51,7 @@ class Model(NamedTuple):
         QKV_ROWS: of q, k and v together.
         PAIRS: of a sequence and a KV head.
         KEYS: of a chunk.
+        PAGE: keys of a page of the cache; 0 without pages.
     """
 
     HIDDEN: int
@@ -65,6 +67,7 @@ class Model(NamedTuple):
     QKV_ROWS: int
     PAIRS: int
     KEYS: int
+    PAGE: int
 
 
 class Work(NamedTuple):
@@ -77,6 +80,8 @@ class Work(NamedTuple):
         SPLITS: units of attention for each program, about.
         DOWN_PARTS: units of the same rows of down, each of a part of K: who waits for the last unit
             of a phase idles once rings are full, and a ring is not much more than 8 long rows.
+        WORDS: whether q, k, v and what attention returns are handed on as words, which saves
+            barriers; with one sequence.
         OWNED: columns of the residual that a program owns, with several sequences.
         LOGITS: whether logits are stored, too.
         TRACE: whether the times of EVENTS are stored, too.
@@ -87,6 +92,7 @@ class Work(NamedTuple):
     LIMIT: int
     SPLITS: int
     DOWN_PARTS: int
+    WORDS: int
     OWNED: int
     LOGITS: bool
     TRACE: bool
@@ -115,6 +121,7 @@ def model_of(decoder: Decoder, cache: Cache, batch: int) -> Model:
         QKV_ROWS=sum(each.shape[0] for each in (first.q, first.k, first.v)),
         PAIRS=batch * (first.k.shape[0] // dim),
         KEYS=CHUNK_ROWS * CHUNK_K // dim,
+        PAGE=0 if cache.block_table is None else cache.keys[0].shape[1],
     )
     reason = _unsupported_reason(model, decoder, cache)
     if reason is not None:
@@ -127,8 +134,11 @@ def _unsupported_reason(model: Model, decoder: Decoder, cache: Cache) -> str | N
         return f"{model.BATCH} sequences; at most {MOST_SEQUENCES} are supported"
     if model.HEAD_DIM not in (64, 128, 256):
         return f"heads of {model.HEAD_DIM} elements; 64, 128 and 256 are supported"
-    if cache.block_table is not None:
-        return "a paged cache"
+    if model.PAGE & (model.PAGE - 1) or 0 < model.PAGE < LEAST_PAGE:
+        return f"pages of {model.PAGE} keys; powers of two from {LEAST_PAGE} on are supported"
+    table = cache.block_table
+    if table is not None and (table.dtype != torch.int32 or table.stride(1) != 1):
+        return "a block table that is not int32 with rows of neighbours"
     for name in ("HIDDEN", "INTERMEDIATE"):
         if getattr(model, name) % 64:
             return f"{name.lower()} size {getattr(model, name)} is no multiple of 64"
@@ -150,6 +160,16 @@ def _unsupported_reason(model: Model, decoder: Decoder, cache: Cache) -> str | N
     if len({each.stride() for each in (*cache.keys, *cache.values)}) > 1:
         return "keys and values with different strides"
     return None
+
+
+def states_of(cache: Cache) -> tuple[tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]]:
+    """Keys and values of each layer, [sequences or pages, kv_heads, keys, head_dim]."""
+    if cache.block_table is None:
+        return cache.keys, cache.values
+    keys, values = (
+        tuple(each.transpose(1, 2) for each in states) for states in (cache.keys, cache.values)
+    )
+    return keys, values
 
 
 def weights_of(layer: Layer) -> tuple[torch.Tensor, ...]:
@@ -192,18 +212,19 @@ class Lines:
 
     @classmethod
     def of(cls, decoder: Decoder, cache: Cache) -> Lines:
+        states = states_of(cache)
         rows: list[list[Any]] = [
             [*weights_of(layer), keys, values, layer.window or NO_WINDOW]
-            for layer, keys, values in zip(decoder.layers, cache.keys, cache.values, strict=True)
+            for layer, keys, values in zip(decoder.layers, *states, strict=True)
         ]
         found = [each for row in rows for each in row[: WINDOW.value]] + [decoder.head]
         low = min(each.data_ptr() for each in found)
         # lines at which heads of the cache begin are counted, too: TMA reads zeros behind the last
         last = max(
             *(each.data_ptr() for each in found),
-            *(each[-1, -1].data_ptr() for each in (*cache.keys, *cache.values)),
+            *(each[-1, -1].data_ptr() for each in (*states[0], *states[1])),
         )
-        item, strides = decoder.head.itemsize, cache.keys[0].stride()[:2]
+        item, strides = decoder.head.itemsize, states[0][0].stride()[:2]
         bits = 256  # the same kernel for most addresses; a span's stride is below 2**40 bytes
         for offset in (
             *(each.data_ptr() - low for each in found),

@@ -34,7 +34,7 @@ def empty(*shape: int) -> torch.Tensor:
     return block[first : first + count].view(shape)
 
 
-def step_of(name: str, world: int, batch: int) -> DecodeStep:
+def step_of(name: str, world: int, batch: int, words: int, paged: bool) -> DecodeStep:
     """A step of one layer of a rank."""
     sizes = MODELS[name]
     dim, hidden, wide = sizes.head_dim, sizes.hidden, sizes.intermediate // world
@@ -43,23 +43,30 @@ def step_of(name: str, world: int, batch: int) -> DecodeStep:
         empty(hidden), empty(q, hidden), empty(kv, hidden), empty(kv, hidden), empty(hidden, q),
         empty(hidden), empty(wide, hidden), empty(wide, hidden), empty(hidden, wide),
     )  # fmt: skip
-    keys, values = (empty(batch, sizes.kv_heads // world, 1024, dim) for _ in range(2))
+    shape = (
+        (batch * 64, 16, sizes.kv_heads // world, dim)
+        if paged
+        else (batch, sizes.kv_heads // world, 1024, dim)
+    )
+    keys, values = (empty(*shape) for _ in range(2))
+    table = torch.zeros(batch, 64, dtype=torch.int32) if paged else None
     head = empty(sizes.vocab // world, hidden)
     frequencies = torch.empty(dim // 2)
     decoder = Decoder((layer,), head, empty(hidden), head, frequencies, dim, sizes.eps)
     fabric: Any = GhostFabric(world, HARDWARE, 64 << 20)
-    return DecodeStep(decoder, Cache((keys,), (values,)), batch, fabric, {})
+    return DecodeStep(decoder, Cache((keys,), (values,), table), batch, fabric, {"WORDS": words})
 
 
 launch._compile = lambda kernel, args: launches.append(Launch(kernel, args))
 found = {}
-for kind, name, world, batch, distance in (
-    ("llama-3.2-1b 1", "llama-3.2-1b", 1, 1, 0),
-    ("llama-3.1-8b 2 apart", "llama-3.1-8b", 2, 1, 3 << 40),
-    ("llama-3.2-1b 1, 5 sequences", "llama-3.2-1b", 1, 5, 0),
-    ("llama-3.1-8b 2, 16 sequences apart", "llama-3.1-8b", 2, 16, 3 << 40),
+for kind, name, world, batch, words, distance in (
+    ("llama-3.2-1b 1 words", "llama-3.2-1b", 1, 1, 1, 0),
+    ("llama-3.1-8b 2 apart", "llama-3.1-8b", 2, 1, 0, 3 << 40),
+    ("llama-3.1-8b 2 words", "llama-3.1-8b", 2, 1, 1, 0),
+    ("llama-3.2-1b 1, 5 sequences, pages", "llama-3.2-1b", 1, 5, 0, 0),
+    ("llama-3.1-8b 2, 16 sequences apart", "llama-3.1-8b", 2, 16, 0, 3 << 40),
 ):
     apart = distance
-    step = step_of(name, world, batch)
+    step = step_of(name, world, batch, words, "pages" in kind)
     found[kind] = asdict(compile_launch(launches.pop(), HARDWARE))
 print(json.dumps(found))
