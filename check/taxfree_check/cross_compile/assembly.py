@@ -22,6 +22,8 @@ class Role(Enum):
     COPY = auto()  # from global memory, into shared memory, asynchronous
     BULK_COPY = auto()  # such a copy by the TMA, through the asynchronous proxy
     PROXY_FENCE = auto()  # orders it after what the generic proxy has seen in global memory
+    SHARED_FENCE = auto()  # the same in shared memory
+    ARRIVAL = auto()  # at a barrier in shared memory, without bytes to come
     EARLY_WAIT = auto()  # of a kernel that was launched early, until the one before has ended
     LAUNCH_NEXT = auto()  # lets the next kernel begin
     STORE = auto()  # to global memory
@@ -107,6 +109,7 @@ _PTX_ROLES = {
     ("bar.sync", "barrier.sync", "barrier.cta.sync"): Role.BARRIER,
     ("bar.warp.sync",): Role.WARP_BARRIER,
     ("wgmma.mma_async", "mma.sync"): Role.MATRIX,
+    ("mbarrier.arrive.shared",): Role.ARRIVAL,
     ("griddepcontrol.wait",): Role.EARLY_WAIT,
     ("griddepcontrol.launch_dependents",): Role.LAUNCH_NEXT,
     ("cp.async.cg", "cp.async.ca"): Role.COPY,
@@ -136,8 +139,8 @@ def _read_ptx(number: int, line: str, _pending: str) -> Instruction:
 def _ptx_roles(op: str, parts: frozenset[str]) -> Iterator[Role]:
     if op.startswith("cp.async.bulk"):
         yield from _ptx_bulk_roles(op, parts)
-    elif op.startswith("fence.proxy.async") and "shared" not in op:
-        yield Role.PROXY_FENCE
+    elif op.startswith("fence.proxy.async"):
+        yield Role.SHARED_FENCE if "shared" in op else Role.PROXY_FENCE
     elif op.startswith(("atom.", "red.")) and "shared" not in parts:
         yield from _ptx_atomic_roles(parts)
     elif op.startswith("ld.") and parts & {"global", "volatile", "relaxed", "acquire"}:

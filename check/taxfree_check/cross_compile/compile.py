@@ -72,6 +72,7 @@ def compile_launch(launch: Launch, hardware: Hardware, to_run: bool = False) -> 
     binary = warm_up(launch, hardware)
     if to_run:
         _build_launcher(binary, hardware)
+    resources = _resources(binary, hardware, time.monotonic() - begin)
     return CompiledKernel(
         text=binary.asm["ptx" if hardware.backend == "cuda" else "amdgcn"],
         # Gluon has no TTIR, whose types have no layouts
@@ -79,11 +80,14 @@ def compile_launch(launch: Launch, hardware: Hardware, to_run: bool = False) -> 
         ttgir=binary.asm["ttgir"],
         num_warps=binary.metadata.num_warps,
         num_stages=binary.metadata.num_stages,
-        resources=_resources(binary, hardware, time.monotonic() - begin),
+        resources=resources,
         name=launch.name,
         cache_key=binary.hash,
         launched_early=launch.kernel.options.get("launch_pdl", False),
         static=launch.kernel.static,
+        programs=launch.kernel.grid,
+        resident_programs=hardware.compute_units * resources.programs_per_unit,
+        is_cooperative=getattr(binary.metadata, "launch_cooperative_grid", False),
     )
 
 

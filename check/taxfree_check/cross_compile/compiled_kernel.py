@@ -49,6 +49,9 @@ class CompiledKernel:
         launched_early: before the kernel before it has ended.
         begins_call: the kernel before it is of another call.
         static: names of arguments: descriptors of memory that nobody writes.
+        programs: of the launch.
+        resident_programs: that the device holds at once.
+        is_cooperative: it is launched only if all programs fit.
     """
 
     text: str
@@ -64,6 +67,9 @@ class CompiledKernel:
     launched_early: bool = False
     begins_call: bool = True
     static: Sequence[str] = ()
+    programs: int = 0
+    resident_programs: int = 0
+    is_cooperative: bool = False
 
     @cached_property
     def code(self) -> ControlFlow:

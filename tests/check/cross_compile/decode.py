@@ -1,11 +1,13 @@
 """Compiles the kernel of decode_step; prints JSON: what kind -> kernel.
 
-Kinds are a model and ranks; "apart" is added where the cache lies terabytes from the weights.
+Kinds are a model and ranks; "apart" is added where the cache lies terabytes from the weights. An
+argument limits them to those of a model.
 """
 
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import asdict
 from typing import Any
 
@@ -66,6 +68,8 @@ for kind, name, world, batch, words, distance in (
     ("llama-3.2-1b 1, 5 sequences, pages", "llama-3.2-1b", 1, 5, 0, 0),
     ("llama-3.1-8b 2, 16 sequences apart", "llama-3.1-8b", 2, 16, 0, 3 << 40),
 ):
+    if sys.argv[1:] not in ([], [name]):
+        continue
     apart = distance
     step = step_of(name, world, batch, words, "pages" in kind)
     found[kind] = asdict(compile_launch(launches.pop(), HARDWARE))

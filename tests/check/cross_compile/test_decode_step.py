@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+from dataclasses import replace
 from functools import cache
-from itertools import takewhile
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from taxfree_check.cross_compile.asm_checks import violations
 from taxfree_check.cross_compile.compiled_kernel import CompiledKernel
 from taxfree_check.cross_compile.resources import Resources
-from tests.tritons import NEWEST, OLDEST
+from taxfree_kernels.hardware import KNOWN
+from tests.ranks import copy_of_kernels, replace_in
+from tests.rooms import SOURCES
+from tests.tritons import FOLDERS, NEWEST, OLDEST
 
 from .conftest import HERE, run_python
 
@@ -30,16 +36,8 @@ def compiled(triton: str) -> dict[str, CompiledKernel]:
     }
 
 
-def hand_backs(ttgir: str) -> list[bool]:
-    """For each load from a chunk: whether a fence stands between it and the next arrival."""
-    boxes = "|".join(re.findall(r"^(#\w+) = #ttg\.nvmma_shared", ttgir, re.MULTILINE))
-    load = re.compile(rf"ttg\.local_load .*memdesc<[\dx]+bf16, (?:{boxes}),")
-    lines = ttgir.splitlines()
-    return [
-        any(FENCE in each for each in takewhile(lambda at: "arrive_barrier" not in at, lines[n:]))
-        for n, line in enumerate(lines)
-        if load.search(line)
-    ]
+def broken(kernel: CompiledKernel, **changed: Any) -> set[str]:
+    return {each.check for each in violations(replace(kernel, **changed))} - FOREIGN
 
 
 @pytest.mark.timeout(600)
@@ -47,20 +45,45 @@ def hand_backs(ttgir: str) -> list[bool]:
 class TestDecodeStep:
     def test_rules_are_kept_and_registers_suffice(self, triton: str) -> None:
         for kernel in compiled(triton).values():
-            assert {each.check for each in violations(kernel)} <= FOREIGN
+            assert broken(kernel) == set()
             assert kernel.resources.spill_bytes <= 128
             assert kernel.resources.programs_per_unit == 1
 
-    def test_each_stage_is_fenced_before_tma_may_write_it_again(self, triton: str) -> None:
-        """A register load that is under way otherwise gets the next chunk."""
+    def test_all_programs_are_there_at_once(self, triton: str) -> None:
         for kernel in compiled(triton).values():
-            fenced = hand_backs(kernel.ttgir)
-            assert fenced
-            assert all(fenced)
-            assert kernel.text.count(FENCE) >= len(fenced)
-            lines = kernel.ttgir.splitlines()
-            place = next(n for n, line in enumerate(lines) if FENCE in line)
-            assert not all(hand_backs("\n".join(lines[:place] + lines[place + 1 :])))
+            assert kernel.is_cooperative
+            assert kernel.programs == kernel.resident_programs == KNOWN["h100"].compute_units
+            assert broken(kernel, is_cooperative=False) == {"all_resident"}
+            assert broken(kernel, programs=kernel.programs + 1) == {"all_resident"}
+
+    def test_a_load_above_its_wait_is_found(self, triton: str) -> None:
+        for kernel in compiled(triton).values():
+            lines = kernel.text.splitlines()
+            waits = [at for at, line in enumerate(lines) if "ld.acquire.gpu" in line]
+            assert waits
+            for at in waits:
+                text = "\n".join(lines[:at] + lines[at + 1 :])
+                assert broken(kernel, text=text) == {"handed_on_after_wait"}
+
+    def test_a_load_below_the_fence_of_its_stage_is_found(self, triton: str) -> None:
+        for kernel in compiled(triton).values():
+            assert kernel.text.count(FENCE) > 2
+            late = f"{FENCE};\n\tld.shared.v4.b32 {{%r1, %r2, %r3, %r4}}, [%r5];"
+            assert broken(kernel, text=kernel.text.replace(f"{FENCE};", late)) == {"stages_fenced"}
+
+    def test_a_stage_that_goes_back_without_a_fence_is_found(
+        self, triton: str, tmp_path: Path
+    ) -> None:
+        """The race of a register load that is under way, and gets the next chunk."""
+        root = copy_of_kernels(tmp_path)
+        replace_in(root / "taxfree_kernels/decode_step/chunks.py", rf"{FENCE};\\n\\t", "")
+        path = os.pathsep.join(map(str, (FOLDERS[triton] or root, root, *SOURCES, HERE)))
+        printed = run_python(
+            str(HERE / "decode.py"), "llama-3.2-1b", triton=triton, PYTHONPATH=path
+        )
+        (fields,) = json.loads(printed).values()
+        kernel = CompiledKernel(**fields | {"resources": Resources(**fields["resources"])})
+        assert broken(kernel) == {"stages_fenced"}
 
     def test_descriptors_have_spans_where_addresses_need_them(self, triton: str) -> None:
         for kind, kernel in compiled(triton).items():

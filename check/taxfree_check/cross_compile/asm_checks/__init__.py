@@ -4,7 +4,14 @@ The interpreter runs kernels as they are written; what the compiler made of thei
 loads and loops shows only here. A check takes a compiled kernel and yields what breaks its rule.
 """
 
-from taxfree_check.cross_compile.asm_checks import layouts, packets, signals, speed, waits  # noqa: F401
+from taxfree_check.cross_compile.asm_checks import (  # noqa: F401
+    layouts,
+    packets,
+    persistent,
+    signals,
+    speed,
+    waits,
+)
 from taxfree_check.cross_compile.asm_checks.rules import (
     CHECKS,
     SPEED_CHECKS,
