@@ -116,7 +116,7 @@ def _is_uneven(group: str, found: Sequence[tuple[Node, Node]]) -> bool:
         if collective.args[-1] != group:
             continue
         if collective.target is _c10d.all_gather_into_tensor.default:
-            beside = [each.node for each in _consumers(wait)[0]]
+            beside = [each.node for each in _consumers(_joined(wait)[0])[0]]
         else:
             beside = [_producer(cast("Any", collective.args[0]), "sum")[0]]
             if collective.target is _c10d.reduce_scatter_tensor.default:
@@ -186,9 +186,22 @@ def _fuse_reduce_scatter(graph: Graph, wait: Node, collective: Node) -> str:
 
 
 def _fuse_all_gather(graph: Graph, wait: Node, collective: Node) -> str:
-    """All-gather of rows + each mm and addmm of them; whatever else uses the rows has them, too."""
-    shard, _, group = collective.args
-    matmuls, others = _consumers(wait)
+    """All-gather of rows + each mm and addmm of them; whatever else uses the rows has them, too.
+
+    Rows of another dimension than the first are moved in the results: what follows reads them so.
+    """
+    shard, world_size, group = cast("Any", collective.args)
+    whole, dim = _joined(wait)
+    matmuls, others = _consumers(whole)
+
+    def placed(rows_of_ranks: Node, like: Node) -> Node:
+        if dim:
+            lead, columns = _value(shard).shape[:-1], _value(rows_of_ranks).shape[-1]
+            apart = _reshaped(graph, rows_of_ranks, (world_size, *lead, columns))
+            order = [*range(1, dim + 1), 0, *range(dim + 1, len(lead) + 2)]
+            rows_of_ranks = _call(graph, _aten.permute.default, apart, order)
+        return _reshaped(graph, rows_of_ranks, _value(like).shape)
+
     if len(matmuls) == 1 and not others:
         (only,) = matmuls
         operation, called = _ops.all_gather_matmul.default, (only.weight, only.bias, 0, None, group)
@@ -196,7 +209,8 @@ def _fuse_all_gather(graph: Graph, wait: Node, collective: Node) -> str:
             return _NOT_FASTER
         with graph.inserting_before(only.node):
             fused = _call(graph, operation, _flat(graph, shard), *called)
-        _replace(only.node, fused)
+            result = placed(fused, only.node)
+        _replace(only.node, result)
         return "all_gather_matmul"
     for each in list(matmuls):  # what is called at the gather needs its weights there
         if not all(_moved_before(wait, one) for one in (each.weight, each.bias) if one):
@@ -213,12 +227,36 @@ def _fuse_all_gather(graph: Graph, wait: Node, collective: Node) -> str:
             graph, _ops.all_gather_matmuls.default, flat, weights, biases, bool(others), group
         )
         parts = [_call(graph, operator.getitem, fused, at) for at in range(len(fused.meta["val"]))]
-        gathered = _reshaped(graph, parts[-1], _value(wait).shape) if others else None
-    for each, part in zip(matmuls, parts, strict=False):
-        _replace(each.node, part)
-    if gathered is not None:
-        _replace(wait, gathered)
+        results = {
+            each: placed(part, each)
+            for each, part in zip([*(each.node for each in matmuls), whole], parts, strict=False)
+        }
+    for old, new in results.items():
+        _replace(old, new)
     return f"all_gather_matmul for {rows.described(len(matmuls), bool(others))}"
+
+
+def _joined(wait: Node) -> tuple[Node, int]:
+    """The rows that a gather is for, and the dimension in which ranks' shards stand in them.
+
+    DTensor gathers in the first dimension, then cuts and joins in another one. If all before that
+    are of size 1, all values stay in their places, and it is as good as the first.
+    """
+    split: Any = next(iter(wait.users), None)
+    if len(wait.users) != 1 or split.target is not _aten.split.Tensor or split.args[2:] != ():
+        return wait, 0
+    parts = list(split.users)
+    whole: Any = next((user for part in parts for user in part.users), wait)
+    is_alone = all(list(part.users) == [whole] for part in parts)
+    if not is_alone or whole.target is not _aten.cat.default or list(whole.args[0]) != parts:
+        return wait, 0
+    shard: Any = wait.args[0].args[0]  # type: ignore[union-attr]
+    is_in_order = [part.args[1] for part in parts] == list(range(len(split.meta["val"])))
+    if not is_in_order or split.args[1] != _value(shard).shape[0]:
+        return wait, 0
+    dim = whole.args[1] if len(whole.args) > 1 else 0
+    is_first = all(before == 1 for before in _value(shard).shape[:dim])
+    return whole, 0 if is_first else dim
 
 
 class _Matmul(NamedTuple):

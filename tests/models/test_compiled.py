@@ -49,10 +49,12 @@ def compile_mlp(
     is_tuned: bool = True,
     recomputed: str = "nothing",
     folder: str = "",
+    dim: int = 0,
 ) -> Any:
     """Relative errors of the output and the gradients against eager PyTorch, and what ran.
 
     Args:
+        dim: of the rows that are scattered.
         recomputed: by a checkpoint: "all", or what is "not selected" to be kept.
         layers: that call the operations; else PyTorch's collectives are found.
         is_tuned: for our variants; else nothing is on record.
@@ -75,7 +77,7 @@ def compile_mlp(
     mesh = new_mesh()
     torch.manual_seed(0)
     model = MLP(bias=not scattered).to(getattr(torch, dtype))
-    rows = Shard(0) if scattered else Replicate()
+    rows = Shard(dim) if scattered else Replicate()
     plan = {
         "up": ColwiseParallel(input_layouts=rows),
         "down": RowwiseParallel(output_layouts=rows),
@@ -86,7 +88,7 @@ def compile_mlp(
     if layers:
         taxfree.enable(mesh, model)
     x = torch.randn(ROWS * world, 3, WIDTH).to(getattr(torch, dtype))
-    x = x.chunk(world)[fabric.rank] if scattered else x
+    x = x.movedim(0, dim).chunk(world, dim)[fabric.rank] if scattered else x
 
     def results(function: Any) -> list[torch.Tensor]:
         model.zero_grad()
@@ -746,11 +748,14 @@ def test_a_norm_that_the_backward_looks_into_stays(ranks: Ranks, tmp_path: Path)
         assert not any("RMSNorm" in each for each in ran["compiled matmul_all_reduce"])
 
 
-def test_rows_are_gathered_and_scattered_forward_and_backward(ranks: Ranks) -> None:
-    for errors, layers, _ in run(ranks, "compile_mlp", scattered=True, dtype="float16"):
+@pytest.mark.parametrize("dim", [0, 1])
+def test_rows_are_gathered_and_scattered_forward_and_backward(ranks: Ranks, dim: int) -> None:
+    for errors, layers, _ in run(ranks, "compile_mlp", scattered=True, dtype="float16", dim=dim):
         assert max(errors) < 0.002
         assert layers["compiled reduce_scatter_tensor"] == {"matmul_reduce_scatter": 2}
-        assert sum(layers["compiled all_gather_into_tensor"].values()) >= 2
+        gathers = layers["compiled all_gather_into_tensor"]
+        assert sum(gathers.values()) >= 2
+        assert all(what.startswith("all_gather_matmul") for what in gathers), gathers
 
 
 def test_what_is_not_served_is_counted(ranks: Ranks) -> None:
