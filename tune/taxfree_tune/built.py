@@ -19,8 +19,16 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from taxfree.errors import UsageError
-from taxfree.shapes.models import Attention, Block, Column, Model, facts_of, plan_note, text_part
-from taxfree.shapes.text import quoted
+from taxfree.problems import quoted
+from taxfree_tune.shapes.models import (
+    Attention,
+    Block,
+    Column,
+    Model,
+    facts_of,
+    plan_note,
+    text_part,
+)
 
 Parts: TypeAlias = list[tuple[tuple[int, int], ...]]
 
