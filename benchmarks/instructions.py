@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from taxfree._runtime.legality import illegal_reason
-from taxfree.shapes import format_problem
+from taxfree.problems import format_problem
 from taxfree_check.cross_compile.pool import CompilePool
 from taxfree_check.cross_compile.report import triton_version
 from taxfree_check.cross_compile.screen import request

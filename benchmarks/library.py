@@ -20,7 +20,7 @@ from functools import cache
 from benchmarks.documents import ROOT, table
 from taxfree._runtime import library
 from taxfree._runtime.library import BASELINE, Measured, Path
-from taxfree.shapes import recorded_problem
+from taxfree.problems import recorded_problem
 from taxfree_kernels.hardware import KNOWN
 from taxfree_kernels.variant import operation_names
 from taxfree_tune.measuring.results import by_problem, load

@@ -32,11 +32,11 @@ from benchmarks import soak_ranks
 from benchmarks.commands import exit_code, keep, parser, positive
 from benchmarks.soak_ranks import Member, Stretch
 from taxfree.errors import TaxfreeError, WrongResult, one_line
-from taxfree.shapes import ShapeRequest, expand
 from taxfree_kernels.device import peers
 from taxfree_kernels.fabric.gpu import SHARING
 from taxfree_kernels.variant import operation_names, operation_shapes
 from taxfree_tune import devices
+from taxfree_tune.shapes import ShapeRequest, expand
 from taxfree_tune.workers.group import WorkerGroup
 
 FOLDER = Path(__file__).parent / "results" / "soak"

@@ -44,8 +44,8 @@ from benchmarks.documents import (
 )
 from taxfree._runtime.dispatch import Dispatcher
 from taxfree.fingerprints import size_field
+from taxfree.problems import format_problem, heading, recorded_problem
 from taxfree.settings import Settings
-from taxfree.shapes import format_problem, heading, recorded_problem
 from taxfree_kernels.hardware import KNOWN
 from taxfree_tune.measuring.results import DISPATCH, Row, by_problem, fastest, machine_name
 from taxfree_tuning_db import Table, shipped_records

@@ -10,7 +10,7 @@ from typing import Any, Literal, get_args
 
 from benchmarks.documents import is_current
 from taxfree.fingerprints import interpolated_fields
-from taxfree.shapes import format_problem
+from taxfree.problems import format_problem
 from taxfree_tune.measuring.results import Row, by_problem, fastest, load
 
 FOLDER = Path(__file__).parent

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from taxfree.shapes import choose
 from taxfree_cli import interpreting
 from taxfree_cli.options import ShapeOptions, database_path, note_left_out
 from taxfree_cli.output import note
+from taxfree_tune.shapes import choose
 
 if TYPE_CHECKING:
     from taxfree_tune.tuning.history import TuningHistory

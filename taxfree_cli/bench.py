@@ -16,7 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from taxfree.errors import BelowTarget, UsageError, WorkerLost, WrongResult
 from taxfree.files import require_writable
-from taxfree.shapes import format_problem
+from taxfree.problems import format_problem
 from taxfree_cli import options
 from taxfree_cli.asked import what_is_asked
 from taxfree_cli.bench_views import print_comparison, print_problem

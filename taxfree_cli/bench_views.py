@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from rich.table import Table
 from rich.text import Text
 
-from taxfree.shapes import format_problem
+from taxfree.problems import format_problem
 from taxfree_cli.output import print_lines, print_table, results
 from taxfree_tune.measuring.results import Row, RowComparison, fastest
 

@@ -12,12 +12,13 @@ from typing import Annotated, Any
 import typer
 
 from taxfree.errors import TaxfreeError, UsageError, WrongResult
-from taxfree.shapes import DTYPE_ALIASES, expand, parse_counts, require_operation
+from taxfree.problems import DTYPE_ALIASES, require_operation
 from taxfree_cli import options
 from taxfree_cli.check_executed import checked_records, execute_function, show_executed
 from taxfree_cli.check_function import check_function, require_pass, show
 from taxfree_cli.output import note, print_json, print_lines
 from taxfree_kernels.variant import operation_names, operation_shapes, variants
+from taxfree_tune.shapes import expand, parse_counts
 
 _DEFAULT_GPUS = (2, 3)
 _DEFAULT_SEEDS = 100

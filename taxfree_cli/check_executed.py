@@ -10,7 +10,7 @@ from shlex import quote
 from typing import TYPE_CHECKING
 
 from taxfree.errors import TaxfreeError, UsageError, WrongResult
-from taxfree.shapes import format_problem, recorded_problem
+from taxfree.problems import format_problem, recorded_problem
 from taxfree_cli.check_function import DEFAULT_RANKS, function_of, takes_world
 from taxfree_cli.output import note, print_json, print_lines, print_table
 from taxfree_kernels.errors import PlanError

@@ -12,14 +12,7 @@ from typing import Annotated, Any, TypeAlias
 import typer
 
 from taxfree.errors import NoRecord, TaxfreeError, UsageError
-from taxfree.shapes import (
-    ShapeRequest,
-    expand,
-    format_problem,
-    is_wanted,
-    recorded_problem,
-    require_operation,
-)
+from taxfree.problems import format_problem, recorded_problem, require_operation
 from taxfree_cli import options
 from taxfree_cli.output import note, print_json, print_lines, warn
 from taxfree_cli.record_views import (
@@ -36,6 +29,7 @@ from taxfree_cli.record_views import (
 from taxfree_kernels.hardware import KNOWN, Hardware
 from taxfree_kernels.variant import operation_names
 from taxfree_tune.measuring import results
+from taxfree_tune.shapes import ShapeRequest, expand, is_wanted
 from taxfree_tuning_db import (
     Database,
     Difference,

@@ -12,7 +12,7 @@ import typer
 
 from taxfree.errors import NoRecord, TaxfreeError, UsageError
 from taxfree.files import require_writable, write
-from taxfree.shapes import choose, format_problem
+from taxfree.problems import format_problem
 from taxfree_cli import options
 from taxfree_cli.asked import Asked, what_is_asked
 from taxfree_cli.bench import OnlyVariants, fail_if_broken, watched
@@ -20,6 +20,7 @@ from taxfree_cli.bench_views import us
 from taxfree_cli.explain_views import print_explanation, print_sweep, print_timelines
 from taxfree_cli.output import note, print_json, print_lines
 from taxfree_cli.pictures import plot_taxes, plot_timelines, require_picture
+from taxfree_tune.shapes import choose
 
 if TYPE_CHECKING:
     from taxfree_tune.benching.bench import ProblemResult

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from rich.table import Table
 from rich.text import Text
 
-from taxfree.shapes import format_problem
+from taxfree.problems import format_problem
 from taxfree_cli.bench_views import bounds_line, us
 from taxfree_cli.output import results
 from taxfree_cli.record_views import words

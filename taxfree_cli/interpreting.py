@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from taxfree.shapes import format_problem
+from taxfree.problems import format_problem
 from taxfree_cli.output import note, warn
 from taxfree_kernels.variant import op_of
 

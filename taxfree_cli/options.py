@@ -10,7 +10,11 @@ from typing import Annotated, Any, Literal, TypeAlias
 import typer
 
 from taxfree.errors import UsageError
-from taxfree.shapes import (
+from taxfree.problems import DTYPE_ALIASES, require_operation
+from taxfree_cli.output import note
+from taxfree_kernels.hardware import KNOWN, Hardware
+from taxfree_kernels.variant import operation_names
+from taxfree_tune.shapes import (
     ShapeRequest,
     expand,
     is_without_dtype,
@@ -18,12 +22,7 @@ from taxfree.shapes import (
     operations,
     parse_counts,
     parse_paths,
-    require_operation,
 )
-from taxfree.shapes.fields import DTYPE_ALIASES
-from taxfree_cli.output import note
-from taxfree_kernels.hardware import KNOWN, Hardware
-from taxfree_kernels.variant import operation_names
 from taxfree_tuning_db import default_path
 
 DEFAULT_OP = "all_gather_matmul"

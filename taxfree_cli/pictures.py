@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from taxfree.errors import TaxfreeError, UsageError
 from taxfree.files import require_writable
-from taxfree.shapes import heading
+from taxfree.problems import heading
 from taxfree_cli.bench_views import us
 from taxfree_cli.explain_views import varying
 from taxfree_tune.measuring.results import DISPATCH, Row, by_problem

@@ -9,7 +9,7 @@ from typing import Any
 
 from rich.cells import cell_len
 
-from taxfree.shapes import format_problem
+from taxfree.problems import format_problem
 from taxfree_cli.output import print_lines, print_table, printable, results
 from taxfree_kernels.variant import Problem
 

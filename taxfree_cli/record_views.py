@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, get_args
 
-from taxfree.shapes import format_problem
+from taxfree.problems import format_problem
 from taxfree_cli.output import folded, print_lines, print_table
 from taxfree_cli.record_map import SIZES, Cell, print_map, winner_text
 from taxfree_kernels.variant import Problem, op_of

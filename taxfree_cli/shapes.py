@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import asdict
 
-from taxfree.shapes import expand, known_models, left_out, named_sets
 from taxfree_cli import options
 from taxfree_cli.output import print_json, print_table
 from taxfree_cli.record_map import typed
+from taxfree_tune.shapes import expand, known_models, left_out, named_sets
 
 
 def shapes(

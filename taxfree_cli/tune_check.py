@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from taxfree.errors import NoRecord, UsageError
-from taxfree.shapes import expand
 from taxfree_cli import options
 from taxfree_cli.output import note, print_json, print_table
 from taxfree_cli.record_map import typed
 from taxfree_cli.record_views import problem_words
 from taxfree_kernels.variant import op_of
+from taxfree_tune.shapes import expand
 
 if TYPE_CHECKING:
     from taxfree_tune.tuning.verification import Lacking

@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from taxfree.shapes import choose, format_problem
+from taxfree.problems import format_problem
 from taxfree_cli import options
 from taxfree_cli.output import print_json, print_table
 from taxfree_cli.record_views import words
 from taxfree_kernels.variant import Problem, op_of
+from taxfree_tune.shapes import choose
 
 if TYPE_CHECKING:
     from taxfree_check.cross_compile.screen import ScreenVerdict

@@ -15,7 +15,7 @@ from rich.live import Live
 from rich.text import Text
 
 from taxfree.errors import WorkerLost
-from taxfree.shapes import format_problem
+from taxfree.problems import format_problem
 from taxfree_cli import options
 from taxfree_cli.asked import problems_here
 from taxfree_cli.bench_views import us

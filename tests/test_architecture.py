@@ -142,7 +142,7 @@ def test_an_engine_loads_nothing_that_tunes_or_proves():
 
 def test_problems_and_shapes_need_no_torch():
     statement = (
-        "from taxfree.shapes import *\n"
+        "from taxfree_tune.shapes import *\n"
         "from taxfree_kernels.variant import *\n"
         "for op in operation_names(): problem_class(op)"
     )

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-from taxfree.shapes import recorded_problem
-from taxfree.shapes.text import LARGEST
+from taxfree.problems import LARGEST, recorded_problem
 from taxfree_kernels.hardware import KNOWN, Hardware
 from taxfree_kernels.variant import Problem, Variant, operation_names, variants
 from taxfree_tuning_db import Record

@@ -19,7 +19,7 @@ from typing import Any
 
 from taxfree import fingerprints
 from taxfree._runtime.legality import transferred_illegal_reason
-from taxfree.shapes import recorded_problem
+from taxfree.problems import recorded_problem
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.variant import Problem, op_of, operation, variants
 from taxfree_tuning_db import HardwareFingerprint

@@ -22,8 +22,8 @@ from taxfree._runtime.runtime import Runtime
 from taxfree._runtime.unrecorded import UnrecordedProblems
 from taxfree._version import __version__
 from taxfree.errors import TaxfreeError, UsageError
+from taxfree.problems import recorded_problem
 from taxfree.settings import Settings
-from taxfree.shapes import recorded_problem
 from taxfree_kernels.fabric.heap import arena_bytes
 from taxfree_kernels.fabric.open import hardware_here, open_fabric
 from taxfree_kernels.variant import operation_names

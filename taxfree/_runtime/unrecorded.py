@@ -17,7 +17,7 @@ import yaml
 from taxfree.errors import TaxfreeError, one_line
 from taxfree.files import require_writable, write
 from taxfree.fingerprints import interpolated_fields
-from taxfree.shapes import recorded_problem
+from taxfree.problems import recorded_problem
 from taxfree_kernels.variant import Problem, op_of, resized
 
 

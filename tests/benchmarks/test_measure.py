@@ -11,8 +11,8 @@ import pytest
 
 from benchmarks import measure
 from benchmarks.measure import SHAPES, Step, run_all, steps
-from taxfree.shapes import ShapeRequest, choose
 from taxfree_kernels.variant import operation_names
+from taxfree_tune.shapes import ShapeRequest, choose
 from tests.ranks import LOCAL
 
 TARGETS = Path(measure.__file__).parent / "targets.toml"

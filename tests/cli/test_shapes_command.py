@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 
-from taxfree.models.built import built_model
+from taxfree_tune.built import built_model
 
 
 def test_without_arguments_it_lists_the_named_sets(cli):

@@ -13,7 +13,7 @@ from unittest import mock
 import pytest
 import torch
 
-from taxfree.shapes import ShapeRequest, expand, operations
+from taxfree_tune.shapes import ShapeRequest, expand, operations
 from tests.models import llama
 from tests.models.llama import HEADS, HIDDEN, LAYERS, VOCABULARY, WIDTH
 from tests.ranks import Ranks

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from taxfree.shapes import recorded_problem
+from taxfree.problems import recorded_problem
 from taxfree_kernels.variant import operation_names
 from taxfree_tune import devices
 from taxfree_tune.measuring.trial import Candidate, try_candidates

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from taxfree._runtime.dispatch import Dispatcher
-from taxfree.shapes import ShapeRequest, expand
-from taxfree.shapes.models import load_model
 from taxfree_kernels.hardware import KNOWN
+from taxfree_tune.shapes import ShapeRequest, expand
+from taxfree_tune.shapes.models import load_model
 from taxfree_tuning_db import Table, shipped_records
 
 MODELS = ("llama-3.1-8b", "llama-3.1-70b", "qwen3-8b", "qwen3-32b", "mistral-7b")

@@ -18,7 +18,7 @@ import yaml
 
 from taxfree._runtime.unrecorded import UnrecordedProblems
 from taxfree.errors import TaxfreeError, UsageError
-from taxfree.shapes import recorded_problem
+from taxfree.problems import recorded_problem
 from taxfree_kernels.hardware import KNOWN
 from taxfree_kernels.variant import operation, problem_class, resized, variants
 from tests.ranks import Ranks, on_every_fabric

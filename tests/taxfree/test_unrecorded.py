@@ -16,9 +16,9 @@ import yaml
 from taxfree._runtime.dispatch import Dispatcher
 from taxfree._runtime.unrecorded import UnrecordedProblems
 from taxfree.settings import Settings
-from taxfree.shapes import ShapeRequest, expand, operations
 from taxfree_kernels.hardware import KNOWN
 from taxfree_kernels.variant import op_of, problem_class, resized
+from taxfree_tune.shapes import ShapeRequest, expand, operations
 from taxfree_tuning_db import Table
 from tests.tuning_db.examples import record_of
 

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from taxfree.errors import UsageError, WorkerLost
-from taxfree.shapes import ShapeRequest, expand
-from taxfree.shapes.models import Attention, Block, Column, Model
 from taxfree_kernels.hardware import KNOWN
 from taxfree_tune.benching import model_tasks
 from taxfree_tune.benching.model import ModelBench, PhaseResult, document, model_to_bench, run
 from taxfree_tune.benching.model_tasks import MODES, ModeOutcome, Phase
 from taxfree_tune.measuring.timer import Timing
+from taxfree_tune.shapes import ShapeRequest, expand
+from taxfree_tune.shapes.models import Attention, Block, Column, Model
 from taxfree_tune.tuning.history import TuningHistory
 from taxfree_tune.workers.group import Workers
 

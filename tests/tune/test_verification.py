@@ -7,11 +7,11 @@ from dataclasses import asdict, replace
 import pytest
 
 from taxfree.fingerprints import hardware_fingerprint, versions
-from taxfree.shapes import ShapeRequest, expand
 from taxfree_kernels.hardware import KNOWN
 from taxfree_kernels.variant import problem_class, variants
 from taxfree_tune.measuring.timer import Timing
 from taxfree_tune.measuring.trial import Candidate, Outcome
+from taxfree_tune.shapes import ShapeRequest, expand
 from taxfree_tune.tuning.verification import judged, lacking, of_this_machine, verify
 from taxfree_tuning_db import Measurement, Record, SoftwareFingerprint, Table, shipped_records
 

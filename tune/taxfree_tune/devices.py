@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from taxfree.errors import HardwareError, UsageError
-from taxfree.shapes import DEFAULT_SET, INTERPRETED_SET
 from taxfree_kernels.fabric.heap import arena_bytes
 from taxfree_kernels.hardware import KNOWN
 from taxfree_tune.drivers import amd, nvidia
+from taxfree_tune.shapes import DEFAULT_SET, INTERPRETED_SET
 from taxfree_tune.workers.launch import LaunchedProcess, too_many
 
 _HOST_RANKS = 2

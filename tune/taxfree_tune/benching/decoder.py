@@ -27,8 +27,8 @@ from torch.distributed.tensor.parallel import (
 from torch.nn.functional import scaled_dot_product_attention, silu
 
 from taxfree.models.decoders import local
-from taxfree.shapes.models import Model
 from taxfree_kernels.decode_step import decoder as of_step
+from taxfree_tune.shapes.models import Model
 
 FAMILIES = ("llama", "mistral", "phi3", "qwen2", "qwen3")
 _EPS, _ROPE_BASE = 1e-6, 10000.0  # of no account for times

@@ -14,14 +14,14 @@ from pathlib import Path
 from typing import Any
 
 from taxfree.errors import TaxfreeError, UsageError
-from taxfree.shapes.fields import DTYPE_ALIASES
-from taxfree.shapes.models import Model, load_model, split_layers
+from taxfree.problems import DTYPE_ALIASES
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.matmul_all_reduce.problem import MatmulAllReduce
 from taxfree_tune.benching import decoder, model_tasks
 from taxfree_tune.benching.model_tasks import MODES, ModeOutcome, Phase
 from taxfree_tune.measuring import environment
 from taxfree_tune.measuring.groups import group_for
+from taxfree_tune.shapes.models import Model, load_model, split_layers
 from taxfree_tune.tuning.history import TuningHistory
 from taxfree_tune.workers.group import Workers
 

@@ -19,13 +19,13 @@ import taxfree
 from taxfree._runtime.collectives import vote
 from taxfree._runtime.runtime import Runtime
 from taxfree.errors import TaxfreeError, one_line
-from taxfree.shapes.models import Model
 from taxfree_kernels.decode_step.decoder import Cache
 from taxfree_kernels.errors import PeerTimeout
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_tune.benching import decoder
 from taxfree_tune.measuring.timer import Timing, capturing, time_together
 from taxfree_tune.measuring.trial import ERROR_ALLOWANCE
+from taxfree_tune.shapes.models import Model
 from taxfree_tuning_db import Record
 
 #: whose tensor parallelism, and how it runs; in the order of tables

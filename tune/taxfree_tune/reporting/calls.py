@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from taxfree import fingerprints
-from taxfree.shapes import format_problem, recorded_problem
+from taxfree.problems import format_problem, recorded_problem
 from taxfree_tune.profiling.program_trace import Activity
 from taxfree_tune.profiling.timeline import Timeline
 from taxfree_tune.reporting.comparisons import family_of

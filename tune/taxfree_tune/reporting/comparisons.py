@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from taxfree import fingerprints
-from taxfree.shapes import heading, recorded_problem
+from taxfree.problems import heading, recorded_problem
 from taxfree_kernels.variant import is_library
 from taxfree_tune.cost_model import MACHINES, bounds_of
 from taxfree_tune.measuring.results import DISPATCH, Results, Row, by_problem

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from taxfree.errors import UsageError
-from taxfree.shapes import recorded_problem
+from taxfree.problems import recorded_problem
 from taxfree_kernels.hardware import KNOWN
 from taxfree_kernels.variant import operation_names
 from taxfree_tune.measuring.results import Results, load

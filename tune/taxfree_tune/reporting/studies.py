@@ -9,7 +9,7 @@ from typing import Any
 import optuna
 
 from taxfree import fingerprints
-from taxfree.shapes import format_problem
+from taxfree.problems import format_problem
 from taxfree_tune.reporting.sources import (
     Recorded,
     Sources,

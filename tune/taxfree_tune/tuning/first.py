@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 
 from taxfree import fingerprints
-from taxfree.shapes import recorded_problem
+from taxfree.problems import recorded_problem
 from taxfree_check.cross_compile.screen import Screen
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.variant import Problem, op_of

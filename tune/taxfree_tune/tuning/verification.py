@@ -10,7 +10,7 @@ from typing import Any
 
 from taxfree import fingerprints
 from taxfree.errors import TaxfreeError, WorkerLost, WrongResult
-from taxfree.shapes import format_problem, recorded_problem
+from taxfree.problems import format_problem, recorded_problem
 from taxfree_kernels.variant import Problem, op_of
 from taxfree_tune import devices
 from taxfree_tune.measuring.groups import group_for

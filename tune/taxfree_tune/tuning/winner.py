@@ -11,7 +11,7 @@ from typing import Any
 
 from taxfree import fingerprints
 from taxfree.errors import UsageError
-from taxfree.shapes import format_problem, recorded_problem
+from taxfree.problems import format_problem, recorded_problem
 from taxfree_kernels.variant import operation_names
 from taxfree_tune.measuring.disturbance import SPOILING
 from taxfree_tune.measuring.results import DISPATCH, Mode, Results, Row, by_problem

@@ -8,10 +8,10 @@ from dataclasses import MISSING, dataclass, fields
 from typing import Any, get_type_hints
 
 from taxfree.errors import UsageError
-from taxfree.shapes.text import quoted
 from taxfree_kernels.errors import PlanError
 from taxfree_kernels.variant import Problem, operation_names, problem_class
 
+LARGEST = 2**31 - 1  # of sizes
 DTYPE_ALIASES = {"fp16": "float16", "bf16": "bfloat16"}
 
 _ALWAYS_SAID = ("dtype", "world_size")
@@ -100,3 +100,8 @@ def heading(op: str, problem: Mapping[str, Any]) -> str:
     others = {name: value for name, value in problem.items() if name not in directions}
     said = [f"{name}={value}" for name, value in directions.items()]
     return " ".join([*said, format_problem(op, others)])
+
+
+def quoted(text: str) -> str:
+    """A text as messages show it: in quotes, cut where it is long."""
+    return repr(text if len(text) <= 60 else f"{text[:57]}...")

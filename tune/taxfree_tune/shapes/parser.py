@@ -12,10 +12,10 @@ from typing import Any, TypeAlias
 import yaml
 
 from taxfree.errors import UsageError
-from taxfree.shapes.fields import DTYPE_ALIASES, field_specs
-from taxfree.shapes.text import LARGEST, integer, quoted, read_text
+from taxfree.problems import DTYPE_ALIASES, LARGEST, field_specs, quoted
 from taxfree_kernels.errors import PlanError
 from taxfree_kernels.variant import Problem, operation_names, operation_shapes, problem_class
+from taxfree_tune.shapes.text import integer, read_text
 
 Value: TypeAlias = int | str
 Axes: TypeAlias = Mapping[str, Sequence[Value]]

@@ -1,6 +1,6 @@
 """A model's layers, and the problems that tensor parallelism makes of them.
 
-The layers are those that Transformers builds from a config (`taxfree.models.built`). Those of the
+The layers are those that Transformers builds from a config (`taxfree_tune.built`). Those of the
 models of `known_models.json` need no Transformers: it holds the fields that are read here of the
 `config.json` of each repository that it names, and the layers that Transformers' plan does not sum.
 """
@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 from taxfree.errors import UsageError
-from taxfree.shapes.fields import DTYPE_ALIASES
-from taxfree.shapes.text import quoted, read_text
+from taxfree.problems import DTYPE_ALIASES, quoted
 from taxfree_kernels.variant import BLOCK
+from taxfree_tune.shapes.text import read_text
 
 #: How a model comes to run the operations: its row-parallel layers sum, as under PyTorch's tensor
 #: parallelism, Transformers and vLLM; its rows are sharded between the layers, too; or an engine
@@ -173,7 +173,7 @@ def known_models() -> dict[str, tuple[str, ...]]:
 
 @cache
 def _known() -> dict[str, Any]:
-    text = files("taxfree.shapes").joinpath("known_models.json").read_text(encoding="utf-8")
+    text = files("taxfree_tune.shapes").joinpath("known_models.json").read_text(encoding="utf-8")
     known: dict[str, Any] = json.loads(text)
     return known
 
@@ -192,7 +192,7 @@ def load_model(name: str | Path) -> Model:
         return _known_model(known_entry(str(name)))
     text = json.dumps(_file(Path(name)))
     try:
-        from taxfree.models.built import built_model
+        from taxfree_tune.built import built_model
 
         return built_model(text)
     except ImportError as error:

@@ -17,8 +17,8 @@ import pytest
 import torch
 import yaml
 
-from taxfree.models.built import built_model
-from taxfree.shapes.models import Column, Model, known_entry, known_models, load_model
+from taxfree_tune.built import built_model
+from taxfree_tune.shapes.models import Column, Model, known_entry, known_models, load_model
 
 BUILT: dict[str, Any] = yaml.safe_load(Path(__file__).with_name("built.yaml").read_text())
 SIZES = (

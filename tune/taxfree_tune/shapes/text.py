@@ -1,4 +1,4 @@
-"""Parsing of text that users write, and quoting of invalid text."""
+"""Parsing of text that users write."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import re
 from pathlib import Path
 
 from taxfree.errors import UsageError
+from taxfree.problems import LARGEST, quoted
 
-LARGEST = 2**31 - 1  # integer
 _MOST_CHARACTERS = 1 << 24  # of a file; a device may have no end
 
 
@@ -18,11 +18,6 @@ def integer(text: str) -> int | None:
         return None
     number = int(text)
     return number if number <= LARGEST else None
-
-
-def quoted(text: str) -> str:
-    """A text as messages show it: in quotes, cut where it is long."""
-    return repr(text if len(text) <= 60 else f"{text[:57]}...")
 
 
 def read_text(path: Path, what: str) -> str:

@@ -19,7 +19,8 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from taxfree.errors import UsageError
-from taxfree.shapes.models import (
+from taxfree.problems import quoted
+from taxfree_tune.shapes.models import (
     Attention,
     Block,
     Column,
@@ -29,7 +30,6 @@ from taxfree.shapes.models import (
     quantisation_of,
     text_part,
 )
-from taxfree.shapes.text import quoted
 
 Parts: TypeAlias = list[tuple[tuple[int, int], ...]]
 

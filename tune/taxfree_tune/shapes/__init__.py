@@ -12,16 +12,8 @@ The fields are those of the operation's problem, and its folder names the shorth
 new operation works without changes here.
 """
 
-from taxfree.shapes.fields import (
-    DTYPE_ALIASES,
-    field_specs,
-    format_problem,
-    heading,
-    recorded_problem,
-    require_operation,
-)
-from taxfree.shapes.models import known_models
-from taxfree.shapes.request import (
+from taxfree_tune.shapes.models import known_models
+from taxfree_tune.shapes.request import (
     DEFAULT_SET,
     INTERPRETED_SET,
     Choice,
@@ -35,19 +27,15 @@ from taxfree.shapes.request import (
     parse_counts,
     parse_paths,
 )
-from taxfree.shapes.sets import named_sets
+from taxfree_tune.shapes.sets import named_sets
 
 __all__ = [
     "DEFAULT_SET",
-    "DTYPE_ALIASES",
     "INTERPRETED_SET",
     "Choice",
     "ShapeRequest",
     "choose",
     "expand",
-    "field_specs",
-    "format_problem",
-    "heading",
     "is_wanted",
     "is_without_dtype",
     "known_models",
@@ -56,6 +44,4 @@ __all__ = [
     "operations",
     "parse_counts",
     "parse_paths",
-    "recorded_problem",
-    "require_operation",
 ]

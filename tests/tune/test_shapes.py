@@ -12,12 +12,12 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from taxfree.errors import UsageError
-from taxfree.shapes import (
+from taxfree.problems import field_specs, format_problem
+from taxfree_kernels.variant import problem_class
+from taxfree_tune.shapes import (
     ShapeRequest,
     choose,
     expand,
-    field_specs,
-    format_problem,
     known_models,
     left_out,
     named_sets,
@@ -25,8 +25,7 @@ from taxfree.shapes import (
     parse_counts,
     parse_paths,
 )
-from taxfree.shapes.models import PATHS
-from taxfree_kernels.variant import problem_class
+from taxfree_tune.shapes.models import PATHS
 
 OP = "all_gather_matmul"
 LLAMA_70B = {

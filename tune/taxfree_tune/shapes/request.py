@@ -10,17 +10,28 @@ from pathlib import Path
 from typing import Any
 
 from taxfree.errors import UsageError
-from taxfree.shapes.fields import (
-    DTYPE_ALIASES,
-    field_specs,
-    recorded_problem,
-    require_operation,
-)
-from taxfree.shapes.models import PATHS, ModelPath, Role, left_out_layers, load_model, split_layers
-from taxfree.shapes.parser import EXAMPLE, MODEL_SET, Axes, Entry, Parser, Shape, Value, entries
-from taxfree.shapes.sets import scaling_sets
-from taxfree.shapes.text import integer, quoted
+from taxfree.problems import DTYPE_ALIASES, field_specs, quoted, recorded_problem, require_operation
 from taxfree_kernels.variant import Problem, operation_names, operation_shapes, problem_class
+from taxfree_tune.shapes.models import (
+    PATHS,
+    ModelPath,
+    Role,
+    left_out_layers,
+    load_model,
+    split_layers,
+)
+from taxfree_tune.shapes.parser import (
+    EXAMPLE,
+    MODEL_SET,
+    Axes,
+    Entry,
+    Parser,
+    Shape,
+    Value,
+    entries,
+)
+from taxfree_tune.shapes.sets import scaling_sets
+from taxfree_tune.shapes.text import integer
 
 DEFAULT_SET = "paper"
 INTERPRETED_SET = "demo"  # the default on a CPU, where the paper's shapes would take hours

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from taxfree.shapes.fields import require_operation
+from taxfree.problems import require_operation
 from taxfree_kernels.variant import operation_shapes
 
 _LISTED_WORLD_SIZES = (1, 2, 4, 8)
