@@ -168,7 +168,9 @@ def _part(whole: Decoder, rank: int, world: int) -> Decoder:
     def of_layer(layer: Layer) -> Layer:
         split = ("q", "k", "v", "gate", "up", "q_bias", "k_bias", "v_bias")
         found = {name: getattr(layer, name) for name in split}
-        parts = {name: of_rows(each) for name, each in found.items() if each is not None}
+        parts: dict[str, Any] = {
+            name: of_rows(each) for name, each in found.items() if each is not None
+        }
         o, down = (each.chunk(world, 1)[rank].contiguous() for each in (layer.o, layer.down))
         return replace(layer, **parts, o=o, down=down)
 
@@ -179,7 +181,7 @@ def _part(whole: Decoder, rank: int, world: int) -> Decoder:
 
 def cache(problem: StepProblem, rank: int, heads: int) -> Cache:
     """Keys and values before the first call, of so many heads; NaN where none is read."""
-    found = []
+    found: list[tuple[torch.Tensor, ...]] = []
     for which in range(2):
         layers = []
         for number in range(problem.layers):
@@ -190,7 +192,8 @@ def cache(problem: StepProblem, rank: int, heads: int) -> Cache:
                 whole[sequence, :, position:] = float("nan")
             layers.append(whole[:, rank : rank + heads].contiguous())
         found.append(tuple(layers))
-    return Cache(*found)
+    keys, values = found
+    return Cache(keys, values)
 
 
 @functools.cache

@@ -567,8 +567,10 @@ class TwinStep:
 
 def _weights(layer: Layer, keys: torch.Tensor, values: torch.Tensor) -> Weights:
     """What a layer lacks is another tensor, which nobody reads."""
-    found = (getattr(layer, name) for name in Weights._fields[:-2])
-    return Weights(*(layer.input_norm if each is None else each for each in found), keys, values)
+    found = [getattr(layer, name) for name in Weights._fields[:-2]]
+    return Weights._make(
+        [*(layer.input_norm if each is None else each for each in found), keys, values]
+    )
 
 
 def _require_served(sizes: Sizes, cache: Cache) -> None:
