@@ -27,7 +27,7 @@ DISPATCHED = """
 import dataclasses
 from taxfree._runtime.dispatch import Dispatcher
 from taxfree.settings import Settings
-from taxfree_tune.shapes import recorded_problem
+from taxfree.problems import recorded_problem
 from taxfree_kernels.hardware import KNOWN
 from taxfree_tuning_db import Table, shipped_records
 
