@@ -54,7 +54,10 @@ from taxfree_kernels.matmul_all_reduce.signature import (
     SCALED_MATMUL_ALL_REDUCE,
     SCALED_MATMUL_ALL_REDUCE_RMS_NORM,
 )
-from taxfree_kernels.matmul_reduce_scatter.signature import MATMUL_REDUCE_SCATTER
+from taxfree_kernels.matmul_reduce_scatter.signature import (
+    MATMUL_REDUCE_SCATTER,
+    SCALED_MATMUL_REDUCE_SCATTER,
+)
 from taxfree_kernels.signature import Signature, signatures
 from taxfree_kernels.variant import Problem, Ready, SizeRange, op_of
 from taxfree_tuning_db import Record, Table
@@ -437,6 +440,35 @@ class Runtime(contextlib.AbstractContextManager["Runtime"]):
             PeerTimeout: an earlier call lost a peer.
         """
         return self._call(MATMUL_REDUCE_SCATTER, (x, weight, scatter_dim), out)
+
+    def scaled_matmul_reduce_scatter(
+        self,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        x_scale: torch.Tensor,
+        weight_scale: torch.Tensor,
+        scatter_dim: int = 0,
+        dtype: torch.dtype = torch.bfloat16,
+        out: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """:meth:`matmul_reduce_scatter` of fp8 factors: of (x * x_scale) @ (weight * weight_scale).
+
+        Args:
+            x, weight, x_scale, weight_scale: as of :meth:`scaled_matmul_all_reduce`.
+            scatter_dim: 0: shards are rows; 1: shards are columns, and n must be divisible by
+                world_size.
+            dtype: of the result; bfloat16 or float16.
+            out: of the result's shape, contiguous; the result is written into it.
+
+        Returns:
+            As :meth:`matmul_reduce_scatter`, of `dtype`.
+
+        Raises:
+            UsageError: the tensors do not fit together, or are of the other kind of e4m3.
+            PeerTimeout: an earlier call lost a peer.
+        """
+        arguments = (x, weight, x_scale, weight_scale, scatter_dim, dtype)
+        return self._call(SCALED_MATMUL_REDUCE_SCATTER, arguments, out)
 
     def call(
         self, problem: Problem, tensors: Sequence[torch.Tensor | None], out: torch.Tensor

@@ -161,9 +161,9 @@ def _stretched(scale: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
 
 
 def _scattered_matmul(
-    fabric: Fabric, problem: Any, x: torch.Tensor, weight: torch.Tensor
+    fabric: Fabric, problem: Any, x: torch.Tensor, weight: torch.Tensor, *scales: torch.Tensor
 ) -> torch.Tensor:
-    total = _sum_of_products(fabric, problem, x, weight)
+    total = _sum_of_products(fabric, problem, x, weight, *scales)
     if problem.scatter_dim == 1:
         return total.chunk(fabric.world_size, dim=1)[fabric.rank]
     missing = fabric.world_size * problem.shard_rows - problem.m

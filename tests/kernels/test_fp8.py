@@ -15,13 +15,18 @@ from taxfree_kernels.fp8 import (
     quantised_weight,
 )
 from taxfree_kernels.variant import SCALES, problem_class
-from tests.kernels.contract import ALL_REDUCE, case, complaints
+from tests.kernels.contract import ALL_REDUCE, SCATTER, case, complaints
 from tests.ranks import on_every_fabric, served_names
 
 FN, FNUZ = DTYPES
 #: variants whose kernels multiply 16-bit factors alone
-OF_16_BITS = ("push_two_shot_lamport_specialized", "push_two_shot_two_kernel")
-FP8 = [name for name in served_names(ALL_REDUCE) if name not in OF_16_BITS]
+OF_16_BITS = ("push_two_shot_lamport_specialized", "push_lamport_specialized", "overlap")
+FP8 = [
+    (op, name)
+    for op in (ALL_REDUCE, SCATTER)
+    for name in served_names(op)
+    if name not in OF_16_BITS
+]
 
 
 def operands(scales, m=5, n=300, k=260):
@@ -122,13 +127,13 @@ def test_problems_that_no_format_has_are_refused(fields, message):
 
 @on_every_fabric
 @pytest.mark.parametrize("scales", SCALES)
-@pytest.mark.parametrize("variant", FP8)
-def test_every_variant_is_exact_on_integers_and_no_less_accurate(ranks, variant, scales):
-    sizes = [{"m": 17, "n": 37, "k": 33}, {"m": 3, "n": 144, "k": 272, "bias": True}]
+@pytest.mark.parametrize(("op", "variant"), FP8)
+def test_every_variant_is_exact_on_integers_and_no_less_accurate(ranks, op, variant, scales):
+    sizes = [{"m": 17, "n": 37, "k": 33}, {"m": 3, "n": 144, "k": 272}]
+    sizes[1] |= {"bias": True} if op == ALL_REDUCE else {"m": 33, "n": 256, "scatter_dim": 1}
     kind = {"x_dtype": "fp8", "scales": scales, "dtype": "bfloat16"}
     cases = [
-        case(ALL_REDUCE, variant, padded=number == 0, **kind | size)
-        for number, size in enumerate(sizes)
+        case(op, variant, padded=number == 0, **kind | size) for number, size in enumerate(sizes)
     ]
     assert complaints(ranks, ranks.few, cases) == []
 

@@ -35,6 +35,7 @@ CALLED = [
         {"x_dtype": "fp8", "scales": "channel", "residual": True, "rms_norm": True},
         "push",
     ),
+    *((SCATTER, {"x_dtype": "fp8", "scales": each}, "push") for each in SCALES),
     (SCATTER, {}, "push"),
     (SCATTER, {"m": 1}, "push"),
     (SCATTER, {"scatter_dim": 1, "n": 48}, "push"),
@@ -55,7 +56,9 @@ def method_of(op: str, problem: Any, inputs: Any) -> tuple[str, tuple[Any, ...],
     if op == OP:
         return op, inputs, {"gather_dim": problem.gather_dim, "m": problem.m}
     if op == SCATTER:
-        return op, (*inputs, problem.scatter_dim), {}
+        x, weight, *scales = inputs
+        scaled, kind = ("scaled_", {"dtype": getattr(torch, problem.dtype)}) if scales else ("", {})
+        return scaled + op, (x, weight, *scales, problem.scatter_dim), kind
     if op == DECODE:
         *tensors, scaling = inputs
         options = {"scale": float(scaling[0]), "window": problem.window or None}

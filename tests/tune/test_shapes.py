@@ -415,8 +415,10 @@ class TestModel:
         }
         assert {each.k for each in found} == {4096, 14336}
         assert left_out(request) == []
-        with pytest.raises(UsageError, match="quantised"):
-            expand("matmul_reduce_scatter", request)
+        ((_, why),) = left_out(replace(request, op="all_gather_matmul"))
+        assert "quantised" in why
+        scattered = expand("matmul_reduce_scatter", request)
+        assert {each.scales for each in scattered} == {scales}
         cast = expand("matmul_all_reduce", replace(request, dtype="bf16"))
         assert {each.x_dtype for each in cast} == {"same"}
 

@@ -38,6 +38,7 @@ class Renamed:
 
 #: of kernels that overlap with the next one, and with the one before if weights are static
 _OVERLAPPING = {"LAUNCH_NEXT": True, "PREFETCH_WEIGHT": True}
+_NOT_FP8 = {"x_dtype": "same", "scales": "none"}
 
 #: operation -> its old names
 RENAMED: dict[str, Renamed] = {
@@ -49,13 +50,14 @@ RENAMED: dict[str, Renamed] = {
     "matmul_all_reduce": Renamed(
         config={"IN_DATA": "LL"},
         constants={"push_two_shot_lamport_specialized": _OVERLAPPING},
-        added={"x_dtype": "same", "scales": "none"},
+        added=_NOT_FP8,
     ),
     "matmul_reduce_scatter": Renamed(
         constants={
             "overlap": {"CHUNKS": 1, "CHUNKS_PER_WAIT": 1},
             "push_lamport_specialized": _OVERLAPPING,
-        }
+        },
+        added=_NOT_FP8,
     ),
 }
 

@@ -7,13 +7,15 @@ is done, and a partial sum that goes through memory.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 from taxfree_kernels.fabric.base import Fabric, Workspace
+from taxfree_kernels.factors import multiply_into, try_fp8
 from taxfree_kernels.matmul_reduce_scatter.problem import MatmulReduceScatter
 from taxfree_kernels.variant import Config, Plan, Step, Variant, resized
-from taxfree_kernels.vendor import matmul_into, reduce_scatter
+from taxfree_kernels.vendor import reduce_scatter
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,7 @@ class BaselinePlan(Plan):
 
     def __init__(self, problem: MatmulReduceScatter, fabric: Fabric) -> None:
         self._problem, self._group = problem, fabric.group
+        try_fp8(problem, fabric.device)
         self._is_by_columns = problem.scatter_dim == 1
         by_owner = problem.world_size * problem.shard_rows * problem.shard_columns
         sizes = (by_owner, problem.elements if self._is_by_columns else 0, *self._others(problem))
@@ -63,17 +66,20 @@ class BaselinePlan(Plan):
             return ScatterBuffers(partial[: problem.elements].view(m, -1), by_owner, by_owner[:0])
         return ScatterBuffers(by_owner[:m], by_owner, by_owner[m:])
 
-    def run(self, x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+    def run(self, *tensors: Any) -> torch.Tensor:
+        x, weight, *scales, out = tensors
         buffers = self._sized[x.shape[0]]
-        self._multiply(buffers, x, weight)
+        self._multiply(buffers, x, weight, *scales)
         if self._is_by_columns:
             self._lay_out(buffers)
         reduce_scatter(out, buffers.by_owner, self._group)
+        assert isinstance(out, torch.Tensor)
         return out
 
-    def steps(self, x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> list[Step]:
+    def steps(self, *tensors: Any) -> list[Step]:
+        x, weight, *scales, out = tensors
         buffers = self._sized[x.shape[0]]
-        steps = [Step("matmul", "producer", lambda: self._multiply(buffers, x, weight))]
+        steps = [Step("matmul", "producer", lambda: self._multiply(buffers, x, weight, *scales))]
         if self._is_by_columns:
             moved = 2 * buffers.partial.nbytes
             steps.append(
@@ -89,8 +95,14 @@ class BaselinePlan(Plan):
         )
         return steps
 
-    def _multiply(self, buffers: ScatterBuffers, x: torch.Tensor, weight: torch.Tensor) -> None:
-        matmul_into(buffers.partial, x, weight, None)
+    def _multiply(
+        self,
+        buffers: ScatterBuffers,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        *scales: torch.Tensor,
+    ) -> None:
+        multiply_into(buffers.partial, x, weight, None, *scales)
         if len(buffers.beyond):
             buffers.beyond.zero_()
 

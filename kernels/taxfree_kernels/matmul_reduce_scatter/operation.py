@@ -16,7 +16,7 @@ def make_inputs(
     device: torch.device,
     integers: bool = False,
 ) -> tuple[torch.Tensor | None, ...]:
-    """x [m, k] and weight [k, n] of one rank."""
+    """x [m, k] and weight [k, n] of one rank, and in fp8 their scales."""
     return make_factors(problem, rank, seed, device, integers)
 
 

@@ -158,6 +158,8 @@ class Overlap(Variant):
     name = "overlap"
 
     def unsupported_reason(self, problem: MatmulReduceScatter, hardware: Hardware) -> str | None:
+        if problem.is_fp8:
+            return "it multiplies 16-bit factors"
         if problem.shard_columns % 16:
             return "shards do not split into parts of aligned rows"
         return exchange_unsupported_reason(problem)

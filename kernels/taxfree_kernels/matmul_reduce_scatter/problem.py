@@ -24,10 +24,11 @@ class MatmulReduceScatter(PartialSum, Sharded):
         k: columns of this rank's x: the ranks' share of the summed dimension.
         scatter_dim: 0: rank r keeps rows [r * ceil(m / world_size), ...); 1: rank r keeps columns
             [r * n / world_size, ...).
-        dtype: "float16" or "bfloat16", of all tensors.
+        dtype: "float16" or "bfloat16", of all tensors but fp8 factors.
         world_size: ranks.
         weight_layout: which dimension of the weight is contiguous last: "nk" is K, as in the
             transposed weight of a ``torch.nn.Linear``; "kn" is N.
+        x_dtype, scales: see :class:`MatmulProblem`.
 
     Raises:
         PlanError: on impossible dimensions.
@@ -40,6 +41,8 @@ class MatmulReduceScatter(PartialSum, Sharded):
     dtype: str = "float16"
     world_size: int = 1
     weight_layout: str = "nk"
+    x_dtype: str = "same"
+    scales: str = "none"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -71,9 +74,10 @@ class MatmulReduceScatter(PartialSum, Sharded):
     @property
     def cost(self) -> Cost:
         item, shard = ITEM_BYTES[self.dtype], self.kept_elements
+        factors = self.m * self.k + self.k * self.n
         return Cost(
             flops=2 * self.m * self.n * self.k,
-            memory_bytes=item * (self.m * self.k + self.k * self.n + shard),
+            memory_bytes=self.factor_bytes * factors + self.scale_bytes + item * shard,
             link_bytes=item * (self.world_size - 1) * shard,
         )
 

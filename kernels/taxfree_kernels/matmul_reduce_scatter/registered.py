@@ -6,6 +6,8 @@ symmetric; the shard is copied out of it, which the measured time includes.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from taxfree_kernels.fabric.base import Fabric, Workspace
@@ -35,13 +37,15 @@ class RegisteredReduceScatterPlan(BaselinePlan):
     def _shard(self, out: torch.Tensor) -> torch.Tensor:
         return self._scratch()[2][: out.numel()].view(out.shape)
 
-    def run(self, x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
-        return out.copy_(super().run(x, weight, self._shard(out)))
+    def run(self, *tensors: Any) -> torch.Tensor:
+        *inputs, out = tensors
+        return torch.Tensor.copy_(out, super().run(*inputs, self._shard(out)))
 
-    def steps(self, x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> list[Step]:
+    def steps(self, *tensors: Any) -> list[Step]:
+        *inputs, out = tensors
         shard = self._shard(out)
         copy_out = Step("copy out", "copy", lambda: out.copy_(shard), memory_bytes=2 * out.nbytes)
-        return [*super().steps(x, weight, shard), copy_out]
+        return [*super().steps(*inputs, shard), copy_out]
 
 
 class Registered(RegisteredVariant):

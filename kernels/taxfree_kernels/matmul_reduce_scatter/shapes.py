@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from taxfree_kernels.matmul_reduce_scatter.problem import MatmulReduceScatter
 from taxfree_kernels.variant import Shapes
+
+_FP8: dict[str, Any] = {"dtype": "bfloat16", "world_size": 2, "x_dtype": "fp8"}
 
 
 def tiny(world_size: int) -> list[MatmulReduceScatter]:
@@ -26,6 +30,8 @@ SHAPES = Shapes(
         MatmulReduceScatter(64, 8192, 3584, world_size=8),
         MatmulReduceScatter(4096, 4096, 3584, dtype="bfloat16", world_size=8),
         MatmulReduceScatter(1024, 4096, 2048, scatter_dim=1, world_size=4),
+        MatmulReduceScatter(64, 8192, 14336, **_FP8, scales="block"),
+        MatmulReduceScatter(1024, 8192, 14336, **_FP8, scales="channel"),
     ),
     ragged=(MatmulReduceScatter(77, 1001, 129, world_size=8),),
     smallest=(MatmulReduceScatter(2, 16, 32, world_size=2),),

@@ -13,9 +13,12 @@ from taxfree_kernels.arguments import (
     fixed,
     matmul_sizes,
     matrix_rows,
+    require_addends,
+    require_scales,
     weight_layout,
 )
 from taxfree_kernels.fabric.base import Fabric
+from taxfree_kernels.fp8 import dequantised
 from taxfree_kernels.gradients import Gradients, gather
 from taxfree_kernels.matmul_reduce_scatter.problem import MatmulReduceScatter
 from taxfree_kernels.signature import Signature
@@ -34,14 +37,53 @@ def _problem(
     )  # fmt: skip
 
 
+def _scaled_problem(
+    fabric: Fabric,
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    x_scale: torch.Tensor,
+    weight_scale: torch.Tensor,
+    scatter_dim: int,
+    dtype: torch.dtype,
+) -> MatmulReduceScatter:
+    """See :meth:`taxfree.Runtime.scaled_matmul_reduce_scatter`."""
+    m, k, n = matmul_sizes(x, weight)
+    scales = require_scales(fabric, x, weight, x_scale, weight_scale)
+    return MatmulReduceScatter(
+        m=m, n=n, k=k, scatter_dim=scatter_dim, dtype=require_addends(fabric, dtype),
+        world_size=fabric.world_size, weight_layout=weight_layout(weight), x_dtype="fp8",
+        scales=scales,
+    )  # fmt: skip
+
+
 def _library(
     world_size: int, group_name: str, x: torch.Tensor, weight: torch.Tensor, scatter_dim: int
 ) -> torch.Tensor:
-    product = x @ weight
+    return _library_shard(world_size, group_name, x @ weight, scatter_dim)
+
+
+def _scaled_library(
+    world_size: int,
+    group_name: str,
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    x_scale: torch.Tensor,
+    weight_scale: torch.Tensor,
+    scatter_dim: int,
+    dtype: torch.dtype,
+) -> torch.Tensor:
+    factors = ((x, x_scale), (weight, weight_scale))
+    a, b = (dequantised(*each, torch.float32) for each in factors)
+    return _library_shard(world_size, group_name, (a @ b).to(dtype), scatter_dim)
+
+
+def _library_shard(
+    world_size: int, group_name: str, product: torch.Tensor, scatter_dim: int
+) -> torch.Tensor:
     if scatter_dim == 1:
         product = torch.cat(product.chunk(world_size, 1))
     else:
-        product = torch.nn.functional.pad(product, (0, 0, 0, -len(x) % world_size))
+        product = torch.nn.functional.pad(product, (0, 0, 0, -len(product) % world_size))
     c10d = torch.ops._c10d_functional
     shard = c10d.reduce_scatter_tensor(product, "sum", world_size, group_name)
     found: torch.Tensor = c10d.wait_tensor(shard)
@@ -87,4 +129,27 @@ MATMUL_REDUCE_SCATTER = Signature(
     gradient=_gradient,
 )  # fmt: skip
 
-SIGNATURES = (MATMUL_REDUCE_SCATTER,)
+SCALED_MATMUL_REDUCE_SCATTER = Signature(
+    "scaled_matmul_reduce_scatter",
+    "Tensor x, Tensor weight, Tensor x_scale, Tensor weight_scale, int scatter_dim, "
+    "ScalarType dtype",
+    layout=lambda x, weight, x_scale, weight_scale, scatter_dim, dtype: (
+        "scaled_matmul_reduce_scatter", x.shape, x.dtype, x.device, fixed(weight), x_scale.shape,
+        x_scale.dtype, x_scale.device, fixed(weight_scale), scatter_dim, dtype,
+    ),
+    key=lambda x, weight, x_scale, weight_scale, scatter_dim, dtype: (
+        by_row(x), fixed(weight), by_row(x_scale), fixed(weight_scale), scatter_dim, dtype,
+    ),
+    sizes=lambda _, x, *others: (matrix_rows(x),),
+    fits=lambda _, m, x, weight, x_scale, *others: x_scale.dim() < 2 or len(x_scale) == m,
+    problem=_scaled_problem,
+    inputs=lambda _, x, weight, x_scale, weight_scale, scatter_dim, dtype: (
+        aligned(x), weight, aligned(x_scale), weight_scale,
+    ),
+    shape=lambda world_size, m, x, weight, x_scale, weight_scale, scatter_dim, dtype:
+        MATMUL_REDUCE_SCATTER.shape(world_size, m, x, weight, scatter_dim),
+    dtype=lambda x, weight, x_scale, weight_scale, scatter_dim, dtype: dtype,
+    library=_scaled_library,
+)  # fmt: skip
+
+SIGNATURES = (MATMUL_REDUCE_SCATTER, SCALED_MATMUL_REDUCE_SCATTER)

@@ -41,6 +41,8 @@ class TorchFused(Variant):
     def unsupported_reason(self, problem: MatmulReduceScatter, hardware: Hardware) -> str | None:
         if hardware.backend != "cuda":
             return "torch's fused op needs CUDA"
+        if problem.is_fp8:
+            return "it multiplies 16-bit factors"
         if problem.world_size == 1:
             return "one rank has no peers"
         if problem.m % problem.world_size and problem.scatter_dim == 0:

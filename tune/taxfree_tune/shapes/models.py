@@ -470,7 +470,8 @@ def split_layers(
 
 def _is_listed(block: Block, role: Role, is_training: bool) -> bool:
     """Whether an operation of this role computes a block as its weights are."""
-    return not block.quantised or (bool(block.scales) and role == "sum" and not is_training)
+    is_served = block.scales and role in ("sum", "scatter_rows") and not is_training
+    return not block.quantised or bool(is_served)
 
 
 def _fields(n: int, k: int, **others: int | str) -> Fields:
