@@ -147,7 +147,7 @@ def print_comparison(verdicts: Sequence[RowComparison], before: Path) -> None:
             each.row.mode,
             each.before.median_us,
             each.row.median_us,
-            f"{each.change:+.1%}",
+            f"{each.change:+z.1%}",
             each.judgement,
         )
         for each in verdicts

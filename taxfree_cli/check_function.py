@@ -146,8 +146,12 @@ def show(found: list[Checked], json: bool) -> None:
             ["line", "text", "ranks", "programs", "calls"],
             covered,
             narrow=(
-                f"{line}  {text}  (ranks {ranks}, programs {programs}, calls {calls})"
+                each
                 for line, text, ranks, programs, calls in covered
+                for each in (
+                    f"{line}  ranks {ranks}, programs {programs}, calls {calls}",
+                    f"  {text}",
+                )
             ),
         )
     is_first = True

@@ -165,7 +165,7 @@ def _figures(label: str, time: float, spread: float | None, share: float, width:
     iqr = "" if spread is None or not columns[2] else f"±{_signed(spread)}"
     return (
         f"{label:<{columns[0]}}{_signed(time):>{columns[1]}}{iqr:>{columns[2]}}"
-        f"{share:>{columns[3]}.0%}"
+        f"{share:>z{columns[3]}.0%}"
     )
 
 
@@ -195,7 +195,7 @@ def _instrument(timed: TimedPipeline, account: Account, width: int) -> list[Text
         program_trace_us = measured.program_trace_us()
         share = program_trace_us / (account.t_graph_us or account.t_eager_us)
         said = [
-            f"tracing what programs do adds {_signed(program_trace_us)} us, {share:.0%}; {clock}"
+            f"tracing what programs do adds {_signed(program_trace_us)} us, {share:z.0%}; {clock}"
         ]
     alone = timed.alone
     if alone:

@@ -86,7 +86,7 @@ def search(
         if nodes is not None and fleet is None:
             problems = nodes.share_of(devices.gpu_name(fabric), problems)
         database = opened.enter_context(_database(path, nodes))
-        progress = opened.enter_context(_progress(nodes))
+        progress = opened.enter_context(_progress(nodes, fabric == "host"))
         for result in session.run(
             problems,
             fabric,
@@ -256,7 +256,7 @@ def _print_rows(rows: Sequence[dict[str, Any]], is_interpreted: bool) -> None:
 
 
 @contextlib.contextmanager
-def _progress(nodes: Nodes | None) -> Iterator[Progress]:
+def _progress(nodes: Nodes | None, is_interpreted: bool) -> Iterator[Progress]:
     """Show the search as it goes: one live line on a terminal, else a line per problem."""
     console = messages()
     is_live = console.is_terminal and not place().name
@@ -268,20 +268,20 @@ def _progress(nodes: Nodes | None) -> Iterator[Progress]:
             if event.problem != current and not is_live:
                 note(f"tuning {problem_words(event.problem)}", every_node=True)
             current = event.problem
-            live.update(_line(event))
+            live.update(_line(event, is_interpreted))
             if nodes is not None:
                 nodes.collect()
 
         yield show
 
 
-def _line(event: Event) -> Text:
-    line = Text(f"{problem_words(event.problem)}  {event.done}/{event.wanted}  ")
-    if event.best is not None and event.best_us is not None:
-        line.append(f"best {us(event.best_us)} us {event.best.variant}", style="bold")
-    if event.baseline_us is not None and event.best_us is not None:
-        line.append(f"  library {us(event.baseline_us)} us", style="dim")
-        line.append(f"  {event.baseline_us / event.best_us:.2f}x")
+def _line(event: Event, is_interpreted: bool) -> Text:
+    line = Text(f"{problem_words(event.problem)}  {event.done}/{event.wanted}")
+    if event.best is not None and event.best_us is not None and not is_interpreted:
+        line.append(f"  best {us(event.best_us)} us {event.best.variant}", style="bold")
+        if event.baseline_us is not None:
+            line.append(f"  library {us(event.baseline_us)} us", style="dim")
+            line.append(f"  {event.baseline_us / event.best_us:.2f}x")
     if event.note:
         line.append(f"\n{event.note}", style="dim")
     return line

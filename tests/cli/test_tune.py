@@ -14,6 +14,9 @@ import yaml
 from taxfree.errors import WorkerLost
 from taxfree_cli import tune_search
 from taxfree_cli.exits import ExitCode, failure
+from taxfree_kernels.all_gather_matmul.problem import AllGatherMatmul
+from taxfree_tune.measuring.trial import Candidate
+from taxfree_tune.tuning.tuner import Event
 from taxfree_tuning_db import Database
 from tests.check.cross_compile.conftest import run_python
 from tests.tritons import needs_3_8
@@ -31,6 +34,12 @@ def test_nothing_but_candidates_that_hang_is_a_failure() -> None:
         tune_search._fail_if_all_hung([row | {"is_library_alone": True}])
     assert "taxfree check --op all_gather_matmul" in raised.value.hint
     assert failure(raised.value).exit_code == ExitCode.PEER_LOST
+
+
+def test_progress_compares_no_times_of_interpreted_kernels() -> None:
+    event = Event(AllGatherMatmul(5, 32, 32, world_size=2), 1, 4, 9.0, Candidate("push", {}), 6.0)
+    assert "best 9 us push  library 6 us  0.67x" in tune_search._line(event, False).plain
+    assert tune_search._line(event, True).plain.endswith("world_size=2  1/4")
 
 
 class TestTune:

@@ -231,3 +231,10 @@ def test_names_in_files_are_no_markup(tmp_path: Path) -> None:
     path = tmp_path / "hostile.json"
     path.write_text(json.dumps(document), encoding="utf-8")
     assert "<script>alert" not in page(read(tmp_path, path))
+
+
+def test_families_stand_by_their_numbers() -> None:
+    families = ["batch=16 n=64", "n=11008 k=4096", "batch=8 n=64", "n=3584 k=8192"]
+    assert sorted(families, key=comparisons._by_numbers) == [
+        "batch=8 n=64", "batch=16 n=64", "n=3584 k=8192", "n=11008 k=4096",
+    ]  # fmt: skip

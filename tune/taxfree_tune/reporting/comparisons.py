@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -92,11 +93,16 @@ def _order(comparison: Comparison) -> tuple[Any, ...]:
     size = comparison.problem[fingerprints.size_field(comparison.op)]
     return (
         comparison.op,
-        family(comparison),
+        _by_numbers(family(comparison)),
         comparison.problem["world_size"],
         size,
         comparison.machine,
     )
+
+
+def _by_numbers(text: str) -> list[str | int]:
+    """A text that is sorted by the numbers in it: n=3584 before n=11008."""
+    return [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", text)]
 
 
 def family(comparison: Comparison) -> str:

@@ -73,7 +73,10 @@ def coloured(field: str, colours: Mapping[str, str], **options: Any) -> alt.Colo
 def strips(drawn: Any, by: str, rows: Sequence[dict[str, Any]]) -> Any:
     """A drawing per value of a key, one below the other, in the order of the rows."""
     order = list(dict.fromkeys(row[by] for row in rows))
-    header = alt.Header(labelOrient="top", labelAnchor="start", labelAngle=0, labelPadding=2)
+    header = alt.Header(
+        labelOrient="top", labelAnchor="start", labelAngle=0, labelPadding=2,
+        labelExpr="split(datum.value, ', ')",
+    )  # fmt: skip
     row = alt.Row(f"{by}:N", title=None, sort=order, header=header)
     return drawn.facet(row=row, spacing=6).resolve_scale(y="independent")
 

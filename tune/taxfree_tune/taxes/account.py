@@ -90,10 +90,10 @@ class Account:
         ]
         if abs(self.residual_us) > allowed:
             share = self.residual_us / self.t_eager_us
-            text = f"the residual is {share:.0%} of t_eager"
+            text = f"the residual is {share:z.0%} of t_eager"
             if self.kernel_us is not None:
                 kernels = self.kernel_us / self.t_eager_us
-                text += f": kernel work {kernels:.0%}, unexplained {share - kernels:.0%}"
+                text += f": kernel work {kernels:z.0%}, unexplained {share - kernels:z.0%}"
             wrong.append(text)
         return wrong
 
