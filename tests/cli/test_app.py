@@ -57,33 +57,6 @@ class TestExitCodes:
         failing(error)
         assert cli("shapes").code == code
 
-    @pytest.mark.parametrize(
-        "arguments",
-        [
-            ("shaps",),
-            ("--no-such-option",),
-            ("shapes", "--no-such-option"),
-            ("shapes", "surplus"),
-            ("shapes", "--gpus"),
-            ("shapes", "--gpus", "many"),
-            ("shapes", "--gpus", "0"),
-            ("shapes", "--tp", "0"),
-            ("shapes", "--model", "config.json", "--tp", "8", "--gpus", "2,4"),
-            ("shapes", "--dtype", "int8"),
-            ("shapes", "--op", "convolution"),
-            ("shapes", "--shapes", ""),
-            ("shapes", "--model", "/nowhere/config.json"),
-            ("db", "shw"),
-            ("db", "why"),
-            ("db", "import"),
-        ],
-    )
-    def test_usage_errors_are_2_and_say_how(self, cli, arguments):
-        outcome = cli(*arguments)
-        assert outcome.code == 2
-        assert outcome.out == ""
-        assert re.fullmatch(r"error: .+\nhint: .+\n", outcome.err)
-
     def test_an_exit_code_of_a_command_is_kept(self, cli, failing):
         failing(SystemExit(7))
         with pytest.raises(SystemExit, match="7"):

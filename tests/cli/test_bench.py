@@ -202,16 +202,6 @@ class TestWholeModel:
 
 
 class TestErrors:
-    def test_a_missing_gpu_is_said_at_once(self, cli, monkeypatch):
-        monkeypatch.setattr("taxfree_tune.devices.available_gpus", lambda: 2)
-        outcome = cli("bench", "--gpus", 8, "--shapes", "16x64x64")
-        assert outcome.code == ExitCode.NO_HARDWARE
-        assert outcome.err.splitlines()[0] == "error: 8 GPUs are asked for, 2 are there"
-
-    def test_a_bad_earlier_file_is_said_before_anything_is_measured(self, cli, tmp_path):
-        outcome = cli("bench", *SHAPE, "--compare", tmp_path / "none.json")
-        assert outcome.code == ExitCode.USAGE
-
     @pytest.mark.parametrize(
         ("state", "said", "code"),
         [("wrong", "is wrong", ExitCode.WRONG_RESULT), ("hung", "hangs", ExitCode.PEER_LOST)],

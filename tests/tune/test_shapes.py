@@ -151,37 +151,19 @@ class TestShape:
     @pytest.mark.parametrize(
         ("shape", "quoted"),
         [
-            ("", "empty"),
-            ("   ", "empty"),
-            ("papr", "'papr'"),
-            ("m=16", "lacks n, k"),
-            ("16x3584", "'16x3584'"),
             ("1x2x3x4", "'1x2x3x4'"),
             ("ax2x3", "'ax2x3'"),
             ("1xx3", "n=''"),
-            ("m= n=2 k=4", "m=''"),
-            ("m=1,,2 n=2 k=4", "m=''"),
-            ("m=0 n=2 k=4", "m is 0"),
-            ("m=-1 n=2 k=4", "m='-1'"),
-            ("m=1.5 n=2 k=4", "m='1.5'"),
             ("m=1_0 n=2 k=4", "m='1_0'"),
             ("m=٣ n=2 k=4", "m='٣'"),
             ("m=2147483648 n=2 k=4", "m='2147483648'"),
             ("m=" + "9" * 5000 + " n=2 k=4", "m='999"),
-            ("m=1 m=2 n=2 k=4", "m is given twice"),
-            ("m=1 n=2 k=4 q=5", "'q'"),
-            ("m=1 n=2 k=4 dtype=int8", "int8"),
             ("m=1 n=2 k=4 dtype=", "dtype=''"),
             ("m=1 n=2 k=4 bias=maybe", "bias='maybe'"),
-            ("m=1 n=2 k=4 gather_dim=2", "gather_dim is 2"),
-            ("m=1 n=2 k=4 weight_layout=tn", "'tn'"),
             ("m=1 n=2 k=4 world_size=0", "world_size is 0"),
-            ("m=1 n=2 k=7 world_size=2", "k=7"),
             ("paper large", "'large'"),
             ("m=1 n=2 k=4 paper", "'paper'"),
             ("paper m=x", "m='x'"),
-            ("model", "no model"),
-            ("nowhere.yaml", "nowhere.yaml"),
             ("\0.yaml", "\\x00.yaml"),
             ("m={0} n={0} k={0}".format(",".join(map(str, range(1, 200)))), "7880599 problems"),
         ],
@@ -193,11 +175,6 @@ class TestShape:
         assert "\n" not in caught.value.message
         assert len(caught.value.message) < 250
         assert caught.value.hint
-
-    def test_a_typo_gets_a_suggestion(self):
-        with pytest.raises(UsageError) as caught:
-            problems("papr")
-        assert caught.value.hint == "did you mean 'paper'?"
 
     def test_none_at_all_is_an_error(self):
         with pytest.raises(UsageError, match="no shapes"):
@@ -285,8 +262,6 @@ class TestFile:
     @pytest.mark.parametrize(
         "text",
         [
-            "- {op: convolution, m: 1, n: 2, k: 4}",
-            "- {op: [all_gather_matmul], m: 1, n: 2, k: 4}",
             "- {op: , m: 1, n: 2, k: 4}",
             "- {op: all_gather_matmul}",
             "- {calls: 1}",
@@ -294,22 +269,16 @@ class TestFile:
             "- {m: 1, n: 2, k: 4, calls: 1.5}",
             "- {m: 1, n: 2, k: 4, calls: [1, 2]}",
             "- op=all_gather_matmul m=1 n=2 k=4",
-            "",
             "[]",
-            "m: 1",
             "- ''",
             "- [1, 2]",
-            "- {}",
-            "- {m: {n: 1}}",
             "- {m: [[1]], n: 2, k: 3}",
-            "- {? [1]: 2}",
             "- {? {a: 1}: 2}",
             "- m=1",
             "- other.yaml",
             "a: b: c",
             "\t",
             "&a [*a]",
-            "[" * 1000,
             b"\xff\xfe\x00",
             b"\x80",
         ],
@@ -448,14 +417,7 @@ class TestModel:
     @pytest.mark.parametrize(
         ("document", "quoted"),
         [
-            ("{", "not JSON"),
-            ("[1]", "not an object"),
-            ("[" * 100_000, "not JSON"),
-            ({}, "model_type is missing"),
-            ({"model_type": "alpaca"}, "Transformers knows no model_type 'alpaca'"),
-            ({"model_type": "bert"}, "bert is no decoder"),
             ({"model_type": "t5"}, "t5 is no decoder"),
-            (LLAMA_70B | {"num_hidden_layers": 10**9}, "num_hidden_layers is 1000000000"),
             (LLAMA_70B | {"num_key_value_heads": 3}, "heads in key and value"),
             (
                 LLAMA_70B
@@ -465,11 +427,6 @@ class TestModel:
             (LLAMA_70B | {"hidden_size": 0}, "Transformers does not build it"),
             (LLAMA_70B | {"hidden_size": True}, "hidden_size"),
             (LLAMA_70B | {"head_dim": "128"}, "head_dim"),
-            (
-                LLAMA_70B
-                | {"num_attention_heads": 60, "num_key_value_heads": 10, "hidden_size": 7680},
-                "60",
-            ),
             (LLAMA_70B | {"intermediate_size": 28673}, "28673"),
             (LLAMA_70B | {"intermediate_size": 2**31 - 8}, "n="),
         ],
@@ -583,10 +540,6 @@ class TestModel:
         with pytest.raises(UsageError, match="flash_decode serves no layer of the model"):
             expand("flash_decode", everything)
 
-    def test_tp_without_a_model_is_an_error(self):
-        with pytest.raises(UsageError, match="--tp"):
-            problems("1x2x8", tp=8)
-
 
 class TestKnownModels:
     def test_are_more_than_twenty_each_with_its_repositories(self):
@@ -609,11 +562,6 @@ class TestKnownModels:
         assert {(1280, 8192), (7168, 8192)} < {(each.n, each.k) for each in by_name}
         assert problems(model="meta-llama/Llama-3.1-70B-Instruct", tp=8) == by_name
         assert problems(model="META-LLAMA/llama-3.1-70b", tp=8) == by_name
-
-    def test_a_misspelt_name_gets_a_suggestion(self):
-        with pytest.raises(UsageError, match="neither a file nor a known model") as caught:
-            problems(model="lama-3.1-70b", tp=8)
-        assert caught.value.hint == "did you mean 'llama-3.1-70b'?"
 
     def test_a_file_of_that_name_comes_first(self, tmp_path, monkeypatch):
         monkeypatch.chdir(tmp_path)
