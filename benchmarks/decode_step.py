@@ -186,7 +186,7 @@ def _paged(both: list[Any], page: int) -> tuple[torch.Tensor, list[Any]]:
     count = -(-keys // page)
     order = torch.randperm(batch * count, generator=torch.Generator().manual_seed(1)) + 1
     table = order.view(batch, count).int().to(both[0][0].device)
-    pages = []
+    pages: list[list[torch.Tensor]] = []
     for layer in both:
         pages.append([])
         for each in layer:
