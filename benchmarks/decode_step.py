@@ -186,7 +186,7 @@ def _paged(both: list[Any], page: int) -> tuple[torch.Tensor, list[Any]]:
     count = -(-keys // page)
     order = torch.randperm(batch * count, generator=torch.Generator().manual_seed(1)) + 1
     table = order.view(batch, count).int().to(both[0][0].device)
-    pages = []
+    pages: list[list[torch.Tensor]] = []
     for layer in both:
         pages.append([])
         for each in layer:
@@ -410,12 +410,18 @@ def rank_main(rank: int, options: argparse.Namespace, folder: str) -> None:
         tokens = torch.arange(1000, 1000 + len(contexts), device=device)
         return tokens, torch.tensor(contexts, dtype=torch.int32, device=device)
 
-    def checked(decoder: Decoder, contexts: Sequence[int], repeats: int) -> tuple[bool, Cache, Any]:
+    def configs_of(batch: int) -> list[dict[str, int]]:
+        """The first config, which is none, and those given that the batch can have."""
+        return [{}, *(each for each in options.config if batch == 1 or not each.get("WORDS"))]
+
+    def checked(
+        decoder: Decoder, contexts: Sequence[int], repeats: int, config: dict[str, int]
+    ) -> tuple[bool, Cache, Any]:
         """Whether a step is right and repeats; its cache; the step."""
         count, window = len(decoder.layers), decoder.layers[0].window
         tokens, positions = inputs(contexts)
         cache, old = make_cache(sizes, count, contexts, weights, rank, world, options.page)
-        step = DecodeStep(decoder, cache, len(contexts), fabric, {}, logits=True)
+        step = DecodeStep(decoder, cache, len(contexts), fabric, config, logits=True)
         for name in ("qkv", "parts", "softmax", "attended", "activated", "x", "logits"):
             getattr(step.buffers, name).fill_(float("nan"))
         first = step(tokens, positions)
@@ -435,10 +441,8 @@ def rank_main(rank: int, options: argparse.Namespace, folder: str) -> None:
             same += torch.equal(step.logits, logits)
         bound = 0.02 * max(1.0, count / 4) ** 0.5
         right = all(each < bound for each in errors.values()) and same == repeats
-        line = ", ".join(f"{name} {each:.1e}" for name, each in errors.items())
-        line = (
-            f"{count} layers, batch {len(contexts)}, context {contexts[0]}, window {window}: {line}"
-        )
+        line = f"{count} layers, batch {len(contexts)}, context {contexts[0]}, window {window}, "
+        line += f"config {config}: " + ", ".join(f"{k} {error:.1e}" for k, error in errors.items())
         line += f"; tokens {first.tolist()} for {wanted.argmax(-1).tolist()}"
         line += f"; {same} of {repeats} repeat"
         say(rank, f"{line}; after {time.monotonic() - begin:.1f} s")
@@ -455,7 +459,7 @@ def rank_main(rank: int, options: argparse.Namespace, folder: str) -> None:
     def timed_case(batch: int, context: int) -> tuple[bool, dict[str, Any]]:
         """Check and time the whole model."""
         contexts = lengths(context, batch, spread=False)
-        right, cache, step = checked(decoder, contexts, options.repeats)
+        right, cache, step = checked(decoder, contexts, options.repeats, {})
         states = tape.states_of(cache)[0][0]
         read = size + 2 * layers * sum(contexts) * states[0, :, 0].nbytes
         given = inputs(contexts)
@@ -467,9 +471,12 @@ def rank_main(rank: int, options: argparse.Namespace, folder: str) -> None:
             torch.cuda.synchronize()
             found["trace"] = say_trace(traced.buffers.times, rank)
         steps = {"step": step}
-        for config in options.config:
+        for config in configs_of(batch)[1:]:
             other = DecodeStep(decoder, cache, batch, fabric, config, logits=True)
             other(*given)
+            error = error_of(other.logits, step.logits)
+            say(rank, f"config {config}: logits are {error:.1e} from those of the first one")
+            right &= error < 0.02
             steps[f"step {config}"] = other
         runs = {name: partial(each, *given) for name, each in steps.items()}
         graphs = {
@@ -496,9 +503,10 @@ def rank_main(rank: int, options: argparse.Namespace, folder: str) -> None:
         for batch in options.batch:
             for context, window in CASES if batch == 1 else CASES_OF_SEVERAL:
                 layer = dataclasses.replace(decoder.layers[0], window=window)
-                contexts = lengths(context, batch, spread=True)
-                right &= checked(dataclasses.replace(decoder, layers=(layer,)), contexts, 3)[0]
-        del decoder, layer
+                one = dataclasses.replace(decoder, layers=(layer,))
+                for config in configs_of(batch):
+                    right &= checked(one, lengths(context, batch, spread=True), 3, config)[0]
+        del decoder, layer, one
         torch.cuda.empty_cache()
     results: dict[str, Any] = {"options": vars(options), "cases": []}
     everyone = torch.tensor(int(right), device=device)
@@ -542,7 +550,11 @@ def main() -> int:
     parser.add_argument("--repeats", type=int, default=20)
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument(
-        "--config", action="append", type=json.loads, default=[], help="JSON; timed as well"
+        "--config",
+        action="append",
+        type=json.loads,
+        default=[],
+        help="JSON; checked and timed as well",
     )
     parser.add_argument("--timeout", type=float, default=85.0, help="of all ranks, in seconds")
     parser.add_argument("--out", help="a JSON file")

@@ -103,6 +103,9 @@ class Block:
     def __bool__(self) -> bool:
         return bool(self.value)
 
+    def __neg__(self) -> Block:
+        return Block(-self.value)
+
     def __getitem__(self, index: Any) -> Block:
         return Block(self.value[index], self._element)
 
@@ -139,8 +142,6 @@ for _name in ("add", "sub", "mul", "floordiv", "mod", "truediv", "and", "or", "x
     _function = getattr(operator, f"{_name}_" if _name in ("and", "or") else _name)
     setattr(Block, f"__{_name}__", _binary(_function, False))
     setattr(Block, f"__r{_name}__", _binary(_function, True))
-Block.__neg__ = lambda self: Block(-self.value)  # type: ignore[attr-defined]
-Block.__invert__ = lambda self: Block(~self.value)  # type: ignore[attr-defined]
 Block.__hash__ = object.__hash__  # type: ignore[method-assign]
 
 

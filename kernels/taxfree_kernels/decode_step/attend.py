@@ -33,7 +33,12 @@ from taxfree_kernels.decode_step.tape import (
 from taxfree_kernels.device.peers import EMPTY
 
 _LOG2_E = gl.constexpr(1.4426950408889634)
-_MERGED = gl.constexpr(16)  # splits that are merged at a time
+
+
+@gluon.constexpr_function
+def _merged(words):
+    """Splits that are merged at a time; polls of 16 would spill registers."""
+    return 8 if words else 16
 
 
 @gluon.constexpr_function
@@ -367,7 +372,8 @@ def _merge_splits(
     """Merge the parts of a pair's splits, and store what o reads."""
     DIM: gl.constexpr = MODEL.HEAD_DIM
     QUERIES: gl.constexpr = MODEL.HEADS // MODEL.KV_HEADS
-    ALL: gl.constexpr = merge_layout(HEADS, _MERGED, DIM)
+    MERGED: gl.constexpr = _merged(WORK.WORDS)
+    ALL: gl.constexpr = merge_layout(HEADS, MERGED, DIM)
     OF_PARTS: gl.constexpr = gl.SliceLayout(2, ALL)
     OUT: gl.constexpr = gl.SliceLayout(1, ALL)
     PACK: gl.constexpr = _pack(HEADS, DIM)
@@ -380,8 +386,8 @@ def _merge_splits(
     highest = gl.full([HEADS], float("-inf"), gl.float32, gl.SliceLayout(1, OUT))
     whole = gl.zeros([HEADS], gl.float32, gl.SliceLayout(1, OUT))
     result = gl.zeros([HEADS, DIM], gl.float32, OUT)
-    for first in range(0, splits, _MERGED):
-        each = first + gl.arange(0, _MERGED, gl.SliceLayout(0, OF_PARTS))[None, :]
+    for first in range(0, splits, MERGED):
+        each = first + gl.arange(0, MERGED, gl.SliceLayout(0, OF_PARTS))[None, :]
         there = (each < splits) & (heads < QUERIES)
         at = (pair * splits + gl.minimum(each, splits - 1)) * QUERIES
         at += gl.minimum(heads, QUERIES - 1)
