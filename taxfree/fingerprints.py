@@ -8,6 +8,7 @@ from functools import cache
 from pathlib import Path
 
 from taxfree._version import __version__
+from taxfree_kernels.decode_step.tuned import STEP, VERSIONS
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.variant import Problem, operation, variants
 from taxfree_tuning_db import HardwareFingerprint, Measurement, Record, SoftwareFingerprint
@@ -71,6 +72,8 @@ def _driver_version() -> str:
 @cache
 def versions(op: str) -> dict[str, int]:
     """Variant -> its current version."""
+    if op == STEP:
+        return VERSIONS
     return {name: variant.version for name, variant in variants(op).items()}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, TypeAlias
 
@@ -15,6 +16,7 @@ from taxfree_cli.output import place
 from taxfree_cli.tune_check import check_records
 from taxfree_cli.tune_dry_run import list_candidates
 from taxfree_cli.tune_search import Effort, search
+from taxfree_cli.tune_step import STEP, tune_step
 
 Trials: TypeAlias = Annotated[
     int | None,
@@ -74,6 +76,18 @@ Storage: TypeAlias = Annotated[
         help="Share trials with other nodes: postgresql://user:password@host/database.",
     ),
 ]
+Layers: TypeAlias = Annotated[
+    int | None,
+    typer.Option("--layers", metavar="COUNT", min=1, help="Of a decode_step; default: all."),
+]
+Batch: TypeAlias = Annotated[
+    int | None,
+    typer.Option("--batch", metavar="COUNT", min=1, help="Sequences of a decode_step; 1."),
+]
+Context: TypeAlias = Annotated[
+    int | None,
+    typer.Option("--context", metavar="TOKENS", min=1, help="Before a decode_step; 1024."),
+]
 
 _TRIALS = 32
 
@@ -99,10 +113,16 @@ def tune(
     check: Check = False,
     hardware: HardwareName = None,
     storage: Storage = None,
+    layers: Layers = None,
+    batch: Batch = None,
+    context: Context = None,
     all: options.All = False,
     json: options.Json = False,
 ) -> None:
     """Find the fastest config for each problem and store it in the tuning database.
+
+    With --op decode_step and --model: the kernel of a whole step, beside the library's compiled
+    code in a graph and beside the operations.
 
     Under torchrun, srun or Kubernetes, the launcher's processes are the ranks; each node tunes a
     part of the problems for its own group.
@@ -113,6 +133,16 @@ def tune(
     if from_file is not None:
         shapes = [*(shapes or ()), _problems_file(from_file)]
     given = options.ShapeOptions(op, shapes, gpus, dtype, model, tp, path, training)
+    of_step = {"--layers": layers, "--batch": batch, "--context": context}
+    if op == STEP:
+        others = {"--tp": tp, "--path": path, "--training": training, "--variant": variant,
+                  "--exhaustive": exhaustive, "--dry-run": dry_run, "--check": check,
+                  "--storage": storage, "--hardware": hardware}  # fmt: skip
+        _refuse(others, f"is not for --op {STEP}", "give --model, --layers, --batch, --context")
+        effort = trials, seconds, seed
+        tune_step(given, layers, batch or 1, context or 1024, fabric or "auto", db, *effort, json)
+        return
+    _refuse(of_step, "is for a step of a whole model", f"add --op {STEP} --model MODEL")
     if hardware is not None and not (check or dry_run):
         raise UsageError(
             "--hardware is for --dry-run and --check", "what is not here cannot be measured"
@@ -133,6 +163,12 @@ def tune(
         trials = trials or (sys.maxsize if exhaustive else _TRIALS)
         effort = Effort(trials, seconds, seed, variant, exhaustive)
         search(given, fabric or "auto", db, effort, storage, all, json)
+
+
+def _refuse(given: Mapping[str, object], why: str, hint: str) -> None:
+    name = next((name for name, value in given.items() if value), None)
+    if name is not None:
+        raise UsageError(f"{name} {why}", hint)
 
 
 def _refuse_beside_check(*others: object) -> None:

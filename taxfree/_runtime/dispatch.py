@@ -111,6 +111,11 @@ class Dispatcher:
         return Dispatcher(self._table, self._hardware, self.settings, names)
 
     @property
+    def table(self) -> Table:
+        """The records that it chooses from."""
+        return self._table
+
+    @property
     def is_disabled(self) -> bool:
         """Whether only the baseline may run."""
         return self.settings.disable

@@ -18,6 +18,7 @@ from taxfree._runtime.startup import init
 from taxfree.errors import UsageError
 from taxfree.models import report
 from taxfree.models.decoders import decoder_of, group_of
+from taxfree.models.step_records import StepChoice, choose, problem_of
 from taxfree_kernels.decode_step.decoder import Cache, Decoder, Layer
 from taxfree_kernels.errors import FabricUnavailable
 from taxfree_kernels.fabric.heap import arena_bytes
@@ -72,7 +73,13 @@ class ModelStep:
     replays read `tokens` and `positions` anew. Under tensor parallelism all ranks call.
     """
 
-    def __init__(self, decoder: Decoder, cache: Cache, group: dist.ProcessGroup | None) -> None:
+    def __init__(
+        self,
+        decoder: Decoder,
+        cache: Cache,
+        group: dist.ProcessGroup | None,
+        choice: StepChoice | None = None,
+    ) -> None:
         self.decoder, self.cache, self._group = decoder, cache, group
         table = cache.block_table
         self.batch: int = len(cache.keys[0] if table is None else table)
@@ -86,8 +93,13 @@ class ModelStep:
         self._runtime: Runtime | None = None
         self._local: Runtime | None = None
         self._kernel: Any = None
+        self._choice = choice
         reason = self._unsupported_reason()
-        self._ran = "one kernel" if reason is None else f"operations: {reason}"
+        why = self._choice.why if self._choice is not None else ""
+        #: what runs, and why
+        self.ran: str = f"operations: {reason}" if reason is not None else "one kernel"
+        if reason is None and why:
+            self.ran += f": {why}"
         self._sequences = torch.arange(self.batch, device=decoder.embedding.device)
         self._next_norms = [layer.input_norm for layer in decoder.layers[1:]] + [decoder.norm]
 
@@ -106,10 +118,16 @@ class ModelStep:
         if (runtime := self._runtime or self._local) is None:
             return "no fabric serves here"
         fabric = runtime._fabric
-        if fabric.hardware.architecture != "sm_90":
-            return f"the kernel is not written for {fabric.hardware.architecture}"
+        if self._choice is None:
+            problem = problem_of(decoder, self.batch, self.capacity, fabric.world_size)
+            self._choice = choose(problem, runtime._dispatcher, fabric.hardware)
+        if self._choice.way != "kernel":
+            return self._choice.why
+        config, is_interpreted = self._choice.config, fabric.backend == "interpreter"
 
         def check() -> None:  # to make the kernel is collective: all must know of one that cannot
+            if is_interpreted:
+                return
             from taxfree_kernels.decode_step import tape  # needs a Triton with Gluon
 
             tape.model_of(decoder, self.cache, self.batch)
@@ -117,9 +135,13 @@ class ModelStep:
             tape.Lines.of(decoder, self.cache)
 
         def make() -> Any:
+            if is_interpreted:
+                from taxfree_kernels.decode_step.twin import TwinStep
+
+                return TwinStep(decoder, self.cache, self.batch, fabric, config)
             from taxfree_kernels.decode_step.step import DecodeStep
 
-            return DecodeStep(decoder, self.cache, self.batch, fabric, {}, logits=True)
+            return DecodeStep(decoder, self.cache, self.batch, fabric, config, logits=True)
 
         made: Any = None
         steps: tuple[Callable[[], Any], ...] = (check, make)
@@ -153,7 +175,7 @@ class ModelStep:
                     f"{name} are {given.dtype} {list(given.shape)}, not {dtype} [{self.batch}]",
                     "a step takes one token of each sequence",
                 )
-        report.count("decode_step", self._ran)
+        report.count("decode_step", self.ran)
         runtime = self._runtime or self._local
         if self._kernel is None or runtime is None:
             self._logits = self.run_operations(tokens, positions)

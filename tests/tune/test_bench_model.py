@@ -82,7 +82,7 @@ def test_the_problems_of_a_model_are_those_of_its_shapes() -> None:
 
 def spoiled(fabric: Any, how: str, **arguments: Any) -> list[ModeOutcome]:
     """A bench in which taxfree's eager mode raises, or gives other logits."""
-    made = model_tasks._Bench._made
+    made = model_tasks.Bench._made
 
     def broken(bench: Any, path: str, mode: str) -> Any:
         call = made(bench, path, mode)
@@ -92,11 +92,11 @@ def spoiled(fabric: Any, how: str, **arguments: Any) -> list[ModeOutcome]:
             raise ValueError("no such kernel")
         return lambda: 1.1 * call()
 
-    model_tasks._Bench._made = broken  # type: ignore[method-assign]
+    model_tasks.Bench._made = broken  # type: ignore[method-assign]
     try:
         return model_tasks.measure_phase(fabric, **arguments)[0]
     finally:
-        model_tasks._Bench._made = made  # type: ignore[method-assign]
+        model_tasks.Bench._made = made  # type: ignore[method-assign]
 
 
 @pytest.mark.parametrize(

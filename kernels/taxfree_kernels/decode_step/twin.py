@@ -15,6 +15,7 @@ import torch
 import triton
 import triton.language as tl
 
+from taxfree_kernels.decode_step import tape
 from taxfree_kernels.decode_step.decoder import Cache, Decoder, Layer
 from taxfree_kernels.device import packets, sync
 from taxfree_kernels.device.peers import EMPTY, Group, Peers, translate
@@ -228,7 +229,7 @@ def _ordered(value, token):
 
 @triton.jit
 def _attend(
-    unit, splits, own, window, buffers, scale, stride_key, program,
+    unit, splits, own, window, buffers, scale, strides,
     GROUP: tl.constexpr, SIZES: tl.constexpr,
 ):  # fmt: skip
     """Attend to a split of a pair's keys; the last split of a pair merges all of them."""
@@ -251,10 +252,10 @@ def _attend(
     element: tl.constexpr = own.keys.dtype.element_ty
     new_k = _head_of(k_ptr, own.k_norm, position, buffers.inv_freq, scale, SIZES).to(element)
     new_v = tl.load(k_ptr + SIZES.KV_HEADS * DIM + d).to(element)
-    cache = (sequence * SIZES.KV_HEADS + head).to(tl.int64) * stride_key
+    cache = sequence * strides[0] + head * strides[1]
     if (begin < end) & ((first + end) * KEYS > position):  # this split has the new key
-        tl.store(own.keys + cache + position * DIM + d, new_k)
-        tl.store(own.values + cache + position * DIM + d, new_v)
+        tl.store(own.keys + cache + position * strides[2] + d, new_k)
+        tl.store(own.values + cache + position * strides[2] + d, new_v)
     for query in tl.static_range(HEADS):
         q_ptr = products + (head * HEADS + query) * DIM
         q = _head_of(q_ptr, own.q_norm, position, buffers.inv_freq, scale, SIZES)
@@ -264,7 +265,7 @@ def _attend(
         acc = tl.zeros((DIM,), tl.float32)
         for chunk in range(begin, end):
             key = (first + chunk) * KEYS + tl.arange(0, KEYS)
-            at = cache + key[:, None] * DIM + d[None, :]
+            at = cache + key[:, None] * strides[2] + d[None, :]
             is_old = ((key < position) & (key >= oldest))[:, None]
             is_new = (key == position)[:, None]
             ks = tl.where(is_new, new_k[None, :], tl.load(own.keys + at, mask=is_old, other=0.0))
@@ -335,7 +336,7 @@ def _qkv_rows(x, rstd, own, row, SIZES: tl.constexpr):
 
 @triton.jit
 def _compute(
-    layers, buffers, scale, stride_key, vocab_start, slot, peers, program,
+    layers, buffers, scale, strides, vocab_start, slot, peers, program,
     GROUP: tl.constexpr, SIZES: tl.constexpr,
 ):  # fmt: skip
     """All phases of all layers, then the head: int64 [sequences], the largest logits."""
@@ -377,8 +378,8 @@ def _compute(
         _empty(_area_of(slot, 2 * layer + 2, GROUP, SIZES), program, programs, GROUP, SIZES)
         while unit < end:
             _attend(
-                unit - first, splits, own, SIZES.WINDOWS[layer], buffers, scale, stride_key,
-                program, GROUP, SIZES,
+                unit - first, splits, own, SIZES.WINDOWS[layer], buffers, scale, strides, GROUP,
+                SIZES,
             )  # fmt: skip
             units += 1
             unit = sync.ticket(claims)
@@ -440,9 +441,9 @@ def _compute(
     return best
 
 
-@triton.jit(do_not_specialize=["stride_key", "vocab_start", "rank", "stride_slot", "used"])
+@triton.jit(do_not_specialize=["vocab_start", "rank", "stride_slot", "used"])
 def _decode_step(
-    layers, buffers, scale, stride_key, vocab_start, inbox_ptr, stride_slot, used, control_ptr,
+    layers, buffers, scale, strides, vocab_start, inbox_ptr, stride_slot, used, control_ptr,
     heap_bases, rank, GROUP: tl.constexpr, SIZES: tl.constexpr,
 ):  # fmt: skip
     program = tl.program_id(0)
@@ -452,7 +453,7 @@ def _decode_step(
     slot = inbox_ptr + turn % 3 * stride_slot
     packets.empty_last_turn(control_ptr, inbox_ptr, stride_slot, turn, used, program, programs)
     best = _compute(
-        layers, buffers, scale, stride_key, vocab_start, slot, peers, program, GROUP, SIZES
+        layers, buffers, scale, strides, vocab_start, slot, peers, program, GROUP, SIZES
     )
     sequence = _sequences(SIZES)
     is_one = sequence >= 0
@@ -475,7 +476,7 @@ class TwinStep:
     """A decode step by the twin, as :class:`.step.DecodeStep`; for tests and for the checker.
 
     Args:
-        decoder, cache: this rank's parts, of any dtype; the cache is dense, and contiguous.
+        decoder, cache: this rank's parts, of any dtype; the cache is dense.
         batch: sequences.
         fabric: this rank's.
         config: SPLITS and DOWN_PARTS, see ``tape.Work``; other parameters change nothing here.
@@ -509,7 +510,7 @@ class TwinStep:
             DOWN_PARTS=config["DOWN_PARTS"],
             WINDOWS=tuple(layer.window or 0 for layer in decoder.layers),
         )
-        _require_served(sizes, cache)
+        _require_served(sizes, decoder, cache)
         self._held, self._fabric = (decoder, cache), fabric
         device, dtype = decoder.head.device, decoder.head.dtype
         pairs = batch * sizes.KV_HEADS
@@ -541,8 +542,8 @@ class TwinStep:
         inbox, stride_slot = fabric.pool.lamport_slots(used)
         self._args = (
             tuple(map(_weights, decoder.layers, cache.keys, cache.values)),
-            self.buffers, decoder.rope_scale, cache.keys[0].stride(1), decoder.vocab_start, inbox,
-            stride_slot, used, fabric.pool.control, fabric.heap_bases, fabric.rank,
+            self.buffers, decoder.rope_scale, cache.keys[0].stride()[:3], decoder.vocab_start,
+            inbox, stride_slot, used, fabric.pool.control, fabric.heap_bases, fabric.rank,
         )  # fmt: skip
         constants = {"GROUP": Group(world, fabric.backend), "SIZES": sizes}
         self._kernel = Kernel(_decode_step, programs, constants)
@@ -558,7 +559,7 @@ class TwinStep:
         self.buffers.tokens.copy_(tokens)
         self.buffers.positions.copy_(positions)
         self.run()
-        return self.buffers.next_tokens
+        return self.buffers.next_tokens.clone()
 
     def run(self) -> None:
         """Launch, on the tokens and positions that are in :attr:`buffers`."""
@@ -573,13 +574,16 @@ def _weights(layer: Layer, keys: torch.Tensor, values: torch.Tensor) -> Weights:
     )
 
 
-def _require_served(sizes: Sizes, cache: Cache) -> None:
+def _require_served(sizes: Sizes, decoder: Decoder, cache: Cache) -> None:
     of_heads = (sizes.HEADS * sizes.HEAD_DIM, sizes.KV_HEADS * sizes.HEAD_DIM)
     for rows in (*of_heads, sizes.HIDDEN, 2 * sizes.INTERMEDIATE, sizes.VOCAB):
         if rows % sizes.ROWS:
             raise PlanError(f"the twin of decode_step: {rows} rows, units have {sizes.ROWS}")
     if sizes.HEAD_DIM & (sizes.HEAD_DIM - 1):
         raise PlanError("the twin of decode_step: head_dim is no power of two")
-    tensors = (*cache.keys, *cache.values)
-    if cache.block_table is not None or not all(each.is_contiguous() for each in tensors):
-        raise PlanError("the twin of decode_step: the cache is not dense")
+    strides = {each.stride() for each in (*cache.keys, *cache.values)}
+    if cache.block_table is not None or len(strides) > 1 or {each[3] for each in strides} != {1}:
+        raise PlanError("the twin of decode_step: a cache with pages, or with other strides")
+    weights = [weight for layer in decoder.layers for weight in tape.weights_of(layer)]
+    if not all(each.is_contiguous() for each in (*weights, decoder.head, decoder.embedding)):
+        raise PlanError("the twin of decode_step: weights with other strides")

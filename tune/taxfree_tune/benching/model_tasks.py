@@ -19,6 +19,8 @@ import taxfree
 from taxfree._runtime.collectives import vote
 from taxfree._runtime.runtime import Runtime
 from taxfree.errors import TaxfreeError, one_line
+from taxfree.models.decode import ModelStep
+from taxfree.models.step_records import StepChoice
 from taxfree_kernels.decode_step.decoder import Cache
 from taxfree_kernels.errors import PeerTimeout
 from taxfree_kernels.fabric.base import Fabric
@@ -113,7 +115,7 @@ def measure_phase(
     torch.compiler.reset()  # a phase has shapes of its own
     gc.collect()
     with torch.no_grad():
-        bench = _Bench(fabric, model, getattr(torch, dtype), phase, records)
+        bench = Bench(fabric, model, getattr(torch, dtype), phase, records)
         exact = bench.exact_logits()
         allowed = ERROR_ALLOWANCE * bench.error(bench.call("torch", "eager")(), exact)
         outcomes = []
@@ -140,7 +142,7 @@ def _torch_group(fabric: Fabric) -> dist.ProcessGroup:
     return group
 
 
-class _Bench:
+class Bench:
     """One model on the same weights in all modes."""
 
     def __init__(
@@ -201,7 +203,8 @@ class _Bench:
         if mode == "graph":
             return self._captured(self.call(path, "compiled"))
         if mode == "step":
-            return self._step()
+            self._run_step, logits, _ = self.step()
+            return logits
         if mode == "compiled":
             return partial(_compiled(self._decoder(path)), *self._state)
         with self._micro_pipeline():
@@ -209,20 +212,26 @@ class _Bench:
             call()
         return call
 
-    def _step(self) -> _Call:
+    def step(self, choice: StepChoice | None = None) -> tuple[Callable[[], Any], _Call, str]:
+        """A decode step of its own: what is timed, its logits, and what it runs.
+
+        Args:
+            choice: of the way to compute it; by the records when None.
+        """
         tokens, _, start, state = self._state
         keys, values = (tuple(layer[i].transpose(1, 2) for layer in state) for i in range(2))
         made = decoder.for_step(self._decoder("torch"), self._fabric.rank)
-        step = taxfree.decode_step(made, cache=Cache(keys, values), group=self._fabric.group)
+        group = self._fabric.group if self._fabric.world_size > 1 else None
+        step = ModelStep(made, Cache(keys, values), group, choice)
         positions = torch.full_like(tokens, start, dtype=torch.int32)
         call = partial(step, tokens, positions)
-        self._run_step = self._captured(call) if self._fabric.has_graphs else call
+        run = self._captured(call) if self._fabric.has_graphs else call
 
         def logits() -> torch.Tensor:
-            self._run_step()
+            run()
             return step.logits
 
-        return logits
+        return run, logits, step.ran
 
     def _captured(self, call: _Call) -> _Call:
         call()

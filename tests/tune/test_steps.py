@@ -1,0 +1,80 @@
+"""A decode step is tuned and recorded, and the record decides what runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from taxfree_kernels.decode_step.tuned import STEP, WAYS, StepProblem
+from taxfree_kernels.hardware import KNOWN
+from taxfree_tune.tuning.steps import StepToTune, tune
+from taxfree_tuning_db import Database
+from tests.ranks import Ranks
+from tests.tune.test_bench_model import MODEL
+
+ASKED = StepToTune(MODEL, "bfloat16", 2, batch=1, context=5)
+LLAMA = StepProblem(1, 1025, 4, 4096, 16, 4, 128, 7168, 128256, world_size=2)
+
+
+def made(fabric: Any, records: list[Any]) -> list[str]:
+    """What a step runs by these records, in all batches and capacities."""
+    import torch
+
+    from taxfree_tune.benching.model_tasks import Bench, Phase
+
+    found = []
+    for batch, context in ((1, 5), (2, 5), (1, 200)):
+        with torch.no_grad():
+            bench = Bench(fabric, MODEL, torch.bfloat16, Phase("decode", batch, context), records)
+            run, logits, ran = bench.step()
+            run()
+            assert not logits().isnan().any()
+        found.append(ran)
+    return found
+
+
+@pytest.mark.timeout(600)
+def test_a_step_is_tuned_and_its_record_is_followed(ranks: Ranks, tmp_path: Path) -> None:
+    lines: list[str] = []
+    with Database(tmp_path / "tuning.db") as database:
+        record = tune(ASKED, "host", database, trials=2, progress=lines.append)
+        (stored,) = database.records()
+    assert stored == record
+    assert (record.op, record.problem["context"], record.trials) == (STEP, 8, 2)
+    measured = {each.variant for each in (record.winner, record.baseline, *record.runners_up)}
+    assert measured == {"baseline", "kernel", "operations"}
+    assert all(line.startswith("kernel SPLITS=") for line in lines)
+    first = min(
+        (each for each in (record.winner, *record.runners_up) if each.variant in WAYS),
+        key=lambda each: each.median_us["eager"],
+    )
+    (own, other_batch, other_context), _ = ranks.run(2, f"{__name__}:made", records=[record])
+    start = {"kernel": "one kernel: record:", "operations": "operations: record:"}
+    assert own.startswith(start[first.variant])
+    assert "baseline" in own
+    for each in (other_batch, other_context):
+        assert each.startswith("operations: the kernel is interpreted here, and no record asks")
+
+
+def test_the_space_has_the_names_of_the_kernels_work() -> None:
+    from taxfree_kernels.decode_step.step import seed_config
+    from taxfree_kernels.decode_step.tape import Model, Work
+
+    def of_kernel(batch: int) -> dict[str, int]:
+        sizes = {"HIDDEN": 4096, "HEADS": 16, "KV_HEADS": 4, "HEAD_DIM": 128, "BATCH": batch}
+        known = dict.fromkeys(Model._fields, 0) | sizes | {"INTERMEDIATE": 7168}
+        return seed_config(Model(**known), KNOWN["h100"].shared_memory, 2)
+
+    for batch in (1, 16):
+        problem = StepProblem(**{**vars(LLAMA), "batch": batch})
+        space = WAYS["kernel"].space(problem, KNOWN["h100"])
+        assert space.keys() <= set(Work._fields)
+        (first,) = WAYS["kernel"].seed_configs(problem, KNOWN["h100"])
+        assert first == of_kernel(batch)
+
+
+def test_a_step_reads_its_weights_and_its_cache_once() -> None:
+    weights = 4 * (4096 * (2 * 16 + 2 * 4) * 128 + 3 * 4096 * 7168) + 64128 * 4096
+    assert LLAMA.cost.memory_bytes == 2 * (weights + 4 * 2 * 2048 * 4 * 128)
