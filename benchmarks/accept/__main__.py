@@ -119,7 +119,7 @@ def steps(gpus: int, folder: Path) -> Iterator[Step]:
     few = model(on, 2, "--prefill", "1024", "--decode", "1", *modes)
     yield Step("PyTorch", few, 90, modelled, database)
     yield Step("Transformers", launched(gpus, "generate", "--batches", "1"), 120, same, database)
-    yield Step("training", launched(gpus, "train"), 90, same, database)
+    yield Step("training", launched(gpus, "train"), 90, trained, database)
 
 
 def long_steps(gpus: int, folder: Path) -> Iterator[Step]:
@@ -215,13 +215,29 @@ def benched(out: str) -> tuple[Any, list[str]]:
             figure | {"library": best["variant"], "library_us": best["median_us"],
                       "library_iqr_us": best["iqr_us"], "speedup": speedup}
         )  # fmt: skip
-        slower = row["median_us"] - best["median_us"] / LEAST
-        if slower > 2 * max(row["iqr_us"], best["iqr_us"]):
+        times = [(each["median_us"], each["iqr_us"]) for each in (row, best)]
+        if _is_slower(*times):
             wrong.append(
                 f"{row['op']} {row['problem']}, {row['mode']}: dispatch takes "
                 f"{row['median_us']:.1f} us, {best['variant']} {best['median_us']:.1f}"
             )
     return figures, wrong
+
+
+def _is_slower(ours: tuple[float, float], theirs: tuple[float, float]) -> bool:
+    """Whether a median is above the least speed by more than the distance of quartiles allows."""
+    return ours[0] - theirs[0] / LEAST > 2 * max(ours[1], theirs[1])
+
+
+def trained(out: str) -> tuple[Any, list[str]]:
+    """Steps of training beside PyTorch's."""
+    document, wrong = same(out)
+    for row in document["rows"]:
+        ours, theirs = ((row[f"{name}_us"], row[f"{name}_iqr_us"]) for name in ("taxfree", "torch"))
+        if _is_slower(ours, theirs):
+            mode = "compiled" if row["is_compiled"] else "eager"
+            wrong.append(f"{mode}: a step takes {ours[0]:.0f} us, PyTorch's {theirs[0]:.0f}")
+    return document, wrong
 
 
 def explained(out: str) -> tuple[Any, list[str]]:

@@ -9,7 +9,15 @@ from typing import Any
 import pytest
 
 from benchmarks.accept import __main__ as accept
-from benchmarks.accept.__main__ import Step, autotuned, benched, dispatched, explained, same
+from benchmarks.accept.__main__ import (
+    Step,
+    autotuned,
+    benched,
+    dispatched,
+    explained,
+    same,
+    trained,
+)
 
 
 def row(variant: str, median_us: float, iqr_us: float = 0.0) -> dict[str, Any]:
@@ -92,6 +100,17 @@ def test_tuning_in_ranks_is_quick_complete_and_right(
 def test_another_result_is_an_error() -> None:
     document = json.dumps({"rows": [{"is_same": True}, {"is_same": False}]})
     assert len(same(f"a log line\n{document}\n")[1]) == 1
+
+
+@pytest.mark.parametrize(("us", "iqr_us", "wrong"), [(102.0, 0.5, 0), (106.0, 4.0, 0), (106, 1, 1)])
+def test_a_step_of_training_is_no_slower_than_pytorchs(
+    us: float, iqr_us: float, wrong: int
+) -> None:
+    row = {
+        "is_compiled": True, "is_same": True, "torch_us": 100.0, "torch_iqr_us": 0.5,
+        "taxfree_us": us, "taxfree_iqr_us": iqr_us,
+    }  # fmt: skip
+    assert len(trained(json.dumps({"rows": [row]}))[1]) == wrong
 
 
 def test_a_step_ends_at_its_limit_with_all_that_it_started() -> None:

@@ -148,6 +148,7 @@ class CompilePool:
     def close(self) -> None:
         """Kill the processes; requests that wait are dropped."""
         self._threads.shutdown(wait=False, cancel_futures=True)
-        for worker in self._started:
-            worker.close()
-        self._threads.shutdown(wait=True)
+        for _ in range(2):  # the second time those that were being started
+            for worker in list(self._started):
+                worker.close()
+            self._threads.shutdown(wait=True)

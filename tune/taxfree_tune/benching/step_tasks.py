@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from taxfree.models.step_records import StepChoice
-from taxfree.shapes.models import Model
+from taxfree_tune.shapes.models import Model
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_tune.benching.model_tasks import Bench, Phase
 from taxfree_tune.measuring import disturbance

@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 
 from taxfree import fingerprints
 from taxfree.errors import TaxfreeError, WorkerLost, WrongResult
-from taxfree.shapes.models import Model
+from taxfree_tune.shapes.models import Model
 from taxfree_kernels.decode_step.tuned import STEP, WAYS, StepProblem
 from taxfree_kernels.matmul_all_reduce.problem import MatmulAllReduce
 from taxfree_tune.benching import decoder, step_tasks
