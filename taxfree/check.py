@@ -30,15 +30,7 @@ if TYPE_CHECKING:
 
 stand_in()
 
-__all__ = [
-    "CheckFailed",
-    "Checked",
-    "ExecutedWorld",
-    "Reason",
-    "Symmetric",
-    "Violation",
-    "World",
-]
+__all__ = ["CheckFailed", "Checked", "ExecutedWorld", "Reason", "Symmetric", "Violation", "World"]
 
 
 def __getattr__(name: str) -> Any:

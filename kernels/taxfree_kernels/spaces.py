@@ -40,10 +40,7 @@ def within(space: Space, guess: Config) -> dict[str, Any]:
 
 def cdna_space(hardware: Hardware) -> Space:
     """Meta-parameters of every kernel on CDNA: XCDs to swizzle for, and an occupancy hint."""
-    return {
-        "XCDS": tuple(dict.fromkeys((hardware.num_xcds, 1))),
-        "waves_per_eu": (0, 1, 2),
-    }
+    return {"XCDS": tuple(dict.fromkeys((hardware.num_xcds, 1))), "waves_per_eu": (0, 1, 2)}
 
 
 #: GROUP_M: more rows of tiles than any problem has. With XCDS, each chiplet walks down its columns.

@@ -31,6 +31,7 @@ Space = Mapping[str, tuple[Any, ...]]
 _P = TypeVar("_P", bound="Problem")
 
 DTYPES = ("float16", "bfloat16")
+LEAST_HEAD_DIM, MOST_HEAD_DIM = 16, 256
 ITEM_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4}
 #: of fp8 operands: who has a scale; see :mod:`taxfree_kernels.fp8`
 SCALES = ("tensor", "channel", "block")
@@ -72,6 +73,14 @@ class Problem(ABC):
     @abstractmethod
     def slot_bytes(self) -> int:
         """Symmetric memory that a call of any variant needs in one payload slot."""
+
+    def _require(self, *sizes: str) -> None:
+        """Check that these sizes are positive, and the fields that all problems have."""
+        for name in (*sizes, "world_size"):
+            if getattr(self, name) < 1:
+                raise PlanError(f"{name} is {getattr(self, name)}, must be at least 1")
+        if self.dtype not in DTYPES:
+            raise PlanError(f"dtype {self.dtype} is not one of {', '.join(DTYPES)}")
 
     def for_rows(self, first: int, last: int) -> SizeRange:
         """This problem for each number of rows from `first` to `last`, for ``Runtime.prepare``.
@@ -121,11 +130,7 @@ class MatmulProblem(Problem):
         return 4 * counts.get(self.scales, 0)
 
     def __post_init__(self) -> None:
-        for name in ("m", "n", "k", "world_size"):
-            if getattr(self, name) < 1:
-                raise PlanError(f"{name} is {getattr(self, name)}, must be at least 1")
-        if self.dtype not in DTYPES:
-            raise PlanError(f"dtype {self.dtype} is not one of {', '.join(DTYPES)}")
+        self._require("m", "n", "k")
         if self.weight_layout not in ("nk", "kn"):
             raise PlanError(f"weight_layout is {self.weight_layout!r}, must be 'nk' or 'kn'")
         if self.x_dtype not in ("same", "fp8"):
@@ -137,6 +142,26 @@ class MatmulProblem(Problem):
             )
         if self.is_fp8 and self.weight_layout != "nk":
             raise PlanError("matrix instructions read fp8 weights whose k is contiguous")
+
+
+class HeadsProblem(Problem):
+    """Attention; each kv head serves q_heads / kv_heads query heads."""
+
+    q_heads: int
+    kv_heads: int
+    head_dim: int
+
+    def _require(self, *sizes: str, head_dims: Sequence[str] = ("head_dim",)) -> None:
+        super()._require(*sizes, "q_heads", "kv_heads")
+        for name in head_dims:
+            if not LEAST_HEAD_DIM <= getattr(self, name) <= MOST_HEAD_DIM:
+                between = f"from {LEAST_HEAD_DIM} to {MOST_HEAD_DIM}"
+                raise PlanError(f"{name} is {getattr(self, name)}, must be {between}")
+        if self.q_heads % self.kv_heads:
+            raise PlanError(
+                f"q_heads={self.q_heads} is not divisible by kv_heads={self.kv_heads}",
+                "each kv head serves the same number of query heads",
+            )
 
 
 class PartialSum(MatmulProblem):

@@ -311,10 +311,7 @@ def resolve(
 
 
 def _with_library(
-    answer: LookUp,
-    problem: Problem,
-    fingerprint: HardwareFingerprint,
-    hardware: Hardware | None,
+    answer: LookUp, problem: Problem, fingerprint: HardwareFingerprint, hardware: Hardware | None
 ) -> LookUp:
     """A look-up with the library's fastest path, and its step."""
     if hardware is None:

@@ -105,10 +105,7 @@ def init(
 
 
 def _agreed(
-    group: dist.ProcessGroup | None,
-    heap_bytes: int | None,
-    timeout_s: float | None,
-    db: Path,
+    group: dist.ProcessGroup | None, heap_bytes: int | None, timeout_s: float | None, db: Path
 ) -> tuple[Settings, list[Record] | None]:
     """The settings, and rank 0's table if all ranks have the same settings and versions.
 

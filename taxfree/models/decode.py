@@ -22,7 +22,7 @@ from taxfree.models.step_records import StepChoice, choose, problem_of
 from taxfree_kernels.decode_step.decoder import Cache, Decoder, Layer
 from taxfree_kernels.errors import FabricUnavailable
 from taxfree_kernels.fabric.heap import arena_bytes
-from taxfree_kernels.flash_decode.problem import LEAST_HEAD_DIM, MOST_HEAD_DIM
+from taxfree_kernels.variant import LEAST_HEAD_DIM, MOST_HEAD_DIM
 from taxfree_kernels.vendor import all_gather, all_reduce
 
 _OF_OPERATIONS = (torch.float16, torch.bfloat16)

@@ -17,11 +17,7 @@ import triton
 import triton.language as tl
 
 from taxfree_kernels.all_gather_matmul import spaces
-from taxfree_kernels.all_gather_matmul.fused import (
-    Gather,
-    InputShard,
-    push_chunk,
-)
+from taxfree_kernels.all_gather_matmul.fused import Gather, InputShard, push_chunk
 from taxfree_kernels.all_gather_matmul.problem import AllGatherMatmul
 from taxfree_kernels.all_gather_matmul.several import GatheringPlan, SeveralWeights
 from taxfree_kernels.device import sync

@@ -112,9 +112,7 @@ SIGNATURES = (ALL_GATHER_MATMUL,)
 
 
 def several_layout(
-    a_shard: torch.Tensor,
-    weights: Sequence[torch.Tensor],
-    biases: Sequence[torch.Tensor | None],
+    a_shard: torch.Tensor, weights: Sequence[torch.Tensor], biases: Sequence[torch.Tensor | None]
 ) -> tuple[Any, ...]:
     """The properties of a call for several weights that decide what runs, as `layout`."""
     return (

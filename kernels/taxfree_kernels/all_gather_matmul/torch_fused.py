@@ -10,11 +10,7 @@ from collections.abc import Sequence
 import torch
 
 from taxfree_kernels.all_gather_matmul.problem import AllGatherMatmul
-from taxfree_kernels.all_gather_matmul.several import (
-    Biases,
-    SeveralWeights,
-    SeveralWeightsPlan,
-)
+from taxfree_kernels.all_gather_matmul.several import Biases, SeveralWeights, SeveralWeightsPlan
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.variant import ITEM_BYTES, Config, Plan

@@ -5,15 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from taxfree_kernels.errors import PlanError
-from taxfree_kernels.variant import DTYPES, Cost, Problem
+from taxfree_kernels.variant import Cost, HeadsProblem
 
 ITEM_BYTES = 2  # of either
-LEAST_HEAD_DIM, MOST_HEAD_DIM = 16, 256
 MOST_PACKED = 4096  # sequences: each program reads where all of them begin
 
 
 @dataclass(frozen=True)
-class Attention(Problem):
+class Attention(HeadsProblem):
     """Prompts attend to themselves; each rank to its own, without its peers.
 
     Args:
@@ -43,20 +42,7 @@ class Attention(Problem):
     world_size: int = 1
 
     def __post_init__(self) -> None:
-        for name in ("batch", "length", "q_heads", "kv_heads", "world_size"):
-            if getattr(self, name) < 1:
-                raise PlanError(f"{name} is {getattr(self, name)}, must be at least 1")
-        if not LEAST_HEAD_DIM <= self.head_dim <= MOST_HEAD_DIM:
-            raise PlanError(
-                f"head_dim is {self.head_dim}, must be from {LEAST_HEAD_DIM} to {MOST_HEAD_DIM}"
-            )
-        if self.dtype not in DTYPES:
-            raise PlanError(f"dtype {self.dtype} is not one of {', '.join(DTYPES)}")
-        if self.q_heads % self.kv_heads:
-            raise PlanError(
-                f"q_heads={self.q_heads} is not divisible by kv_heads={self.kv_heads}",
-                "each kv head serves the same number of query heads",
-            )
+        self._require("batch", "length")
         if self.packed and self.batch > MOST_PACKED:
             raise PlanError(f"batch is {self.batch}, at most {MOST_PACKED} sequences are packed")
 

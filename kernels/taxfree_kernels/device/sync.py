@@ -302,12 +302,7 @@ def drain_stores(GROUP: tl.constexpr):
     # wave has to wait for its own before the barrier.
     if GROUP.BACKEND == "hip":
         tl.inline_asm_elementwise(
-            "s_waitcnt vmcnt(0)\n\tv_mov_b32 $0, 0",
-            "=v",
-            [],
-            dtype=tl.int32,
-            is_pure=False,
-            pack=1,
+            "s_waitcnt vmcnt(0)\n\tv_mov_b32 $0, 0", "=v", [], dtype=tl.int32, is_pure=False, pack=1
         )
 
 

@@ -67,11 +67,7 @@ class Tile(NamedTuple):
 
     @classmethod
     def of(
-        cls,
-        config: Mapping[str, Any],
-        k_per_source: int,
-        weight_layout: str,
-        scales: str = "none",
+        cls, config: Mapping[str, Any], k_per_source: int, weight_layout: str, scales: str = "none"
     ) -> Tile:
         """The constants of a config; XCDS and TMA are optional in it."""
         is_even = k_per_source % config["BLOCK_K"] == 0

@@ -403,10 +403,7 @@ class DecodeVariant(Variant):
     """A variant with the meta-parameters of the splits and of the merges."""
 
     def space(self, problem: FlashDecode, hardware: Hardware) -> Space:
-        return {
-            **spaces.split_space(problem, hardware),
-            **spaces.merge_space(problem, hardware),
-        }
+        return {**spaces.split_space(problem, hardware), **spaces.merge_space(problem, hardware)}
 
     def seed_configs(self, problem: FlashDecode, hardware: Hardware) -> list[dict[str, Any]]:
         return spaces.seed_configs(problem, hardware, self.space(problem, hardware))

@@ -5,14 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from taxfree_kernels.errors import PlanError
-from taxfree_kernels.variant import DTYPES, Cost, Problem
+from taxfree_kernels.variant import Cost, HeadsProblem
 
 ITEM_BYTES = 2  # of either
-LEAST_HEAD_DIM, MOST_HEAD_DIM = 16, 256
 
 
 @dataclass(frozen=True)
-class FlashDecode(Problem):
+class FlashDecode(HeadsProblem):
     """One query token per sequence attends to keys that are sharded over the ranks.
 
     Lengths are not part of a problem: kernels read them on the device, so that they may change
@@ -50,25 +49,10 @@ class FlashDecode(Problem):
     def __post_init__(self) -> None:
         if self.v_head_dim == 0:  # one problem has one notation, hash and record
             object.__setattr__(self, "v_head_dim", self.head_dim)
-        for name in ("batch", "q_heads", "kv_heads", "kv_len_per_rank", "world_size"):
-            if getattr(self, name) < 1:
-                raise PlanError(f"{name} is {getattr(self, name)}, must be at least 1")
         for name in ("page_size", "window"):
             if getattr(self, name) < 0:
                 raise PlanError(f"{name} is {getattr(self, name)}, must not be negative")
-        for name in ("head_dim", "v_head_dim"):
-            if not LEAST_HEAD_DIM <= getattr(self, name) <= MOST_HEAD_DIM:
-                raise PlanError(
-                    f"{name} is {getattr(self, name)}, must be from {LEAST_HEAD_DIM} to "
-                    f"{MOST_HEAD_DIM}"
-                )
-        if self.dtype not in DTYPES:
-            raise PlanError(f"dtype {self.dtype} is not one of {', '.join(DTYPES)}")
-        if self.q_heads % self.kv_heads:
-            raise PlanError(
-                f"q_heads={self.q_heads} is not divisible by kv_heads={self.kv_heads}",
-                "each kv head serves the same number of query heads",
-            )
+        self._require("batch", "kv_len_per_rank", head_dims=("head_dim", "v_head_dim"))
 
     @property
     def group_size(self) -> int:

@@ -78,10 +78,7 @@ def words_space(problem: FlashDecode) -> Space:
     """LL and PACKED: send parts as LL packets, as packed Lamport words, or with signals."""
     packed = (False, True) if problem.v_head_dim % 2 == 0 else (False,)
     fits = any(_fits_words(problem, is_packed) for is_packed in packed)
-    return {
-        "LL": (False, True) if fits else (False,),
-        "PACKED": packed if fits else (False,),
-    }
+    return {"LL": (False, True) if fits else (False,), "PACKED": packed if fits else (False,)}
 
 
 def _fits_words(problem: FlashDecode, packed: bool) -> bool:

@@ -6,11 +6,7 @@ import torch
 
 from taxfree_kernels.inputs import random_tensor
 from taxfree_kernels.matmul_all_reduce.problem import MatmulAllReduce
-from taxfree_kernels.reduction.inputs import (
-    make_factors,
-    partial_matmul,
-    sum_of_products,
-)
+from taxfree_kernels.reduction.inputs import make_factors, partial_matmul, sum_of_products
 from taxfree_kernels.variant import Operation
 
 _EPS = 1e-5

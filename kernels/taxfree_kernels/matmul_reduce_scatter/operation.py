@@ -10,22 +10,14 @@ from taxfree_kernels.variant import Operation
 
 
 def make_inputs(
-    problem: MatmulReduceScatter,
-    rank: int,
-    seed: int,
-    device: torch.device,
-    integers: bool = False,
+    problem: MatmulReduceScatter, rank: int, seed: int, device: torch.device, integers: bool = False
 ) -> tuple[torch.Tensor | None, ...]:
     """x [m, k] and weight [k, n] of one rank, and in fp8 their scales."""
     return make_factors(problem, rank, seed, device, integers)
 
 
 def reference(
-    problem: MatmulReduceScatter,
-    rank: int,
-    seed: int,
-    device: torch.device,
-    integers: bool = False,
+    problem: MatmulReduceScatter, rank: int, seed: int, device: torch.device, integers: bool = False
 ) -> torch.Tensor:
     """float64 [shard_rows, shard_columns] of `rank`, from the inputs of :func:`make_inputs`."""
     total = sum_of_products(problem, seed, device, integers)

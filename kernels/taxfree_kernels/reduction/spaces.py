@@ -174,15 +174,9 @@ def _first_on_cdna(rows: int) -> list[dict[str, Any]]:
     common = {"BLOCK_K": 64, "num_stages": 2, "matrix_instr_nonkdim": 16}
     if rows <= 64:
         skinny = common | {"BLOCK_M": rows, "BLOCK_K": 128, "GROUP_M": 1, "num_warps": 4}
-        return [
-            skinny | {"BLOCK_N": 32, "SPLIT_K": 1},
-            skinny | {"BLOCK_N": 64, "SPLIT_K": 2},
-        ]
+        return [skinny | {"BLOCK_N": 32, "SPLIT_K": 1}, skinny | {"BLOCK_N": 64, "SPLIT_K": 2}]
     wide = common | {"BLOCK_M": 128, "num_warps": 8}
-    return [
-        wide | {"BLOCK_N": 128, "GROUP_M": 4},
-        wide | {"BLOCK_N": 256, "GROUP_M": 8},
-    ]
+    return [wide | {"BLOCK_N": 128, "GROUP_M": 4}, wide | {"BLOCK_N": 256, "GROUP_M": 8}]
 
 
 def tiles_at_once(hardware: Hardware, config: Config) -> int:

@@ -20,7 +20,7 @@ from typing import Any, Literal, TypeAlias
 
 from taxfree.errors import UsageError
 from taxfree.problems import DTYPE_ALIASES, quoted
-from taxfree_kernels.variant import BLOCK
+from taxfree_kernels.variant import BLOCK, MOST_HEAD_DIM
 from taxfree_tune.shapes.text import read_text
 
 #: How a model comes to run the operations: its row-parallel layers sum, as under PyTorch's tensor
@@ -40,7 +40,6 @@ Fields: TypeAlias = dict[str, int | str]
 _DTYPES = ("dtype", "torch_dtype")  # newer configs have the first
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 _ALTERNATING = ("gemma2", "gemma3", "gpt_oss")  # layers with and without a window
-_MOST_HEAD_DIM = 256
 _CONFIG_HINT = "give the config.json of a Hugging Face decoder model"
 
 
@@ -520,7 +519,7 @@ def _attentions(role: Role, model: Model, tp: int) -> list[Fields]:
         return []
     found: list[Fields] = []
     for each in model.attentions:
-        if each.head_dim > _MOST_HEAD_DIM:
+        if each.head_dim > MOST_HEAD_DIM:
             continue
         heads, kv_heads = each.heads, each.kv_heads
         if role == "prompt":
@@ -569,9 +568,9 @@ def left_out_layers(
     if model.has_chunks:
         found.append("layers that attend within chunks: the kernels have no chunks")
     found += [
-        f"layers with heads of {each.head_dim} columns: the kernels take {_MOST_HEAD_DIM}"
+        f"layers with heads of {each.head_dim} columns: the kernels take {MOST_HEAD_DIM}"
         for each in model.attentions
-        if each.head_dim > _MOST_HEAD_DIM
+        if each.head_dim > MOST_HEAD_DIM
     ]
     if role == "prompt":
         if model.has_soft_cap:
