@@ -9,12 +9,12 @@ from typing import Any
 import torch
 
 from taxfree.models.step_records import StepChoice
-from taxfree_tune.shapes.models import Model
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_tune.benching.model_tasks import Bench, Phase
 from taxfree_tune.measuring import disturbance
 from taxfree_tune.measuring.timer import time_together
 from taxfree_tune.measuring.trial import ERROR_ALLOWANCE, Candidate, Outcome
+from taxfree_tune.shapes.models import Model
 from taxfree_tuning_db import Record
 
 _CHAIN = 10  # calls of a repetition on GPUs

@@ -13,13 +13,13 @@ from datetime import UTC, datetime
 
 from taxfree import fingerprints
 from taxfree.errors import TaxfreeError, WorkerLost, WrongResult
-from taxfree_tune.shapes.models import Model
 from taxfree_kernels.decode_step.tuned import STEP, WAYS, StepProblem
 from taxfree_kernels.matmul_all_reduce.problem import MatmulAllReduce
 from taxfree_tune.benching import decoder, step_tasks
 from taxfree_tune.benching.model_tasks import Phase
 from taxfree_tune.measuring.groups import group_for
 from taxfree_tune.measuring.trial import Candidate, Outcome
+from taxfree_tune.shapes.models import Model
 from taxfree_tune.tuning.search import Search
 from taxfree_tune.tuning.together import ATTEMPTS
 from taxfree_tune.tuning.winner import measurement_of, record_of
