@@ -24,7 +24,7 @@ import triton
 import triton.language as tl
 
 from taxfree_kernels.device import sync
-from taxfree_kernels.device.peers import Group, Peers, translate
+from taxfree_kernels.device.peers import Group, Memory, translate
 from taxfree_kernels.device.sync import signal_everybody, wait_for_everybody
 from taxfree_kernels.device.tiles import copy
 from taxfree_kernels.fabric.base import Fabric
@@ -40,14 +40,11 @@ from taxfree_kernels.variant import Config, Plan, Space, Variant
 
 @triton.jit(do_not_specialize=["rank", "block_vec16"])
 def _two_shot(
-    partial_ptr, addends, out_ptr, inbox_ptr, slot_elements, control_ptr, heap_bases, rank,
-    block_vec16, num_vec16, count, columns,
+    partial_ptr, addends, out_ptr, memory, rank, block_vec16, num_vec16, count, columns,
     GROUP: tl.constexpr, EPILOGUE: tl.constexpr, CHUNKS: tl.constexpr, SEND_BLOCK: tl.constexpr,
 ):  # fmt: skip
     program = tl.program_id(0)
-    generation = sync.running_generation(control_ptr)
-    peers = Peers(control_ptr, heap_bases, rank, generation)
-    slot_ptr = tl.multiple_of(inbox_ptr + (generation % 2) * slot_elements, 16)
+    peers, slot_ptr = sync.running_slot(memory, rank)
     block = block_vec16.to(tl.int64) * 16
     result_ptr = slot_ptr + GROUP.WORLD * block
     senders, reducers = CHUNKS * (GROUP.WORLD - 1), CHUNKS
@@ -94,7 +91,7 @@ def _two_shot(
             mask = (offsets < end) & (offsets < count)
             result = tl.where(arrived, tl.load(result_ptr + offsets, mask=mask), float("nan"))
             tl.store(out_ptr + offsets, result, mask=mask)
-    sync.leave(control_ptr)
+    sync.leave(memory.control_ptr)
 
 
 @triton.jit
@@ -114,8 +111,9 @@ class TwoShotPlan(SumPlan):
         super().__init__(problem, fabric, 16 * num_vec16)
         world, chunks = problem.world_size, config["CHUNKS"]
         elements = 16 * (world * block_vec16 + num_vec16)
-        self._inbox = fabric.pool.slots(elements, getattr(torch, problem.dtype))
-        self._ranks = (fabric.pool.control, fabric.heap_bases, fabric.rank)
+        slots = fabric.pool.slots(elements, getattr(torch, problem.dtype))
+        memory = Memory(*slots, fabric.pool.control, None, None, fabric.heap_bases)
+        self._ranks = memory, fabric.rank
         self._kernel = Kernel(
             _two_shot,
             grid=chunks * (2 * world - 1),
@@ -130,7 +128,7 @@ class TwoShotPlan(SumPlan):
 
     def _launch(self, problem: MatmulAllReduce) -> tuple[int, tuple[Any, ...]]:
         sizes = (*_sixteens(problem), problem.elements, problem.n)
-        return self._kernel.grid, (*self._inbox, *self._ranks, *sizes)
+        return self._kernel.grid, (*self._ranks, *sizes)
 
     def add_up(self, partial: torch.Tensor, kernel: Kernel, *rest: torch.Tensor | None) -> None:
         bias, residual, _, _, out = rest
