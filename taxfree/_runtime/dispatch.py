@@ -300,27 +300,73 @@ def resolve(
         fingerprint: of the ranks' hardware, as records name it.
         hardware: the same with its limits; None if they are not known, and nothing is refused.
     """
-    table = table.own(fingerprint)
-    answer = _found(op, problem, table, fingerprint, hardware)
-    if answer.is_recorded:
-        return answer
-    answer = _lent(answer, op, problem, table.lent_to(fingerprint), fingerprint, hardware)
-    if answer.kind == "lent":
-        return answer
-    return _with_library(answer, problem, fingerprint, hardware)
+    asked, table = _Asked(op, problem, fingerprint, hardware), table.own(fingerprint)
+    answer = asked.found(table)
+    if not answer.is_recorded:
+        answer = asked.lent(answer, table.lent_to(fingerprint))
+    return answer if answer.is_recorded or answer.kind == "lent" else asked.with_library(answer)
 
 
-def _with_library(
-    answer: LookUp, problem: Problem, fingerprint: HardwareFingerprint, hardware: Hardware | None
-) -> LookUp:
-    """A look-up with the library's fastest path, and its step."""
-    if hardware is None:
-        return answer
-    paths, why = fastest(problem, fingerprint, hardware)
-    runs = {mode: (path.variant, path.config) for mode, path in paths.items()}
-    answer = dataclasses.replace(answer, library=runs)
-    is_other = any(path != BASELINE for path in paths.values())
-    return _with_step(answer, LookupStep(LIBRARY_STEP, is_other, why))
+@dataclass(frozen=True)
+class _Asked:
+    """A problem that is looked up; fields as the arguments of :func:`resolve`."""
+
+    op: str
+    problem: Problem
+    fingerprint: HardwareFingerprint
+    hardware: Hardware | None
+
+    def found(self, table: Table, nearest: bool = True) -> LookUp:
+        """The record for the problem, or a neighbour's that is transferred to it."""
+        op, problem = self.op, self.problem
+        query = Query(
+            op,
+            dataclasses.asdict(problem),
+            self.fingerprint,
+            fingerprints.software_fingerprint(),
+            fingerprints.versions(op),
+            fingerprints.interpolated_fields(op),
+            fingerprints.ignored_fields(op),
+            fingerprints.NEIGHBOUR_OCTAVES,
+            self._illegal_reason,
+        )
+        answer = look_up(table, query, nearest)
+        if answer.record is None or answer.kind != "neighbour":
+            return answer
+        return dataclasses.replace(answer, record=fingerprints.transferred(answer.record, problem))
+
+    def _illegal_reason(self, record: Record) -> str | None:
+        op, problem = self.op, self.problem
+        if self.hardware is None:
+            return None
+        is_current = stale_reason(record, fingerprints.versions(op)) is None
+        if is_current and record.problem == dataclasses.asdict(problem):
+            # its space may have lost this config, which was measured
+            return candidate_illegal_reason(op, problem, record.winner, self.hardware)
+        winner = fingerprints.transferred(record, problem).winner
+        return transferred_illegal_reason(op, problem, winner, self.hardware)
+
+    def lent(self, answer: LookUp, lent: Table) -> LookUp:
+        """The record that another device lends, else what was found, with the reason."""
+        if not any(record.op == self.op for record in lent.records()):
+            return answer
+        other = self.found(lent, nearest=False)
+        looked_for = "a record of a device that computes alike"
+        if other.record is None or not other.is_recorded:
+            return _with_step(answer, LookupStep(looked_for, False, other.miss_reason))
+        step = LookupStep(looked_for, True, f"lent: {other.record.lender}")
+        more = (step for step in other.lookup_trace if step not in answer.lookup_trace)
+        return dataclasses.replace(other, kind="lent", lookup_trace=(*_tried(answer), step, *more))
+
+    def with_library(self, answer: LookUp) -> LookUp:
+        """A look-up with the library's fastest path, and its step."""
+        if self.hardware is None:
+            return answer
+        paths, why = fastest(self.problem, self.fingerprint, self.hardware)
+        runs = {mode: (path.variant, path.config) for mode, path in paths.items()}
+        answer = dataclasses.replace(answer, library=runs)
+        is_other = any(path != BASELINE for path in paths.values())
+        return _with_step(answer, LookupStep(LIBRARY_STEP, is_other, why))
 
 
 def _tried(answer: LookUp) -> tuple[LookupStep, ...]:
@@ -333,64 +379,6 @@ def _with_step(answer: LookUp, step: LookupStep) -> LookUp:
     tried = _tried(answer)
     steps = (*tried, step, *answer.lookup_trace[len(tried) :])
     return dataclasses.replace(answer, lookup_trace=steps)
-
-
-def _found(
-    op: str,
-    problem: Problem,
-    table: Table,
-    fingerprint: HardwareFingerprint,
-    hardware: Hardware | None,
-    nearest: bool = True,
-) -> LookUp:
-    """The record for a problem, or a neighbour's that is transferred to it."""
-    asked, versions = dataclasses.asdict(problem), fingerprints.versions(op)
-
-    def illegal_reason(record: Record) -> str | None:
-        if hardware is None:
-            return None
-        is_own = record.problem == asked and stale_reason(record, versions) is None
-        if is_own:  # its space may have lost this config, which was measured
-            return candidate_illegal_reason(op, problem, record.winner, hardware)
-        return transferred_illegal_reason(
-            op, problem, fingerprints.transferred(record, problem).winner, hardware
-        )
-
-    query = Query(
-        op,
-        asked,
-        fingerprint,
-        fingerprints.software_fingerprint(),
-        versions,
-        fingerprints.interpolated_fields(op),
-        fingerprints.ignored_fields(op),
-        fingerprints.NEIGHBOUR_OCTAVES,
-        illegal_reason,
-    )
-    answer = look_up(table, query, nearest)
-    if answer.record is not None and answer.kind == "neighbour":
-        return dataclasses.replace(answer, record=fingerprints.transferred(answer.record, problem))
-    return answer
-
-
-def _lent(
-    answer: LookUp,
-    op: str,
-    problem: Problem,
-    lent: Table,
-    fingerprint: HardwareFingerprint,
-    hardware: Hardware | None,
-) -> LookUp:
-    """The record that another device lends, else what was found, with the reason."""
-    if not any(record.op == op for record in lent.records()):
-        return answer
-    other = _found(op, problem, lent, fingerprint, hardware, nearest=False)
-    looked_for = "a record of a device that computes alike"
-    if other.record is None or not other.is_recorded:
-        return _with_step(answer, LookupStep(looked_for, False, other.miss_reason))
-    step = LookupStep(looked_for, True, f"lent: {other.record.lender}")
-    more = (step for step in other.lookup_trace if step not in answer.lookup_trace)
-    return dataclasses.replace(other, kind="lent", lookup_trace=(*_tried(answer), step, *more))
 
 
 def _of_version(kind: Kind, op: str, measured: Measurement) -> Kind:
