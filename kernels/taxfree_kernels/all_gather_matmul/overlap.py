@@ -45,12 +45,7 @@ def _await(
     wait_for_rows(row, row_end, 0, 0, peers, m, shard_rows, GROUP, GATHER)
 
 
-@dataclass(frozen=True)
-class _Message:
-    """The shard, sent to a peer: its place in the peer's memory."""
-
-    peer: int
-    target: torch.Tensor
+_Message = tuple[int, torch.Tensor]  # a peer, and the place of the shard in its memory
 
 
 @dataclass(frozen=True)
@@ -96,7 +91,7 @@ class OverlapPlan(Plan):
         own_rows = rows_of_shard(problem, rank)
         # in the order in which peers need the shard; each rank begins with another peer
         peers = [(rank - distance) % world for distance in range(1, world)]
-        messages = [_Message(peer, fabric.peer_view(inbox, peer)[own_rows]) for peer in peers]
+        messages = [(peer, fabric.peer_view(inbox, peer)[own_rows]) for peer in peers]
         parts, begin = [], 0
         owners = [(rank + distance) % world for distance in range(1, world)]
         for rows, end in self._parts(problem, owners):
@@ -139,8 +134,8 @@ class OverlapPlan(Plan):
         return out
 
     def _send(self, messages: list[_Message], a: torch.Tensor) -> None:
-        for message in messages:
-            self._copies.send(message.target, a, message.peer)
+        for peer, target in messages:
+            self._copies.send(target, a, peer)
 
 
 class Overlap(Variant):
