@@ -44,7 +44,11 @@ _NOT_FP8 = {"x_dtype": "same", "scales": "none"}
 RENAMED: dict[str, Renamed] = {
     "all_gather_matmul": Renamed(
         config={"CHUNKS_PER_WAIT": "SHARDS_PER_WAIT"},
-        constants={"overlap": {"CHUNKS": 1}, "push_specialized": _OVERLAPPING},
+        constants={
+            "one_shot": {"SEND_BLOCK": 8192},
+            "overlap": {"CHUNKS": 1},
+            "push_specialized": _OVERLAPPING,
+        },
     ),
     "flash_decode": Renamed(variants={"library": "splits"}, config={"IN_DATA": "LL"}),
     "matmul_all_reduce": Renamed(

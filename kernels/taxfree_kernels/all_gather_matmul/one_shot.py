@@ -20,6 +20,7 @@ from taxfree_kernels.all_gather_matmul import spaces
 from taxfree_kernels.all_gather_matmul.fused import Gather, InputShard, push_chunk
 from taxfree_kernels.all_gather_matmul.problem import AllGatherMatmul
 from taxfree_kernels.all_gather_matmul.several import GatheringPlan, SeveralWeights
+from taxfree_kernels.all_gather_matmul.spaces import send_block
 from taxfree_kernels.device import sync
 from taxfree_kernels.device.peers import Group, Memory
 from taxfree_kernels.device.tiles import select
@@ -84,7 +85,7 @@ class OneShotPlan(GatheringPlan):
             grid=chunks * (2 * world - 1),
             constants={
                 "GROUP": Group(world, fabric.backend),
-                "GATHER": Gather(problem.gather_dim, chunks, config["SEND_BLOCK"]),
+                "GATHER": Gather(problem.gather_dim, chunks, send_block(problem, fabric.hardware)),
                 "ALIGNED": problem.shard_columns % 8 == 0,
             },
         )
@@ -140,14 +141,12 @@ class OneShot(SeveralWeights):
         return spaces.unsupported_reason(problem)
 
     def space(self, problem: AllGatherMatmul, hardware: Hardware) -> Space:
-        return spaces.send_space(problem, hardware)
+        return {"CHUNKS": spaces.send_space(problem, hardware)["CHUNKS"]}
 
     def seed_configs(self, problem: AllGatherMatmul, hardware: Hardware) -> list[dict[str, Any]]:
-        space = self.space(problem, hardware)
-        # Unaligned rows move element by element, with an address each.
-        block = space["SEND_BLOCK"][-1 if problem.shard_columns % 8 == 0 else 0]
-        order = nearest_first(space["CHUNKS"], spaces.sending_chunks(problem))
-        return [{"CHUNKS": count, "SEND_BLOCK": block} for count in order]
+        counts = self.space(problem, hardware)["CHUNKS"]
+        order = nearest_first(counts, spaces.sending_chunks(problem))
+        return [{"CHUNKS": count} for count in order]
 
     def plan(self, problem: AllGatherMatmul, fabric: Fabric, config: Config) -> Plan:
         return OneShotPlan(problem, fabric, config)

@@ -59,6 +59,16 @@ def send_space(problem: AllGatherMatmul, hardware: Hardware) -> Space:
     return {"CHUNKS": chunks, "SEND_BLOCK": (2048, 4096, 8192)}
 
 
+SEND_BLOCK = 8192
+
+
+def send_block(problem: AllGatherMatmul, hardware: Hardware) -> int:
+    """Elements that a sender of ``one_shot`` copies at a time; unaligned ones have addresses."""
+    if hardware.backend == "interpreter":
+        return 1024
+    return SEND_BLOCK if problem.shard_columns % 8 == 0 else SEND_BLOCK // 4
+
+
 def seed_configs(
     problem: AllGatherMatmul, hardware: Hardware, space: Space
 ) -> list[dict[str, Any]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from taxfree_kernels.all_gather_matmul.problem import AllGatherMatmul
+from taxfree_kernels.all_gather_matmul.spaces import SEND_BLOCK
 from taxfree_kernels.variant import Config
 from taxfree_tune.cost.machines import Machine
 from taxfree_tune.cost.pieces import (
@@ -41,7 +42,7 @@ def _library(*, registered: bool) -> Formula:
 def _one_shot(machine: Machine, problem: AllGatherMatmul, config: Config) -> list[Piece]:
     received = (problem.world_size - 1) * _shard_bytes(problem)
     message = _shard_bytes(problem) / config["CHUNKS"]
-    gather = exchange_us(machine, received, message, ITEM_BYTES * config["SEND_BLOCK"])
+    gather = exchange_us(machine, received, message, ITEM_BYTES * SEND_BLOCK)
     return [own_collective(machine, [gather], 2 * problem.slot_bytes), matmul(machine, problem)]
 
 
