@@ -11,7 +11,7 @@ from taxfree_kernels.launch import is_compiling
 from taxfree_kernels.variant import BLOCK, MatmulProblem
 from taxfree_kernels.vendor import matmul_into
 
-_ROWS = 16  # of a matmul that is tried
+_ROWS = (16, 7, 1)  # of matmuls that are tried
 
 
 def multiply_into(
@@ -82,7 +82,7 @@ def multiplies_fp8(
     has_bias: bool,
     device: torch.device,
 ) -> bool:
-    """Whether this torch has such an fp8 matmul; the first time, it is tried.
+    """Whether this torch has such an fp8 matmul, for any rows; the first time, it is tried.
 
     Args:
         columns: of the weight, modulo those of a block.
@@ -90,22 +90,22 @@ def multiplies_fp8(
     if device.type == "meta":
         return False
     n, groups = BLOCK + columns, -(-k // BLOCK)
-    a = torch.zeros(_ROWS, k, device=device).to(dtype)
-    weight = torch.zeros(n, k, device=device).to(dtype).t()
-    out = torch.empty(_ROWS, n, dtype=out_dtype, device=device)
-    sizes = {
-        "tensor": ((1,), (1,)),
-        "channel": ((_ROWS, 1), (1, n)),
-        "block": ((_ROWS, groups), (-(-n // BLOCK), groups)),
-    }
-    of_a, of_weight = (torch.ones(size, device=device) for size in sizes[scales])
-    if scales == "block":
-        of_weight = of_weight.t()
-    bias = out[0] if has_bias else None
-    try:
-        _scaled_mm(out, a, weight, bias, of_a, of_weight, scales)
-    except (RuntimeError, ValueError):  # NotImplementedError is one, too
-        return False
+    weight = torch.ones(n, k, device=device).to(dtype).t()
+    bias = torch.zeros(n, dtype=out_dtype, device=device) if has_bias else None
+    for m in _ROWS:
+        a, out = torch.ones(m, k, device=device).to(dtype), torch.empty(m, n, device=device)
+        of_a, of_weight = {
+            "tensor": ((1,), (1,)),
+            "channel": ((m, 1), (n, 1)),
+            "block": ((m, groups), (-(-n // BLOCK), groups)),
+        }[scales]
+        factors = torch.ones(of_a, device=device), torch.ones(of_weight, device=device).t()
+        try:
+            product = _scaled_mm(out.to(out_dtype), a, weight, bias, *factors, scales)
+        except (RuntimeError, ValueError):  # NotImplementedError is one, too
+            return False
+        if not bool(((product.float() - k).abs() <= k / 64).all()):
+            return False
     return True
 
 

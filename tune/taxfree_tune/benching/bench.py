@@ -237,17 +237,23 @@ def collect(fabric: str, results: Sequence[ProblemResult]) -> Results:
         fabric: that they were measured on.
         results: at least one.
     """
-    rates = {(result.problem.world_size, result.problem.dtype): result.peaks for result in results}
+    rates = {_multiplied(result.problem): result.peaks for result in results}
     machine = environment.record(fabric, results[0].hardware)
     machine["peaks"] = [
-        {"world_size": world_size, "dtype": dtype} | _finite(dataclasses.asdict(peak))
-        for (world_size, dtype), peak in rates.items()
+        dict(multiplied) | _finite(dataclasses.asdict(peak)) for multiplied, peak in rates.items()
     ]
     return Results(
         machine,
         tuple(row for result in results for row in result.rows),
         tuple(skipped for result in results for skipped in result.skipped),
     )
+
+
+def _multiplied(problem: Problem) -> tuple[tuple[str, Any], ...]:
+    """What rates depend on; `x_dtype` where factors have another than the result."""
+    x_dtype = getattr(problem, "x_dtype", "same")
+    other = () if x_dtype == "same" else (("x_dtype", x_dtype),)
+    return ("world_size", problem.world_size), ("dtype", problem.dtype), *other
 
 
 def _finite(rates: dict[str, float]) -> dict[str, float | None]:

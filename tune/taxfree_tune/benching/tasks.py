@@ -79,7 +79,7 @@ def measure_problem(
         for name, plan in plans.items()
         if outcomes[name].state == "wrong"
     }
-    rates = peaks(fabric, bench.problem.dtype)
+    rates = peaks(fabric, bench.problem.dtype, getattr(bench.problem, "x_dtype", "same"))
     right = {name: plan for name, plan in plans.items() if name not in wrong}
     gemm_us = _time(bench, right, outcomes, repetitions)
     return ProblemTimes(

@@ -19,6 +19,8 @@ from functools import cache
 import torch
 
 from taxfree_kernels.fabric.base import Fabric
+from taxfree_kernels.factors import multiply_into
+from taxfree_kernels.fp8 import fp8_dtype
 from taxfree_kernels.launch import Kernel
 from taxfree_kernels.variant import Cost, operation
 from taxfree_tune.measuring import probes, timer
@@ -114,17 +116,18 @@ def slot_bytes(fabric: str) -> int:
 
 
 @cache
-def peaks(fabric: Fabric, dtype: str) -> Peaks:
+def peaks(fabric: Fabric, dtype: str, x_dtype: str = "same") -> Peaks:
     """Measure the rates of this group, once; collective.
 
     Args:
         fabric: of this rank.
-        dtype: of the matmul.
+        dtype: of the matmul's result.
+        x_dtype: of its factors, "same" or "fp8".
     """
     sizes = _ON_GPU if fabric.has_graphs else _ON_HOST
     tensor = torch.arange(sizes.elements, dtype=torch.int32, device=fabric.device)
     steps = [
-        _matmul(fabric, dtype, sizes.side),
+        _matmul(fabric, dtype, x_dtype, sizes.side),
         _negation(tensor),
         _reading(fabric, tensor, sizes.reading_block),
     ]
@@ -142,12 +145,14 @@ def peaks(fabric: Fabric, dtype: str) -> Peaks:
     return Peaks(multiplied, max(negated, read), pushed[0] if pushed else math.inf)
 
 
-def _matmul(fabric: Fabric, dtype: str, side: int) -> timer.Call:
-    a, b = (
-        torch.randn(side, side, device=fabric.device).to(getattr(torch, dtype)) for _ in range(2)
-    )
-    out = torch.empty_like(a)
-    return lambda step: torch.mm(a, b.t(), out=out)
+def _matmul(fabric: Fabric, dtype: str, x_dtype: str, side: int) -> timer.Call:
+    kind = getattr(torch, dtype)
+    factors = fp8_dtype(fabric.device) if x_dtype == "fp8" else kind
+    a, b = (torch.randn(side, side, device=fabric.device).to(factors) for _ in range(2))
+    out = torch.empty(side, side, dtype=kind, device=fabric.device)
+    one = torch.ones(1, device=fabric.device)
+    scales = (one, one) if x_dtype == "fp8" else ()
+    return lambda step: multiply_into(out, a, b.t(), None, *scales)
 
 
 def _negation(tensor: torch.Tensor) -> timer.Call:

@@ -1,0 +1,68 @@
+"""fp8 factors are multiplied as they are, each step is added by itself, and scales come early."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.tritons import BEFORE_3_8, TRITONS
+
+from .conftest import run_python
+
+#: Prints device, scales, violations, matrix instructions, and loads of a loop that wait.
+COMPILE = """
+import json, re
+import torch
+from taxfree_check.cross_compile.compile import compile_launch
+from taxfree_check.cross_compile.record import Launch, record
+from taxfree_check.cross_compile.worker import checked
+from taxfree_kernels.fp8 import LEAST_SCALE, dtype_of
+from taxfree_kernels.hardware import KNOWN
+from taxfree_kernels.launch import Kernel, compile_options
+from taxfree_kernels.quantise import _quantise
+from taxfree_kernels.variant import SCALES, problem_class, variants
+
+MATRIX = r"wgmma\\.mma_async\\S+|v_mfma_\\S+"
+op, name, found = "matmul_all_reduce", "push_two_shot_lamport", []
+for device in ("h200", "mi300x", "mi350x"):
+    hardware = KNOWN[device]
+    for scales in SCALES:
+        problem = problem_class(op)(
+            16, 8192, 2048, dtype="bfloat16", world_size=2, x_dtype="fp8", scales=scales
+        )
+        config = variants(op)[name].seed_configs(problem, hardware)[0]
+        (launch,) = record(op, name, problem, config, hardware)
+        compiled = compile_launch(launch, hardware)
+        kinds = sorted(set(re.findall(MATRIX, compiled.text)))
+        found.append([device, scales, checked(compiled, aligned=True), kinds])
+    kind = dtype_of(hardware.architecture)
+    for width, groups, is_static in ((16384, 1, False), (128, 32, False), (128, 32, True)):
+        constants = {"WIDTH": width, "GROUPS": groups, "IS_STATIC": is_static}
+        constants |= {"MOST": torch.finfo(kind).max, "LEAST": LEAST_SCALE}
+        options = compile_options(hardware.backend, {"num_warps": 16 // groups or 4})
+        kernel = Kernel(_quantise, 64, constants, options)
+        x, scale = torch.empty(64, 14336, dtype=torch.bfloat16, device="meta"), None
+        scale, values = torch.empty(64, 112, device="meta"), x.to(kind)
+        compiled = compile_launch(Launch(kernel, (x, scale, values, 14336, 14336, 112)), hardware)
+        found.append([device, "quantise", checked(compiled, aligned=True), []])
+print(json.dumps(found))
+"""
+MATRIX = {
+    "h200": {"wgmma.mma_async.sync.aligned.m64n16k32.f32.e4m3.e4m3"},
+    "mi300x": {"v_mfma_f32_16x16x32_fp8_fp8"},
+    "mi350x": {"v_mfma_f32_16x16x128_f8f6f4"},
+}
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.dealt("triton")
+@pytest.mark.parametrize("triton", TRITONS)
+def test_fp8_compiles_well_for_all_devices(triton: str) -> None:
+    found = json.loads(run_python("-c", COMPILE, triton=triton))
+    assert len(found) == 18
+    for device, scales, violations, kinds in found:
+        if triton in BEFORE_3_8 and device != "h200":
+            continue  # refused there
+        assert violations == [], (device, scales)
+        assert scales == "quantise" or set(kinds) == MATRIX[device]
