@@ -19,6 +19,7 @@ from taxfree.files import require_writable, write
 from taxfree.fingerprints import interpolated_fields
 from taxfree.problems import recorded_problem
 from taxfree_kernels.variant import Problem, op_of, resized
+from taxfree_tuning_db.files import read_text
 
 
 class MetProblems:
@@ -155,7 +156,7 @@ def _read(path: Path) -> list[tuple[Any, int]]:
         TaxfreeError: it holds something else.
     """
     try:
-        entries = yaml.safe_load(path.read_text(encoding="utf-8")) or []
+        entries = yaml.safe_load(read_text(path)) or []
         return [_parsed(**entry) for entry in entries]
     except FileNotFoundError:
         return []

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import IO, Any, Literal, TypeAlias
 
 from .errors import DatabaseUnreadable, InvalidRecord, NotAnExport
-from .files import is_database, write
+from .files import is_database, read_all, read_text, write
 from .records import OF_A_BENCH, OF_A_LENDER, Record
 from .store import Database
 
@@ -213,11 +213,12 @@ def _marked(record: Record, origin: str) -> Record:
 
 
 def _read(source: Location) -> tuple[str, str]:
-    if not isinstance(source, str | os.PathLike):
-        return str(getattr(source, "name", "the stream")), source.read()
-    name = os.fspath(source)
+    name = str(getattr(source, "name", "the stream"))
     try:
-        return name, Path(source).read_text(encoding="utf-8")
+        if not isinstance(source, str | os.PathLike):
+            return name, read_all(source)
+        name = os.fspath(source)
+        return name, read_text(Path(source))
     except UnicodeDecodeError:
         raise NotAnExport(name, "it is not text") from None
     except OSError as error:

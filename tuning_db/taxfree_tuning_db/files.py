@@ -7,8 +7,31 @@ import os
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import IO
 
 _SQLITE = b"SQLite format 3\0"
+
+
+def read_text(path: Path, most: int = 1 << 28) -> str:
+    """Return the text of a file that a user names, in UTF-8, perhaps with a mark of that.
+
+    Args:
+        most: characters; a device may have no end.
+
+    Raises:
+        OSError: it cannot be read, or has more.
+        UnicodeDecodeError: it is not text.
+    """
+    with path.open(encoding="utf-8-sig") as file:
+        return read_all(file, most)
+
+
+def read_all(stream: IO[str], most: int = 1 << 28) -> str:
+    """As above, of an open one."""
+    text = stream.read(most + 1)
+    if len(text) > most:
+        raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
+    return text
 
 
 def users_folder(find: Callable[[str], Path]) -> Path:

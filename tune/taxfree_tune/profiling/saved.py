@@ -15,6 +15,7 @@ from taxfree_tune.measuring.results import Skipped
 from taxfree_tune.profiling.explain import Explanation, Pipeline
 from taxfree_tune.profiling.timeline import Timeline
 from taxfree_tune.taxes import Account, Part
+from taxfree_tuning_db.files import read_text
 
 _BOUNDS = ("t_floor_us", "t_link_us", "t_gemm_us")
 
@@ -57,7 +58,7 @@ def load(path: Path) -> Saved:
         UsageError: it cannot be read, or is no such file.
     """
     try:
-        document = json.loads(path.read_text(encoding="utf-8-sig"))
+        document = json.loads(read_text(path))
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror}", "check the path") from error
     except (ValueError, RecursionError) as error:
