@@ -2,7 +2,7 @@
 
     python benchmarks/l2_model.py           # a table
     python benchmarks/l2_model.py --json    # the same rows
-    python benchmarks/l2_model.py --write   # the result file, docs/chiplets.md and its picture
+    python benchmarks/l2_model.py --write   # the result file and docs/chiplets.md
 
 The model is :mod:`taxfree_tune.cost.l2`. It takes minutes with numba, which the extra `chiplets`
 installs. Interpreted it would take hours, so without numba the rows of the result file are printed.
@@ -32,7 +32,6 @@ RESULT = ROOT / "benchmarks/results/l2_model/modelled.json"
 #: what ncu counted on one H200, with what the model says of it
 MEASURED = ROOT / "benchmarks/results/l2_model/nvidia-h200.json"
 DOCUMENT = ROOT / "docs/chiplets.md"
-PICTURE = ROOT / "docs/lab/pictures/l2-hit-rate-mi300x.png"
 
 HIT_TOLERANCE = 5.0  # points
 RATIO_TOLERANCE = 0.1
@@ -303,40 +302,6 @@ def h200_table(measured: Mapping[str, Any]) -> str:
     return table(("heads, keys", *named), rows, text=(0,))
 
 
-def draw(result: Mapping[str, Any], path: Path) -> None:
-    """The picture: hit rate against length, with published ranges."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(8, 4.2), layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.subplots()
-    styles = dict(zip(PAPER_MAPPINGS, ("o-", "s--", "^-", "D-"), strict=True))
-    for nudge, (mapping, style) in zip((0.97, 1.03, 1.0, 1.0), styles.items(), strict=True):
-        points = [each for each in result["curve"] if each["mapping"] == mapping]
-        (line,) = axes.plot(
-            [each["length"] / 1024 for each in points],
-            [each["hit_rate"] for each in points],
-            style, label=mapping.replace("_", " "),
-        )  # fmt: skip
-        low, high = LONG[mapping]
-        axes.errorbar(
-            160 * nudge, (low + high) / 2, yerr=(high - low) / 2, color=line.get_color(),
-            marker=style[0], mfc="white", capsize=5, linestyle="none",
-        )  # fmt: skip
-    axes.text(160, 66, "published,\n128K", ha="center", fontsize=9)
-    axes.set_xscale("log", base=2)
-    axes.set_xticks([8, 16, 32, 64, 128], ["8K", "16K", "32K", "64K", "128K"])
-    axes.set_xlim(7, 190)
-    axes.set_ylim(-3, 103)
-    axes.set_xlabel("keys")
-    axes.set_ylabel("L2 hit rate, %")
-    axes.set_title("Attention on MI300X, 128 heads of 128: modelled")
-    axes.grid(alpha=0.3)
-    axes.legend(loc="center", bbox_to_anchor=(0.4, 0.45), fontsize=9)
-    figure.savefig(path, dpi=110)
-
-
 BLOCKS = {
     "published and ours": rows_table,
     "sensitivity": sensitivity_table,
@@ -368,7 +333,6 @@ def main() -> int:
         result = computed()
         for path, content in ((RESULT, result), (MEASURED, measured)):
             path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-        draw(result, PICTURE)
         write_changed({DOCUMENT: document(result, measured)})
     elif has_numba:
         result = {"rows": comparison(list(curve_points(LENGTHS[-1:])))}

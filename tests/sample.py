@@ -26,10 +26,12 @@ class Sample:
 
     Args:
         first: index of the first entry of the part, below `PARTS`; None for every entry.
+        fortnight: of the date.
         is_rest: take what the part leaves.
     """
 
     first: int | None
+    fortnight: int = 0
     is_rest: bool = False
 
     @classmethod
@@ -55,26 +57,26 @@ class Sample:
             raise ValueError(f"{sample!r} is not {expected}") from None
         week, weekday = divmod(day.toordinal() - 1, 7)
         first = (2 * weekday + week + crc32(test.encode())) % PARTS
-        return cls(first, sample.startswith(REST))
+        return cls(first, week // 2, sample.startswith(REST))
 
     @property
     def is_part(self) -> bool:
         """Whether this is the small part that each run of `make test` takes."""
         return self.first is not None and not self.is_rest
 
-    def of(self, entries: Sequence[Entry]) -> Sequence[Entry]:
-        """This run's part of a list."""
-        return self._taken(entries, PARTS)
+    def of(self, entries: Sequence[Entry], fortnights: int = 1) -> Sequence[Entry]:
+        """This run's part of a list, all of which the runs of so many fortnights take."""
+        return self._taken(entries, PARTS * fortnights, PARTS * self.fortnight)
 
     def one_of(self, entries: Sequence[Entry]) -> Sequence[Entry]:
         """One entry of a short list, or the others, or all of it."""
         assert len(entries) <= PARTS
         return self._taken(entries, len(entries))
 
-    def _taken(self, entries: Sequence[Entry], parts: int) -> Sequence[Entry]:
+    def _taken(self, entries: Sequence[Entry], parts: int, skipped: int = 0) -> Sequence[Entry]:
         if self.first is None:
             return entries
-        mine = self.first % parts
+        mine = (self.first + skipped) % parts
         return [each for at, each in enumerate(entries) if (at % parts == mine) != self.is_rest]
 
 

@@ -17,13 +17,16 @@ def days(count: int, step: int = 1) -> list[str]:
     return [str(MONDAY + timedelta(days=step * day)) for day in range(count)]
 
 
-def taken(days: list[str], test: str = "test") -> list[int]:
-    return sorted(chain(*(Sample.of_test(day, test).of(ENTRIES) for day in days)))
+def taken(days: list[str], fortnights: int = 1) -> list[int]:
+    return sorted(chain(*(Sample.of_test(day, "test").of(ENTRIES, fortnights) for day in days)))
 
 
 @pytest.mark.parametrize("step", [1, 7])
-def test_two_weeks_of_days_and_as_many_mondays_meet_each_entry_once(step: int) -> None:
-    assert taken(days(PARTS, step)) == list(ENTRIES)
+@pytest.mark.parametrize("fortnights", [1, 2, 4])
+def test_fortnights_of_days_and_as_many_mondays_meet_each_entry_once(
+    step: int, fortnights: int
+) -> None:
+    assert taken(days(PARTS * fortnights, step), fortnights) == list(ENTRIES)
 
 
 @pytest.mark.parametrize("step", [1, 7])

@@ -71,8 +71,3 @@ def test_near_the_published_range_is_reproduced():
     assert [
         l2_model.row("a case", 40, 60, ours, 5)["within"] for ours in (34.9, 35, 50, 65, 65.1)
     ] == [False, True, True, True, False]
-
-
-def test_the_picture_is_drawn(result, tmp_path):
-    l2_model.draw(result, tmp_path / "picture.png")
-    assert (tmp_path / "picture.png").read_bytes().startswith(b"\x89PNG")

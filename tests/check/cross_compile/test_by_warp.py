@@ -30,6 +30,7 @@ def compiled(triton: str) -> dict[str, list[CompiledKernel]]:
     }
 
 
+@pytest.mark.dealt("triton")
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("triton", TRITONS)
 @pytest.mark.parametrize("kind", KINDS)

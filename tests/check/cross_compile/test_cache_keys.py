@@ -25,6 +25,7 @@ def keys(triton: str, script: str) -> set[str]:
     return {run_python("-c", script, order, triton=triton) for order in orders}
 
 
+@pytest.mark.dealt("triton")
 @pytest.mark.parametrize("triton", TRITONS)
 def test_the_key_of_a_kernel_does_not_depend_on_what_was_compiled_before(triton):
     assert len(keys(triton, SCRIPT)) == 1

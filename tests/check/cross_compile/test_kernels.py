@@ -38,6 +38,7 @@ def _passes(report: KernelReport) -> bool:
     return report.is_good
 
 
+@pytest.mark.dealt("triton")
 @pytest.mark.parametrize("triton", TRITONS)
 def test_old_tritons_signal_before_the_write_back_on_amd(triton: str) -> None:
     push = [
@@ -93,7 +94,7 @@ def test_defaults_and_corners_pass_the_checks(triton: str, sample: Sample) -> No
             every = device == "h200" and triton == OLDEST
             wanted += defaults(device, 1 if is_refused else None if every else 2)
             wanted += corners(triton, device)
-    expect_good(sample.of(wanted), triton)
+    expect_good(sample.of(wanted, fortnights=len(TRITONS)), triton)
 
 
 @pytest.mark.parametrize("triton", TRITONS)
@@ -101,7 +102,8 @@ def test_the_smallest_problems_compile(triton: str, sample: Sample) -> None:
     """They compile correctly; checks of speed may fail."""
     pairs = product(OPERATIONS, ("h200", "mi300x"))
     smallest = [case for op, device in pairs for case in smallest_cases(op, device)]
-    reports = list(check(sample.of(smallest), FOLDERS[triton], workers=1))
+    taken = sample.of(smallest, fortnights=len(TRITONS))
+    reports = list(check(taken, FOLDERS[triton], workers=1))
     found = [violation for report in reports for violation in report.violations]
     assert [report.error for report in reports if report.error] == []
     allowed = {"no_spills", "no_waterfall", "overlapping_matrices"}

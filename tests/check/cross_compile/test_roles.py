@@ -42,6 +42,7 @@ def without(kernel: CompiledKernel, text: str, which: int | None = None) -> set[
     return {each.check for each in violations(replace(kernel, text=kept))}
 
 
+@pytest.mark.dealt("triton")
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("triton", TRITONS)
 class TestKernelsWithRoles:

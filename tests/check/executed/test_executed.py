@@ -57,7 +57,7 @@ def require_right(checked):
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_compiled_variants_are_right_and_most_of_their_code_runs(architecture, sample):
-    for op, name in sample.of(VARIANTS):
+    for op, name in sample.of(VARIANTS, fortnights=2):
         checks, shares = executed(cases(op, name, 2, SEEDS), architecture)
         for checked in checks:
             require_right(checked)
@@ -71,7 +71,7 @@ def test_compiled_variants_are_right_and_most_of_their_code_runs(architecture, s
 def test_variants_that_the_oldest_triton_compiles_are_right_but_for_its_write_backs(
     architecture, sample
 ):
-    for op, name in sample.of(VARIANTS):
+    for op, name in sample.of(VARIANTS, fortnights=2):
         given = cases(op, name, 2, SEEDS[1:2])
         checks, _ = executed(given, architecture, "repaired", triton=OLDEST)
         for checked in checks:
