@@ -56,7 +56,8 @@ def step_of(name: str, world: int, batch: int, words: int, paged: bool) -> Decod
     frequencies = torch.empty(dim // 2)
     decoder = Decoder((layer,), head, empty(hidden), head, frequencies, dim, sizes.eps)
     fabric: Any = GhostFabric(world, HARDWARE, 64 << 20)
-    return DecodeStep(decoder, Cache((keys,), (values,), table), batch, fabric, {"WORDS": words})
+    config = {"WORDS": words, "GROUPS": 4 if batch == 16 else 2}
+    return DecodeStep(decoder, Cache((keys,), (values,), table), batch, fabric, config)
 
 
 launch._compile = lambda kernel, args: launches.append(Launch(kernel, args))
