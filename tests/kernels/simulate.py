@@ -2,6 +2,8 @@
 
     python simulate.py BATCH RANKS WORDS PAGE [WINDOW]
 
+With 3 sequences units of the gate, of up and of the head have 64 rows.
+
 "tokens" is how far a chosen logit is from the largest, in deviations of the logits; the others are
 counters and Lamport words that are left behind, and logits that a second launch changes.
 """
@@ -95,7 +97,7 @@ def simulate(batch: int, world: int, words: int, page: int, window: int | None) 
     for fabric in fabrics:
         fabric.heap_bases.copy_(bases)
         decoder, cache, old, weights = step_of(fabric.rank, world, contexts, page, window)
-        config = {"STAGES": 4, "DOWN_PARTS": 2, "WORDS": words}
+        config = {"STAGES": 4, "DOWN_PARTS": 2, "WORDS": words, "GROUPS": 4 if batch == 3 else 2}
         steps.append(DecodeStep(decoder, cache, batch, fabric, config, logits=True))
         made.append(cache)
         vectors = [each for layer in decoder.layers for each in vars(layer).values()]

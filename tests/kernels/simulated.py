@@ -414,6 +414,12 @@ class _Run:
 _run = _Run()
 
 
+def _plain(value: Any) -> Any:
+    """What Triton's constant holds."""
+    inner = value.value if type(value).__name__ == "constexpr" else value
+    return _Constant(inner) if type(inner) is int else inner
+
+
 def adapt() -> Any:
     """Make the kernel's modules Python's; for processes that compile no kernel. The kernel."""
     from taxfree_kernels.decode_step import attend, chunks, persistent, rows, sums, tape
@@ -437,10 +443,11 @@ def adapt() -> Any:
     for module in (tape, peers, chunks, sums, rows, attend, persistent, packets, sync, specialized):
         for name, value in list(vars(module).items()):
             if hasattr(value, "fn") and not isinstance(value, type):
-                setattr(module, name, value.fn)
+                function = value.fn
+                function.__defaults__ = tuple(map(_plain, function.__defaults__ or ()))
+                setattr(module, name, function)
             elif type(value).__name__ == "constexpr":
-                inner = value.value
-                setattr(module, name, _Constant(inner) if type(inner) is int else inner)
+                setattr(module, name, _plain(value))
             elif hasattr(value, "__wrapped__"):
                 setattr(module, name, value.__wrapped__)
         for name, value in names.items():

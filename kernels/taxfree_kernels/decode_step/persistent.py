@@ -30,6 +30,7 @@ from taxfree_kernels.decode_step.chunks import (
     DONE,
     FAILED,
     LEFT,
+    NARROW,
     OF_ROWS,
     WARPS,
     Pages,
@@ -240,7 +241,7 @@ def _inputs_of(ptr, K: gl.constexpr, MODEL: gl.constexpr, GROUP: gl.constexpr):
 @gluon.jit
 def _multiply(
     x, inputs, FIRST: gl.constexpr, END: gl.constexpr, n, pieces, staging, pipe,
-    MODEL: gl.constexpr, WORK: gl.constexpr,
+    MODEL: gl.constexpr, WORK: gl.constexpr, GROUPS: gl.constexpr = NARROW,
 ):  # fmt: skip
     """The products of a unit, of each group of rows, with x, or with inputs in memory."""
     if MODEL.BATCH == 1:
@@ -248,7 +249,7 @@ def _multiply(
         products = (one,)
     else:
         products, n, pieces = multiply_rows(
-            inputs, FIRST, END, n, pieces, staging, pipe, MODEL, WORK
+            inputs, FIRST, END, n, pieces, staging, pipe, MODEL, WORK, GROUPS
         )
     return products, n, pieces
 
@@ -265,8 +266,8 @@ def _places(MODEL: gl.constexpr):
 
 
 @gluon.jit
-def _gate_and_up(products, rstd, MODEL: gl.constexpr):
-    """The products of a unit of gate and up; rows, sequences and mask of them."""
+def _gate_and_up(products, pair: gl.constexpr, rstd, MODEL: gl.constexpr, WORK: gl.constexpr):
+    """A pair of groups of a unit of gate and up; rows, sequences and mask of them."""
     if MODEL.BATCH == 1:
         PAIR: gl.constexpr = gl.BlockedLayout([1, 2], [32, 1], [WARPS, 1], [1, 0])
         both = (products[0] * rstd).reshape([2, 4]).permute((1, 0))
@@ -274,8 +275,8 @@ def _gate_and_up(products, rstd, MODEL: gl.constexpr):
         row = gl.arange(0, 4, gate.type.layout)
         sequence = gl.to_tensor(0)
     else:
-        gate = products[0] * rstd
-        up = products[1] * rstd
+        gate = products[pair] * rstd
+        up = products[WORK.GROUPS // 2 + pair] * rstd
         row, sequence = places_of_products(MODEL)
     return gate, up, row, sequence, (row >= 0) & (sequence < MODEL.BATCH)
 
@@ -296,9 +297,11 @@ def _compute(
     WIDE: gl.constexpr = MODEL.INTERMEDIATE
     PARTS: gl.constexpr = WORK.DOWN_PARTS
     AREA: gl.constexpr = GROUP.WORLD * PARTS * HIDDEN
-    ROWS: gl.constexpr = rows_of_unit(BATCH)
-    GROUPS: gl.constexpr = 1 if BATCH == 1 else 2
+    ROWS: gl.constexpr = rows_of_unit(BATCH, NARROW)
+    GROUPS: gl.constexpr = 1 if BATCH == 1 else NARROW
     OF_GROUP: gl.constexpr = ROWS // GROUPS
+    ROWS_WIDE: gl.constexpr = rows_of_unit(BATCH, WORK.GROUPS)
+    GROUPS_WIDE: gl.constexpr = 1 if BATCH == 1 else WORK.GROUPS
     SOURCES: gl.constexpr = sources_of(GROUP, WORK)
     element: gl.constexpr = buffers.attended.dtype.element_ty
     programs = gl.num_programs(0)
@@ -395,12 +398,13 @@ def _compute(
         end = first + counts.gate
         while unit < end:
             products, n, pieces = _multiply(
-                x, inputs.hidden, 0, SLABS, n, pieces, staging, pipe, MODEL, WORK
+                x, inputs.hidden, 0, SLABS, n, pieces, staging, pipe, MODEL, WORK, WORK.GROUPS
             )
-            gate, up, at, of, there = _gate_and_up(products, rstd, MODEL)
-            to = of * WIDE + (unit - first) * (ROWS // 2) + at
-            activated = gate / (1 + gl.exp(-gate)) * up
-            gl.store(buffers.activated + to, activated.to(element), mask=there)
+            for pair in gl.static_range((GROUPS_WIDE + 1) // 2):
+                gate, up, at, of, there = _gate_and_up(products, pair, rstd, MODEL, WORK)
+                to = of * WIDE + (unit - first) * (ROWS_WIDE // 2) + pair * OF_GROUP + at
+                activated = gate / (1 + gl.exp(-gate)) * up
+                gl.store(buffers.activated + to, activated.to(element), mask=there)
             done += 1
             unit, claims = next_unit(claims, pipe)
         _note(buffers, layer, layers, 9, WORK)
@@ -444,12 +448,12 @@ def _compute(
     _note(buffers, layers, layers, 0, WORK)
     best = row * 0.0 + sequence * 0.0 - float("inf")
     chosen = (row + sequence) * 0
-    while unit < first + head_units(MODEL):
+    while unit < first + head_units(BATCH, MODEL.VOCAB, WORK.GROUPS):
         products, n, pieces = _multiply(
-            x, inputs.hidden, 0, SLABS, n, pieces, staging, pipe, MODEL, WORK
+            x, inputs.hidden, 0, SLABS, n, pieces, staging, pipe, MODEL, WORK, WORK.GROUPS
         )
-        for group in gl.static_range(GROUPS):
-            at = (unit - first) * ROWS + group * OF_GROUP + row + sequence * 0
+        for group in gl.static_range(GROUPS_WIDE):
+            at = (unit - first) * ROWS_WIDE + group * OF_GROUP + row + sequence * 0
             values = products[group] * rstd
             is_there = at < MODEL.VOCAB
             if WORK.LOGITS:

@@ -2,8 +2,8 @@
 
 Matrix instructions multiply 16 rows of a weight with N sequences. A chunk is 16 rows and 512 of K,
 of which each of eight warps has 64; their sums meet in shared memory at the end of a unit. A unit
-is two groups of 16 rows, so that inputs are read once for 32 KiB of weights: TMA brings them, in
-pieces of 512, from the L2 cache to two places in shared memory.
+is several groups of 16 rows, so that inputs are read once for 32 KiB of weights or more: TMA brings
+them, in pieces of 512, from the L2 cache to two places in shared memory.
 
 The residual of all sequences does not fit a program, beside its ring. So each program owns columns
 of it: it adds their sums, and publishes them times the weight of the norm, with the sums of their
@@ -112,7 +112,7 @@ def _over_warps(sums, scratch):
 @gluon.jit
 def multiply_rows(
     inputs, FIRST: gl.constexpr, END: gl.constexpr, n, pieces, staging, pipe,
-    MODEL: gl.constexpr, WORK: gl.constexpr,
+    MODEL: gl.constexpr, WORK: gl.constexpr, GROUPS: gl.constexpr,
 ):  # fmt: skip
     """The products of a unit's rows with so many slabs of the inputs.
 
@@ -123,22 +123,28 @@ def multiply_rows(
     Returns:
         float32 [16, N] of each group of rows; the numbers of chunks and of pieces.
     """
-    N: gl.constexpr = sequences(MODEL.BATCH)
-    first = gl.zeros([WARPS, 16, N], gl.float32, _ACC)
-    second = gl.zeros([WARPS, 16, N], gl.float32, _ACC)
+    sums = ()
+    for _ in gl.static_range(GROUPS):
+        sums = sums + (gl.zeros([WARPS, 16, sequences(MODEL.BATCH)], gl.float32, _ACC),)
     for ahead in gl.static_range(2):
         if FIRST + ahead < END:
             _load_piece(inputs, FIRST + ahead, pieces + ahead, staging, MODEL)
     for slab in range(FIRST, END):
         mbarrier.wait(staging.full.index(pieces % 2), pieces // 2 & 1)
         x = staging.inputs.index(pieces % 2).permute((0, 2, 1)).load(_INPUTS)
-        first, n = _add_chunk(first, x, n, pipe, WORK)
-        if slab + 2 < END:  # all warps have loaded the last piece here, and fenced
-            _load_piece(inputs, slab + 2, pieces + 2, staging, MODEL)
-        second, n = _add_chunk(second, x, n, pipe, WORK)
+        new = ()
+        for group in gl.static_range(GROUPS):
+            added, n = _add_chunk(sums[group], x, n, pipe, WORK)
+            new = new + (added,)
+            if group == 0:
+                if slab + 2 < END:  # all warps have loaded the last piece here, and fenced
+                    _load_piece(inputs, slab + 2, pieces + 2, staging, MODEL)
+        sums = new
         pieces += 1
-    both = _over_warps(first, staging.sums.index(0)), _over_warps(second, staging.sums.index(1))
-    return both, n, pieces
+    products = ()
+    for group in gl.static_range(GROUPS):
+        products = products + (_over_warps(sums[group], staging.sums.index(group % 2)),)
+    return products, n, pieces
 
 
 # ---- the residual, by its owners --------------------------------------------------------------

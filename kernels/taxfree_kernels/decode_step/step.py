@@ -26,8 +26,8 @@ class DecodeStep:
         decoder, cache: this rank's parts; they are read, and the cache is written, in place.
         batch: number of sequences.
         fabric: this rank's.
-        config: STAGES, LIMIT, SPLITS, DOWN_PARTS, WORDS, see ``tape.Work``; missing ones are
-            those of :func:`seed_config`.
+        config: STAGES, LIMIT, SPLITS, DOWN_PARTS, GROUPS, WORDS, see ``tape.Work``; missing ones
+            are those of :func:`seed_config`.
         logits: whether :attr:`logits` are stored.
         trace: whether times of events are stored in ``buffers.times``.
 
@@ -194,7 +194,8 @@ def seed_config(model: tape.Model, shared_memory: int, world: int) -> dict[str, 
         staging = 3 * 1024 * chunks.sequences(model.BATCH)
     room = shared_memory - _OTHER_SHARED - heads * 8 * (model.HEAD_DIM + 2) * 4 - staging
     stages = min(12, room // _CHUNK_BYTES)
-    return {"STAGES": stages, "LIMIT": 2, "SPLITS": 1, "DOWN_PARTS": parts, "WORDS": 0}
+    rest = {"SPLITS": 1, "DOWN_PARTS": parts, "GROUPS": 2, "WORDS": 0}
+    return {"STAGES": stages, "LIMIT": 2, **rest}
 
 
 def _owned(hidden: int, programs: int) -> int:

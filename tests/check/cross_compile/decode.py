@@ -1,7 +1,7 @@
 """Compiles the kernel of decode_step; prints JSON: what kind -> kernel.
 
 Kinds are a model and ranks; "apart" is added where the cache lies terabytes from the weights. An
-argument limits them to those of a model.
+argument limits them to one.
 """
 
 from __future__ import annotations
@@ -28,12 +28,17 @@ address = torch.Tensor.data_ptr
 torch.Tensor.data_ptr = lambda self: address(self) + apart * (self.dim() == 4)
 
 
+#: allocated one by one, tensors of a CPU may lie terabytes from one another
+arena = torch.empty(1 << 30, dtype=torch.bfloat16)
+used = -address(arena) // 2 % 256
+
+
 def empty(*shape: int) -> torch.Tensor:
     """bfloat16, at a multiple of 512 bytes, as GPUs have it."""
-    count = torch.Size(shape).numel()
-    block = torch.empty(count + 256, dtype=torch.bfloat16)
-    first = -address(block) // 2 % 256
-    return block[first : first + count].view(shape)
+    global used
+    first, count = used, torch.Size(shape).numel()
+    used += count + -count % 256
+    return arena[first : first + count].view(shape)
 
 
 def step_of(name: str, world: int, batch: int, words: int, paged: bool) -> DecodeStep:
@@ -56,7 +61,8 @@ def step_of(name: str, world: int, batch: int, words: int, paged: bool) -> Decod
     frequencies = torch.empty(dim // 2)
     decoder = Decoder((layer,), head, empty(hidden), head, frequencies, dim, sizes.eps)
     fabric: Any = GhostFabric(world, HARDWARE, 64 << 20)
-    return DecodeStep(decoder, Cache((keys,), (values,), table), batch, fabric, {"WORDS": words})
+    config = {"WORDS": words, "GROUPS": 4 if batch == 16 else 2}
+    return DecodeStep(decoder, Cache((keys,), (values,), table), batch, fabric, config)
 
 
 launch._compile = lambda kernel, args: launches.append(Launch(kernel, args))
@@ -68,9 +74,9 @@ for kind, name, world, batch, words, distance in (
     ("llama-3.2-1b 1, 5 sequences, pages", "llama-3.2-1b", 1, 5, 0, 0),
     ("llama-3.1-8b 2, 16 sequences apart", "llama-3.1-8b", 2, 16, 0, 3 << 40),
 ):
-    if sys.argv[1:] not in ([], [name]):
+    if sys.argv[1:] not in ([], [kind]):
         continue
-    apart = distance
+    apart, used = distance, -address(arena) // 2 % 256
     step = step_of(name, world, batch, words, "pages" in kind)
     found[kind] = asdict(compile_launch(launches.pop(), HARDWARE))
 print(json.dumps(found))

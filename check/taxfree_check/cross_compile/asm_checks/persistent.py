@@ -38,13 +38,17 @@ def all_resident(kernel: CompiledKernel) -> Iterator[Finding]:
 
 @assembly_check
 def handed_on_after_wait(kernel: CompiledKernel) -> Iterator[Finding]:
-    """What another program hands on is loaded behind a wait that follows the own last release."""
+    """What another program hands on is loaded behind a wait that follows the own last release.
+
+    Warps that release copy nothing else by the TMA; others may bring what nobody writes.
+    """
     code = kernel.code
     releases = [one for one in code.places(Role.RELEASE) if not code.at(one).has(Role.ACQUIRE)]
     begins = [(0, -1), *releases] if kernel.is_cooperative else []
     for place in begins:
         for one in code.walk(place, lambda at: at.has(Role.ACQUIRE)):
-            if one.has(Role.LOAD) and _HANDED_ON.search(one.text):
+            is_copied = one.has(Role.BULK_COPY) and place in releases
+            if is_copied or (one.has(Role.LOAD) and _HANDED_ON.search(one.text)):
                 yield Finding("a load above its wait", one)
                 break
 
@@ -77,5 +81,5 @@ def stages_fenced(kernel: CompiledKernel) -> Iterator[Finding]:
 
 
 def _hands_on(instruction: Instruction) -> bool:
-    """An arrival at a barrier, or what begins the next stage."""
-    return instruction.has(Role.ARRIVAL, Role.SHARED_FENCE)
+    """An arrival at a barrier, or what begins the next stage: a copy, or its fence."""
+    return instruction.has(Role.ARRIVAL, Role.SHARED_FENCE, Role.BULK_COPY)
