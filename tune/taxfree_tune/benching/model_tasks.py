@@ -212,8 +212,8 @@ class Bench:
             call()
         return call
 
-    def step(self, choice: StepChoice | None = None) -> tuple[Callable[[], Any], _Call, str]:
-        """A decode step of its own: what is timed, its logits, and what it runs.
+    def step(self, choice: StepChoice | None = None) -> tuple[Callable[[], Any], _Call, ModelStep]:
+        """A decode step of its own: what is timed, and its logits.
 
         Args:
             choice: of the way to compute it; by the records when None.
@@ -231,7 +231,7 @@ class Bench:
             run()
             return step.logits
 
-        return run, logits, step.ran
+        return run, logits, step
 
     def _captured(self, call: _Call) -> _Call:
         call()
