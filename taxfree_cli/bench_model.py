@@ -163,6 +163,8 @@ def print_phase(result: PhaseResult) -> None:
     else:
         console.print(str(result.phase), markup=False, highlight=False)
     for each in result.outcomes:
+        if each.state == "measured" and each.reason:
+            console.print(f"{each.path} {each.mode}: {each.reason}", markup=False, highlight=False)
         if each.state != "measured":
             state = "left out" if each.state == "refused" else each.state
             line = f"{each.path} {each.mode}: {state}: {each.reason}"

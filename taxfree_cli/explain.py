@@ -20,6 +20,8 @@ from taxfree_cli.bench_views import us
 from taxfree_cli.explain_views import print_explanation, print_sweep, print_timelines
 from taxfree_cli.output import note, print_json, print_lines
 from taxfree_cli.pictures import plot_taxes, plot_timelines, require_picture
+from taxfree_cli.tune import Batch, Context, Layers, refuse
+from taxfree_cli.tune_step import STEP, explain_step
 from taxfree_tune.shapes import choose
 
 if TYPE_CHECKING:
@@ -79,9 +81,25 @@ def explain(
     trace: TraceFile = None,
     timeline: TimelineFile = None,
     saved: SavedFile = None,
+    layers: Layers = None,
+    batch: Batch = None,
+    context: Context = None,
     json: options.Json = False,
 ) -> None:
-    """Show the three taxes of the library path and the dispatched variant, part by part."""
+    """Show the three taxes of the library path and the dispatched variant, part by part.
+
+    With --op decode_step and --model: what the time of a step in one kernel is.
+    """
+    if op == STEP:
+        of_problems = {"--hardware": hardware, "--variant": variant, "--sweep": sweep,
+                       "--plot": plot, "--trace": trace, "--timeline": timeline,
+                       "--from": saved, "--tp": tp}  # fmt: skip
+        refuse(of_problems, f"is not for --op {STEP}", "give --model, --layers, --batch, --context")
+        step = options.ShapeOptions(op, shapes, gpus, dtype, model)
+        explain_step(step, layers, batch or 1, context or 1024, fabric or "auto", db, json)
+        return
+    of_step = {"--layers": layers, "--batch": batch, "--context": context}
+    refuse(of_step, "is for a step of a whole model", f"add --op {STEP} --model MODEL")
     if plot is not None:
         require_picture(plot)
     if timeline is not None:

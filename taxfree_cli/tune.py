@@ -138,11 +138,11 @@ def tune(
         others = {"--tp": tp, "--path": path, "--training": training, "--variant": variant,
                   "--exhaustive": exhaustive, "--dry-run": dry_run, "--check": check,
                   "--storage": storage, "--hardware": hardware}  # fmt: skip
-        _refuse(others, f"is not for --op {STEP}", "give --model, --layers, --batch, --context")
+        refuse(others, f"is not for --op {STEP}", "give --model, --layers, --batch, --context")
         effort = trials, seconds, seed
         tune_step(given, layers, batch or 1, context or 1024, fabric or "auto", db, *effort, json)
         return
-    _refuse(of_step, "is for a step of a whole model", f"add --op {STEP} --model MODEL")
+    refuse(of_step, "is for a step of a whole model", f"add --op {STEP} --model MODEL")
     if hardware is not None and not (check or dry_run):
         raise UsageError(
             "--hardware is for --dry-run and --check", "what is not here cannot be measured"
@@ -165,7 +165,12 @@ def tune(
         search(given, fabric or "auto", db, effort, storage, all, json)
 
 
-def _refuse(given: Mapping[str, object], why: str, hint: str) -> None:
+def refuse(given: Mapping[str, object], why: str, hint: str) -> None:
+    """Refuse options that were given to a command for which they are not.
+
+    Raises:
+        UsageError: naming the first.
+    """
     name = next((name for name, value in given.items() if value), None)
     if name is not None:
         raise UsageError(f"{name} {why}", hint)

@@ -1,14 +1,18 @@
-"""`taxfree tune --op decode_step --model MODEL`: tunes a decode step of a whole model."""
+"""`--op decode_step --model MODEL` of `taxfree tune` and `taxfree explain`."""
 
 from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from taxfree.errors import UsageError
 from taxfree_cli.bench_views import us
 from taxfree_cli.options import ShapeOptions, database_path
 from taxfree_cli.output import note, print_json, print_table
+
+if TYPE_CHECKING:
+    from taxfree_tune.tuning.steps import StepToTune
 
 STEP = "decode_step"
 _TRIALS = 16
@@ -32,22 +36,12 @@ def tune_step(
         UsageError: there is no model, or it has no step.
         WrongResult, WorkerLost, DatabaseError: as of the search.
     """
-    from taxfree_tune import devices
-    from taxfree_tune.benching.model import model_to_bench
-    from taxfree_tune.tuning.steps import StepToTune, tune
+    from taxfree_tune.tuning.steps import tune
     from taxfree_tuning_db import Database
 
-    if given.model is None or given.shapes:
-        raise UsageError("a decode step is of a model", "--op decode_step --model qwen3-8b")
-    fabric = devices.fabric_for(fabric)
-    ranks, *others = given.request(devices.world_sizes(fabric)).world_sizes
-    if others:
-        raise UsageError(f"--gpus {given.gpus}: a model is split over one number", "--gpus 2")
-    devices.require(fabric, ranks)
-    model, dtype = model_to_bench(given.model, ranks, layers, given.dtype)
+    asked, fabric = step_asked(given, layers, batch, context, fabric)
     path = database_path(db)
     with Database(path) as database:
-        asked = StepToTune(model, dtype, ranks, batch, context)
         record = tune(asked, fabric, database, trials or _TRIALS, seconds, seed, note)
     baseline = record.baseline
     mode = next(iter(baseline.median_us))
@@ -77,3 +71,53 @@ def tune_step(
         ],
     )
     note(f"stored in {path}")
+
+
+def explain_step(
+    given: ShapeOptions,
+    layers: int | None,
+    batch: int,
+    context: int,
+    fabric: str,
+    db: Path | None,
+    json: bool,
+) -> None:
+    """Print the account of a step: what its time is, by the clocks of its programs.
+
+    Raises:
+        UsageError: there is no model, or it has no step.
+        TaxfreeError: operations run the step.
+    """
+    from taxfree_tune.tuning.history import TuningHistory
+    from taxfree_tune.tuning.steps import explain
+
+    asked, fabric = step_asked(given, layers, batch, context, fabric)
+    history = TuningHistory.read(database_path(db), required=db is not None)
+    found = explain(asked, fabric, history.records)
+    if json:
+        print_json({"schema": 1, "model": given.model, **asdict(found), "rest_us": found.rest_us})
+        return
+    rows = [("memory, at its measured rate", found.bytes_us), ("step", found.total_us)]
+    rows += [(f"  {name}", time) for name, time in found.phases.items()]
+    rows += [("  hand-offs", found.hand_offs_us), ("  tails of phases", found.tails_us)]
+    rows += [("  before and after", found.rest_us)]
+    print_table(["part", "us"], [[name, us(time)] for name, time in rows])
+
+
+def step_asked(
+    given: ShapeOptions, layers: int | None, batch: int, context: int, fabric: str
+) -> tuple[StepToTune, str]:
+    """The step of a command's options, and the fabric."""
+    from taxfree_tune import devices
+    from taxfree_tune.benching.model import model_to_bench
+    from taxfree_tune.tuning.steps import StepToTune
+
+    if given.model is None or given.shapes:
+        raise UsageError("a decode step is of a model", "--op decode_step --model qwen3-8b")
+    fabric = devices.fabric_for(fabric)
+    ranks, *others = given.request(devices.world_sizes(fabric)).world_sizes
+    if others:
+        raise UsageError(f"--gpus {given.gpus}: a model is split over one number", "--gpus 2")
+    devices.require(fabric, ranks)
+    model, dtype = model_to_bench(given.model, ranks, layers, given.dtype)
+    return StepToTune(model, dtype, ranks, batch, context), fabric

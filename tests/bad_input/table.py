@@ -239,6 +239,14 @@ OPTIONS = [
           "list": "shapes", "tune": f"tune {HOST}", "bench": f"bench {HOST}",
           "explain": f"explain {HOST}", "check": "check", "compile": "check --compiled",
           "look up": f"db why {SHAPE}"}.items()),
+    *(Row(f"a step of no model to {command}", f"{command} {HOST} --op decode_step", USAGE,
+          "a decode step is of a model", "--model qwen3-8b") for command in ("tune", "explain")),
+    *(Row(f"a batch of no step to {command}", f"{command} {HOST} --batch 2", USAGE,
+          "--batch is for a step of a whole model", "--op decode_step")
+      for command in ("tune", "explain")),
+    *(Row(f"a step with {option}", f"{command} {option} {WHOLE} --op decode_step", USAGE,
+          f"{option} is not for --op decode_step", "--batch")
+      for command, option in (("tune", "--check"), ("explain", "--sweep"))),
     *(Row(f"an unknown variant to {what}", f"{command} --variant teleport", USAGE,
           "has no variant 'teleport'", "one of: ")
       for what, command in {

@@ -28,10 +28,10 @@ def made(fabric: Any, records: list[Any]) -> list[str]:
     for batch, context in ((1, 5), (2, 5), (1, 200)):
         with torch.no_grad():
             bench = Bench(fabric, MODEL, torch.bfloat16, Phase("decode", batch, context), records)
-            run, logits, ran = bench.step()
+            run, logits, step = bench.step()
             run()
             assert not logits().isnan().any()
-        found.append(ran)
+        found.append(step.ran)
     return found
 
 
@@ -78,3 +78,37 @@ def test_the_space_has_the_names_of_the_kernels_work() -> None:
 def test_a_step_reads_its_weights_and_its_cache_once() -> None:
     weights = 4 * (4096 * (2 * 16 + 2 * 4) * 128 + 3 * 4096 * 7168) + 64128 * 4096
     assert LLAMA.cost.memory_bytes == 2 * (weights + 4 * 2 * 2048 * 4 * 128)
+
+
+def explained(fabric: Any) -> list[Any]:
+    """Why a step on the host has no account: without a record, and with one for the kernel."""
+    from taxfree_tune.benching.model_tasks import Phase
+    from taxfree_tune.benching.step_tasks import explain_step
+
+    return [explain_step(fabric, MODEL, "bfloat16", Phase("decode", 1, 5), [], 1)]
+
+
+def test_a_step_of_operations_has_no_account(ranks: Ranks) -> None:
+    (why,), _ = ranks.run(2, f"{__name__}:explained")
+    assert why.startswith("operations: the kernel is interpreted here")
+
+
+def test_an_account_tells_hand_offs_from_tails() -> None:
+    """Two programs, one layer: 10 us of each phase, hand-offs of 1 us, one waits 4 us longer."""
+    import torch
+
+    from taxfree_kernels.decode_step.tape import EVENTS
+    from taxfree_tune.taxes.step import account
+
+    waits = {"counted": 1, "waited": 1, "x of qkv": 1, "x of gate": 1}
+    fast = torch.tensor([waits.get(name, 10) for name in EVENTS] + [1, 10])
+    slow = fast.clone()
+    slow[EVENTS.index("waited")] += 4
+    ends = torch.stack((fast, slow)).cumsum(1) * 2000  # at 2 GHz
+    times = torch.zeros(2, 2, len(EVENTS), dtype=torch.int64)
+    times.view(2, -1)[:, : ends.shape[1]] = ends
+    found = account(times, EVENTS, total_us=100.0, bytes_us=60.0, clock_ghz=2.0)
+    works = ("qkv", "attention", "o", "gate", "down", "head")
+    assert found.phases == dict.fromkeys(works, 10.0)
+    assert (found.hand_offs_us, found.tails_us) == (8.0, 2.0)
+    assert found.rest_us == 30.0

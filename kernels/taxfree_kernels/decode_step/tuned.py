@@ -100,21 +100,24 @@ class OneKernel(_Way):
         from taxfree_kernels.decode_step.step import seed_config  # needs a Triton with Gluon
         from taxfree_kernels.decode_step.tape import Model
 
-        rows = (problem.heads + 2 * problem.kv_heads) * problem.head_dim
-        model = Model(
-            HIDDEN=problem.hidden, HEADS=problem.heads, KV_HEADS=problem.kv_heads,
-            HEAD_DIM=problem.head_dim, INTERMEDIATE=problem.intermediate,
-            VOCAB=problem.vocabulary, EPS=0.0, HAS_BIAS=False, HAS_QK_NORM=False,
-            BATCH=problem.batch, QKV_ROWS=rows, PAIRS=problem.batch * problem.kv_heads,
-            KEYS=8192 // problem.head_dim,
-        )  # fmt: skip
+        known = {
+            "HIDDEN": problem.hidden, "HEADS": problem.heads, "KV_HEADS": problem.kv_heads,
+            "HEAD_DIM": problem.head_dim, "INTERMEDIATE": problem.intermediate,
+            "BATCH": problem.batch,
+        }  # fmt: skip
+        model = Model(**dict.fromkeys(Model._fields, 0) | known)
         seed = seed_config(model, hardware.shared_memory, problem.world_size)
         stages, parts = seed["STAGES"], seed["DOWN_PARTS"]
+        others = {
+            "STAGES": (stages - 2, stages - 4),
+            "LIMIT": (2, 3, 4),
+            "SPLITS": (1, 2),
+            "DOWN_PARTS": (parts + 1, 2 * parts + 1),
+            "WORDS": (0, 1) if problem.batch == 1 else (),
+        }
         return {
-            "STAGES": tuple(each for each in (stages, stages - 2, stages - 4) if each > 1),
-            "LIMIT": tuple(dict.fromkeys((seed["LIMIT"], 2, 3, 4))),
-            "SPLITS": tuple(dict.fromkeys((seed["SPLITS"], 1, 2))),
-            "DOWN_PARTS": (parts, parts + 1, 2 * parts + 1),
+            name: tuple(dict.fromkeys((first, *others.get(name, ()))))
+            for name, first in seed.items()
         }
 
     def illegal_reason(self, problem: Any, hardware: Hardware, config: Config) -> str | None:

@@ -67,6 +67,13 @@ class TestDecodeStep:
                 text = "\n".join(lines[:at] + lines[at + 1 :])
                 assert broken(kernel, text=text) == {"handed_on_after_wait"}
 
+    def test_a_copy_of_inputs_without_a_proxy_fence_is_found(self, triton: str) -> None:
+        for kind, kernel in compiled(triton).items():
+            assert ("fence.proxy.async.global" in kernel.text) == ("sequences" in kind)
+            text = kernel.text.replace("fence.proxy.async.global", "// no fence")
+            expected = {"handed_on_after_wait"} if "sequences" in kind else set()
+            assert broken(kernel, text=text) == expected
+
     def test_a_load_below_the_fence_of_its_stage_is_found(self, triton: str) -> None:
         for kernel in compiled(triton).values():
             assert kernel.text.count(FENCE) > 2
@@ -83,9 +90,9 @@ class TestDecodeStep:
         printed = run_python(
             str(HERE / "decode.py"), "llama-3.1-8b 2 apart", triton=triton, PYTHONPATH=path
         )
-        (fields,) = json.loads(printed).values()
-        kernel = CompiledKernel(**fields | {"resources": Resources(**fields["resources"])})
-        assert broken(kernel) == {"stages_fenced"}
+        for fields in json.loads(printed).values():
+            kernel = CompiledKernel(**fields | {"resources": Resources(**fields["resources"])})
+            assert broken(kernel) == {"stages_fenced"}
 
     def test_descriptors_have_spans_where_addresses_need_them(self, triton: str) -> None:
         for kind, kernel in compiled(triton).items():

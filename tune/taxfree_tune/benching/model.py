@@ -238,4 +238,5 @@ def _rows(bench: ModelBench, result: PhaseResult) -> Iterator[dict[str, Any]]:
                 "speedup": result.speedup(outcome),
                 "relative_error": outcome.relative_error,
                 "samples_us": outcome.timing.samples_us,
+                **({"ran": outcome.reason} if outcome.reason else {}),
             }

@@ -79,7 +79,7 @@ class ModeOutcome:
         mode: "graph" is compiled code in a captured graph, "step" a `taxfree.decode_step`, in one
             where there are graphs.
         state: "measured", "refused" (it does not serve the phase), "failed" or "wrong".
-        reason: one line where it is not measured.
+        reason: one line where it is not measured; of a step that is, what runs it.
         relative_error: of the logits, against the same weights in float64: Frobenius norm of the
             difference over that of the reference; the worst rank's. None where there are none.
         timing: of a call; None where it is not measured.
@@ -165,6 +165,7 @@ class Bench:
         self._state = self._drawn_state(dtype)
         self._calls: dict[tuple[str, str], _Call] = {}
         self._run_step: Callable[[], Any]
+        self._ran = ""
 
     def _drawn_state(self, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor, int, Any]:
         """Tokens, rotary's factors, the first position, and a cache: arguments of the model."""
@@ -203,7 +204,8 @@ class Bench:
         if mode == "graph":
             return self._captured(self.call(path, "compiled"))
         if mode == "step":
-            self._run_step, logits, _ = self.step()
+            self._run_step, logits, step = self.step()
+            self._ran = step.ran
             return logits
         if mode == "compiled":
             return partial(_compiled(self._decoder(path)), *self._state)
@@ -212,8 +214,8 @@ class Bench:
             call()
         return call
 
-    def step(self, choice: StepChoice | None = None) -> tuple[Callable[[], Any], _Call, str]:
-        """A decode step of its own: what is timed, its logits, and what it runs.
+    def step(self, choice: StepChoice | None = None) -> tuple[Callable[[], Any], _Call, ModelStep]:
+        """A decode step of its own: what is timed, and its logits.
 
         Args:
             choice: of the way to compute it; by the records when None.
@@ -231,7 +233,7 @@ class Bench:
             run()
             return step.logits
 
-        return run, logits, step.ran
+        return run, logits, step
 
     def _captured(self, call: _Call) -> _Call:
         call()
@@ -287,7 +289,8 @@ class Bench:
             return ModeOutcome(path, mode, "failed", failure)
         error = self.error(logits, exact)
         if error <= allowed:
-            return ModeOutcome(path, mode, "measured", relative_error=error)
+            ran = self._ran if mode == "step" else ""
+            return ModeOutcome(path, mode, "measured", ran, error)
         reason = f"relative error {error:.3g}, {allowed:.3g} is allowed"
         return ModeOutcome(path, mode, "wrong", reason, error)
 
@@ -319,10 +322,15 @@ class Bench:
         worst: float = max(vote(self._fabric.group, own))
         return worst
 
-    def exact_logits(self) -> torch.Tensor:
-        """Logits of the same weights in float64, whose layers are converted one by one."""
+    def exact_logits(self, tokens: torch.Tensor | None = None) -> torch.Tensor:
+        """Logits of the same weights in float64, whose layers are converted one by one.
+
+        Args:
+            tokens: in place of those that are drawn.
+        """
         made = self._decoder("torch")
-        tokens, rotary, start, cache = self._state
+        drawn, rotary, start, cache = self._state
+        tokens = drawn if tokens is None else tokens
         rotary, x = rotary.double(), made.embedding(tokens).double()
         for own in cache:
             block: Any = made.blocks[0].double()

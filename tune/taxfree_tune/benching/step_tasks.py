@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 
-from taxfree.models.step_records import StepChoice
+from taxfree.models.step_records import StepChoice, choose, problem_of
+from taxfree_kernels.decode_step.tape import EVENTS
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_tune.benching.model_tasks import Bench, Phase
 from taxfree_tune.measuring import disturbance
+from taxfree_tune.measuring.bounds import peaks
 from taxfree_tune.measuring.timer import time_together
 from taxfree_tune.measuring.trial import ERROR_ALLOWANCE, Candidate, Outcome
 from taxfree_tune.shapes.models import Model
+from taxfree_tune.taxes.step import StepAccount, account
 from taxfree_tuning_db import Record
 
 _CHAIN = 10  # calls of a repetition on GPUs
+_CALLS_OF_CLOCK = 50  # between two readings that tell how fast it runs
+_KERNEL = "one kernel"
 
 _kept: dict[str, Any] = {}  # the model of the last task, whose weights are large
 
@@ -46,7 +52,7 @@ def try_steps(
         outcomes, calls = [], []
         for candidate in candidates:
             run, logits, ran = _call(bench, candidate, mode)
-            if candidate.variant == "kernel" and not ran.startswith("one kernel"):
+            if candidate.variant == "kernel" and not ran.startswith(_KERNEL):
                 outcomes.append(Outcome("failed", ran))
                 continue
             error = bench.error(logits(), exact)
@@ -74,7 +80,8 @@ def _call(
         call = bench.call("torch", mode)
         return call, call, "torch"
     choice = StepChoice(candidate.variant, candidate.config, candidate.variant)
-    return bench.step(choice)
+    run, logits, step = bench.step(choice)
+    return run, logits, step.ran
 
 
 def _opened(
@@ -90,3 +97,48 @@ def _opened(
             bench = Bench(fabric, model, getattr(torch, dtype), phase, records)
             _kept.update(key=key, bench=bench, exact=bench.exact_logits())
     return _kept["bench"], _kept["exact"]
+
+
+def explain_step(
+    fabric: Fabric,
+    model: Model,
+    dtype: str,
+    phase: Phase,
+    records: Sequence[Record],
+    repetitions: int,
+) -> StepAccount | str:
+    """The account of the kernel that records choose, by its own clocks; a task of the workers.
+
+    Returns:
+        The account of this rank, or why the step runs no kernel with clocks.
+    """
+    bench, _ = _opened(fabric, model, dtype, phase, records)
+    run, _, step = bench.step()
+    if not step.ran.startswith(_KERNEL):
+        return step.ran
+    if not fabric.has_graphs:
+        return "the twin of the kernel keeps no times"
+    from taxfree_kernels.decode_step.step import DecodeStep  # needs a Triton with Gluon
+
+    problem = problem_of(step.decoder, step.batch, step.capacity, fabric.world_size)
+    config = choose(problem, bench.runtime._dispatcher, fabric.hardware).config
+    traced = DecodeStep(step.decoder, step.cache, step.batch, fabric, config, trace=True)
+    tokens = torch.zeros(phase.batch, dtype=torch.int64, device=fabric.device)
+    call = partial(traced, tokens, torch.full_like(tokens, phase.length, dtype=torch.int32))
+    times = traced.buffers.times
+    (timing,) = time_together(fabric, [(lambda _: run(), "eager")], repetitions, chain=_CHAIN)
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    begin.record()
+    call()
+    first = times[:, 0, 0].clone()
+    for _ in range(_CALLS_OF_CLOCK):
+        call()
+    end.record()
+    call()
+    fabric.synchronize()
+    cycles = float((times[:, 0, 0] - first).median())
+    rate = peaks(fabric, dtype).memory_bytes_per_s
+    return account(
+        times.cpu(), EVENTS, timing.median_us, problem.cost.memory_bytes / rate * 1e6,
+        cycles / (1e6 * begin.elapsed_time(end)),
+    )  # fmt: skip

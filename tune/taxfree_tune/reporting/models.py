@@ -26,6 +26,7 @@ _COLUMNS = {
     "±us": "iqr_us",
     "times as fast as PyTorch": "speedup",
     "error": "error",
+    "ran": "ran",
     **ORIGIN,
 }
 
@@ -48,6 +49,7 @@ def rows(sources: Sources) -> list[dict[str, Any]]:
             "iqr_us": round(row["iqr_us"], 1),
             "speedup": None if row["speedup"] is None else round(row["speedup"], 3),
             "error": float(f"{row['relative_error']:.2g}"),
+            "ran": row.get("ran", ""),
         }
         for file, row in iterate(sources.models)
     ]

@@ -20,6 +20,7 @@ from taxfree_tune.benching.model_tasks import Phase
 from taxfree_tune.measuring.groups import group_for
 from taxfree_tune.measuring.trial import Candidate, Outcome
 from taxfree_tune.shapes.models import Model
+from taxfree_tune.taxes.step import StepAccount
 from taxfree_tune.tuning.search import Search
 from taxfree_tune.tuning.together import ATTEMPTS
 from taxfree_tune.tuning.winner import measurement_of, record_of
@@ -68,6 +69,32 @@ class StepToTune:
             world_size=ranks,
         )
 
+    @property
+    def sums(self) -> MatmulAllReduce:
+        """The largest operation between ranks."""
+        problem = self.problem
+        return MatmulAllReduce(
+            self.batch, problem.hidden, problem.intermediate, dtype=self.dtype,
+            world_size=self.ranks,
+        )  # fmt: skip
+
+
+def explain(asked: StepToTune, fabric: str, records: Sequence[Record]) -> StepAccount:
+    """What the time of the kernel is that records choose, on rank 0.
+
+    Raises:
+        TaxfreeError: they choose operations, or no kernel serves.
+    """
+    with Workers(lambda: group_for([asked.sums], fabric)) as workers:
+        found = workers.group().call(
+            step_tasks.explain_step, _DEADLINE_S, model=asked.model, dtype=asked.dtype,
+            phase=Phase("decode", asked.batch, asked.context), records=records,
+            repetitions=_GPU_REPETITIONS,
+        )[0]  # fmt: skip
+    if isinstance(found, str):
+        raise TaxfreeError(f"no account of a step: {found}", "taxfree explain --model, of problems")
+    return found
+
 
 def tune(
     asked: StepToTune,
@@ -95,11 +122,7 @@ def tune(
     """
     database.require_writable()
     begun, problem = time.monotonic(), asked.problem
-    sums = MatmulAllReduce(
-        asked.batch, problem.hidden, problem.intermediate, dtype=asked.dtype,
-        world_size=asked.ranks,
-    )  # fmt: skip
-    with Workers(lambda: group_for([sums], fabric)) as workers:
+    with Workers(lambda: group_for([asked.sums], fabric)) as workers:
         trial = _Trials(asked, workers, database)
         ways = {name: way for name, way in WAYS.items() if way.space(problem, trial.device)}
         search = Search(ways, problem, trial.device, seed, None, STEP)

@@ -40,17 +40,21 @@ def all_resident(kernel: CompiledKernel) -> Iterator[Finding]:
 def handed_on_after_wait(kernel: CompiledKernel) -> Iterator[Finding]:
     """What another program hands on is loaded behind a wait that follows the own last release.
 
-    Warps that release copy nothing else by the TMA; others may bring what nobody writes.
+    By the TMA behind a proxy fence as well. A role that never releases loads what nobody hands on.
     """
     code = kernel.code
     releases = [one for one in code.places(Role.RELEASE) if not code.at(one).has(Role.ACQUIRE)]
-    begins = [(0, -1), *releases] if kernel.is_cooperative else []
-    for place in begins:
+    for place in [(0, -1), *releases] if kernel.is_cooperative else []:
         for one in code.walk(place, lambda at: at.has(Role.ACQUIRE)):
             is_copied = one.has(Role.BULK_COPY) and place in releases
             if is_copied or (one.has(Role.LOAD) and _HANDED_ON.search(one.text)):
                 yield Finding("a load above its wait", one)
                 break
+    for place in code.places(Role.ACQUIRE) if kernel.is_cooperative else []:
+        if code.at(place).scope == "gpu" and not code.at(place).has(Role.ATOMIC):
+            early = code.first(place, Role.PROXY_FENCE, Role.BULK_COPY)
+            if early is not None:
+                yield Finding("no proxy fence between wait and copy", early)
 
 
 @assembly_check
@@ -81,5 +85,5 @@ def stages_fenced(kernel: CompiledKernel) -> Iterator[Finding]:
 
 
 def _hands_on(instruction: Instruction) -> bool:
-    """An arrival at a barrier, or what begins the next stage: a copy, or its fence."""
-    return instruction.has(Role.ARRIVAL, Role.SHARED_FENCE, Role.BULK_COPY)
+    """An arrival at a barrier, another fence, or the copy that a fence of the compiler is for."""
+    return instruction.has(Role.ARRIVAL, Role.SHARED_FENCE, Role.BULK_COPY, Role.BULK_STORE)
