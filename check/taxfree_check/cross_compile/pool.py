@@ -11,6 +11,7 @@ import selectors
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -62,8 +63,11 @@ class _Worker:
     def is_alive(self) -> bool:
         return self._process.poll() is None
 
-    def close(self) -> None:
+    def kill(self) -> None:
         self._process.kill()
+
+    def close(self) -> None:
+        self.kill()
         self._process.wait()
         for pipe in (self._process.stdin, self._process.stdout, self._log):
             with contextlib.suppress(BrokenPipeError):  # the other end of a pipe may be gone
@@ -104,6 +108,7 @@ class CompilePool:
         for _ in range(count):
             self._idle.put(None)  # started at the first request that needs it
         self._started: list[_Worker] = []
+        self._starting, self._is_closed = threading.Lock(), False
         self._begun: dict[str, Future[dict[str, Any]]] = {}
 
     def start(self) -> None:
@@ -133,8 +138,11 @@ class CompilePool:
         worker = self._idle.get()
         try:
             if worker is None or not worker.is_alive:
-                worker = _Worker(self._triton_path)
-                self._started.append(worker)
+                with self._starting:
+                    if self._is_closed:
+                        return {"error": "the pool is closed"}
+                    worker = _Worker(self._triton_path)
+                    self._started.append(worker)
             return worker.ask(request, self._timeout_s)
         finally:
             self._idle.put(worker)
@@ -148,7 +156,10 @@ class CompilePool:
     def close(self) -> None:
         """Kill the processes; requests that wait are dropped."""
         self._threads.shutdown(wait=False, cancel_futures=True)
-        for _ in range(2):  # the second time those that were being started
-            for worker in list(self._started):
-                worker.close()
-            self._threads.shutdown(wait=True)
+        with self._starting:
+            self._is_closed = True
+        for worker in self._started:
+            worker.kill()
+        self._threads.shutdown(wait=True)  # which wait at pipes: a closed one would wake nobody
+        for worker in self._started:
+            worker.close()

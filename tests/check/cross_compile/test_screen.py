@@ -150,6 +150,12 @@ class TestPool:
                 assert time.monotonic() < until, "not all processes were started"
                 time.sleep(0.1)
 
+    def test_ends_what_has_just_been_started(self, tmp_path: Path) -> None:
+        path = fake_triton(tmp_path, "import time\ntime.sleep(60)\n")
+        with CompilePool(4, triton_path=path) as pool:
+            pool.start()
+        assert not any(worker.is_alive for worker in pool._started)
+
     @pytest.mark.skipif("3.6.0" not in TRITONS, reason="later Tritons build no launchers")
     @pytest.mark.parametrize("device", ["h200", "mi300x"])
     def test_builds_the_launchers_of_what_ranks_will_run(

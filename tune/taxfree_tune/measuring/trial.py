@@ -291,6 +291,7 @@ def try_candidates(
             outcome.disturbed = disturbed
     hang = bench.hang()
     if hang is not None:
+        bench.right.clear()
         raise PeerTimeout(hang, "a candidate that was right when checked hung when timed")
     bench.right = {
         each: found for each, found in zip(keys, tried, strict=True) if isinstance(found, Right)
