@@ -8,37 +8,18 @@ from taxfree_tune.cost.machines import Machine
 from taxfree_tune.cost.pieces import (
     ITEM_BYTES,
     CostModel,
-    Formula,
     Piece,
     copy,
     exchange_us,
-    matmul,
     own_collective,
     product_us,
 )
-from taxfree_tune.cost.reduction import kept_bytes, summed, then
+from taxfree_tune.cost.reduction import kept_bytes, library, then
 
 
-def _library(*, registered: bool) -> Formula:
-    """The library's matmul, then its all-reduce; registered buffers cost a copy out."""
-
-    def formula(machine: Machine, problem: MatmulAllReduce, config: Config) -> list[Piece]:
-        pieces = [
-            matmul(machine, problem),
-            summed(machine, problem, registered=registered, rounds=2),
-        ]
-        if problem.residual:
-            pieces.append(_addition(machine, problem))
-        elif registered:
-            pieces.append(copy(machine, kept_bytes(problem)))
-        return pieces
-
-    return formula
-
-
-def _addition(machine: Machine, problem: MatmulAllReduce) -> Piece:
+def _addition(machine: Machine, problem: MatmulAllReduce) -> list[Piece]:
     """PyTorch's addition of a residual: two reads, one write."""
-    return copy(machine, 1.5 * kept_bytes(problem))
+    return [copy(machine, 1.5 * kept_bytes(problem))] if problem.residual else []
 
 
 def _two_shot(machine: Machine, problem: MatmulAllReduce, config: Config) -> Piece:
@@ -52,9 +33,5 @@ def _two_shot(machine: Machine, problem: MatmulAllReduce, config: Config) -> Pie
 
 COST = CostModel(
     vendor_us=product_us,
-    variants={
-        "baseline": _library(registered=False),
-        "registered": _library(registered=True),
-        "two_shot": then(_two_shot),
-    },
+    variants=library(2, after=_addition) | {"two_shot": then(_two_shot)},
 )

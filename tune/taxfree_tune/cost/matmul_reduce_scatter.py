@@ -8,30 +8,19 @@ from taxfree_tune.cost.machines import Machine
 from taxfree_tune.cost.pieces import (
     ITEM_BYTES,
     CostModel,
-    Formula,
     Piece,
     copy,
     exchange_us,
-    matmul,
     own_collective,
     product_us,
 )
-from taxfree_tune.cost.reduction import kept_bytes, summed, then
+from taxfree_tune.cost.reduction import kept_bytes, library, then
 
 
-def _library(*, registered: bool) -> Formula:
-    """The library's matmul, then its reduce-scatter; registered buffers cost a copy out."""
-
-    def formula(machine: Machine, problem: MatmulReduceScatter, config: Config) -> list[Piece]:
-        pieces = [matmul(machine, problem)]
-        if problem.scatter_dim == 1:
-            pieces.append(copy(machine, ITEM_BYTES * problem.elements, views=True))
-        pieces.append(summed(machine, problem, registered=registered, rounds=1))
-        if registered:
-            pieces.append(copy(machine, kept_bytes(problem)))
-        return pieces
-
-    return formula
+def _by_columns(machine: Machine, problem: MatmulReduceScatter) -> list[Piece]:
+    """A copy, in which the columns of a rank are side by side."""
+    is_by_columns = problem.scatter_dim == 1
+    return [copy(machine, ITEM_BYTES * problem.elements, views=True)] if is_by_columns else []
 
 
 def _one_shot(machine: Machine, problem: MatmulReduceScatter, config: Config) -> Piece:
@@ -44,9 +33,5 @@ def _one_shot(machine: Machine, problem: MatmulReduceScatter, config: Config) ->
 
 COST = CostModel(
     vendor_us=product_us,
-    variants={
-        "baseline": _library(registered=False),
-        "registered": _library(registered=True),
-        "one_shot": then(_one_shot),
-    },
+    variants=library(1, before=_by_columns) | {"one_shot": then(_one_shot)},
 )

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from taxfree_kernels.variant import Config, PartialSum
 from taxfree_tune.cost.machines import Machine
-from taxfree_tune.cost.pieces import ITEM_BYTES, Formula, Piece, collective, matmul
+from taxfree_tune.cost.pieces import ITEM_BYTES, Formula, Piece, collective, copy, matmul
 
 
 def kept_bytes(problem: PartialSum) -> float:
@@ -14,10 +15,33 @@ def kept_bytes(problem: PartialSum) -> float:
     return float(ITEM_BYTES * problem.kept_elements)
 
 
-def summed(machine: Machine, problem: PartialSum, *, registered: bool, rounds: int) -> Piece:
-    """The collective library's sum, with `rounds` of its ring."""
-    received, peers = problem.cost.link_bytes, problem.world_size - 1
-    return collective(machine, received, peers, registered=registered, rounds=rounds)
+def _nothing(machine: Machine, problem: Any) -> list[Piece]:
+    return []
+
+
+def library(
+    rounds: int,
+    before: Callable[..., list[Piece]] = _nothing,
+    after: Callable[..., list[Piece]] = _nothing,
+) -> dict[str, Formula]:
+    """The library's matmul and its sum, also on registered buffers, which cost a copy out.
+
+    Args:
+        rounds: of the ring of its sum.
+        before, after: the pieces between the two, and those behind the sum, which spare the copy.
+    """
+
+    def of(registered: bool) -> Formula:
+        def formula(machine: Machine, problem: PartialSum, config: Config) -> list[Piece]:
+            received, peers = problem.cost.link_bytes, problem.world_size - 1
+            total = collective(machine, received, peers, registered=registered, rounds=rounds)
+            copied = [copy(machine, kept_bytes(problem))] if registered else []
+            pieces = [matmul(machine, problem), *before(machine, problem), total]
+            return pieces + (after(machine, problem) or copied)
+
+        return formula
+
+    return {"baseline": of(registered=False), "registered": of(registered=True)}
 
 
 def then(add: Callable[..., Piece]) -> Formula:
