@@ -25,6 +25,7 @@ from typer.core import TyperGroup
 from taxfree._version import __version__
 from taxfree.errors import Interrupted, TaxfreeError, UsageError
 from taxfree.settings import VARIABLES, Settings, unknown_variables
+from taxfree_cli import imports_are_done
 from taxfree_cli.exits import ExitCode, failure
 from taxfree_cli.output import note, print_failure, warn
 from taxfree_tune.workers.launch import LaunchedProcess
@@ -131,6 +132,7 @@ def run(arguments: Sequence[str]) -> int:
         warn(f"{name} is no variable of taxfree" + (f": did you mean {like}?" if like else ""))
     try:
         _refuse_repeats(command, arguments)
+        imports_are_done()
         # typer returns the code of an Exit here, and 130 for Ctrl-C
         code = command.main(list(arguments), prog_name="taxfree", standalone_mode=False)
         sys.stdout.flush()

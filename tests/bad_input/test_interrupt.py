@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from taxfree_cli.exits import ExitCode
 from taxfree_tuning_db import Database, DatabaseError
 from tests.bad_input.outcome import Outcome, assert_is_refused
 from tests.bad_input.table import INTERRUPTED
@@ -107,3 +108,17 @@ def test_a_bench_that_is_ended_writes_what_it_measured(tmp_path: Path) -> None:
     measured = {row["problem"]["m"] for row in json.loads(file.read_text())["rows"]}
     assert 1 in measured
     assert 5 not in measured
+
+
+def test_ctrl_c_while_the_command_is_imported_is_no_traceback(tmp_path: Path) -> None:
+    (tmp_path / "typer.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGINT)\n")
+    paths = f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"
+    ended = subprocess.run(
+        [PYTHON, "-m", "taxfree_cli.app", "shapes"],
+        env=environment(PYTHONPATH=paths),
+        capture_output=True,
+        text=True,
+        preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
+    )
+    assert ended.returncode == ExitCode.INTERRUPTED
+    assert ended.stderr == "error: interrupted\nhint: nothing was begun\n"
