@@ -9,6 +9,10 @@ its last read, and count themselves in the next barrier before the second sum fr
 peer that sends the third has read all of the second, so the area is empty by then. What the last
 sum leaves, the next call with Lamport words empties, as of every call (``fabric.heap.Pool``).
 
+With several sequences one program alone reads a word, see ``rows``. It empties what it has read
+before it counts itself in the barrier that follows. Programs of this rank send the next sum behind
+that barrier, and a peer that has read all of it knows that the area is empty.
+
 With ``WORK.WORDS``, q, k, v and what attention returns are words too, in the rank's own memory, in
 places for even and for odd layers. Then a layer has one barrier, behind gate and up. Whoever has
 passed it in layer n knows that all have read these words of layer n, and the sums up to the first
