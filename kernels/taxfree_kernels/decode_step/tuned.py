@@ -113,6 +113,7 @@ class OneKernel(_Way):
             "LIMIT": (2, 3, 4),
             "SPLITS": (1, 2),
             "DOWN_PARTS": (parts + 1, 2 * parts + 1),
+            "GROUPS": (2, 4) if problem.batch > 1 else (),
             "WORDS": (0, 1) if problem.batch == 1 else (),
         }
         return {
