@@ -85,10 +85,18 @@ def _quantised(
         padding = (0, -columns % width, 0, -rows % height)
         padded = torch.nn.functional.pad(magnitudes, padding)
         blocks = padded.view(-(-rows // height), height, -(-columns // width), width)
-        scale = (blocks.amax((1, 3)) / most).clamp(min=LEAST_SCALE)
+        scale = scale_of(blocks.amax((1, 3)), most)
         scale = scale.view(1) if is_one else scale
     values = (matrix / _of_elements(scale, matrix)).clamp(-most, most).to(dtype)
     return values, scale
+
+
+def scale_of(largest: torch.Tensor, most: float) -> torch.Tensor:
+    """The scale of what has these largest magnitudes, float32, in a format up to `most`.
+
+    Divided by a tensor: by a number CUDA multiplies with its reciprocal.
+    """
+    return (largest / torch.full_like(largest, most)).clamp(min=LEAST_SCALE)
 
 
 def dequantised(

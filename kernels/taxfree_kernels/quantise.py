@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 
 from taxfree_kernels.errors import PlanError
-from taxfree_kernels.fp8 import LEAST_SCALE, fp8_dtype, quantised
+from taxfree_kernels.fp8 import LEAST_SCALE, fp8_dtype, quantised, scale_of
 from taxfree_kernels.interpreter import is_interpreting
 from taxfree_kernels.launch import Kernel, compile_options
 from taxfree_kernels.spaces import power_of_2
@@ -79,7 +79,7 @@ def quantise(
     most = torch.finfo(dtype).max
     if scales == "tensor" and scale is None:
         magnitudes = torch.where(x.isnan(), 0.0, x.abs())
-        scale = (magnitudes.amax().float().view(1) / most).clamp(min=LEAST_SCALE)
+        scale = scale_of(magnitudes.amax().float().view(1), most)
     width = power_of_2(k, 1) if scales == "channel" else BLOCK
     groups, at_once = -(-k // width), max(1, _ELEMENTS // width)
     values = torch.empty(m, k, dtype=dtype, device=x.device)

@@ -159,6 +159,7 @@ def test_every_way_to_multiply_scales_alike(ranks, variant, config, scales):
     assert complaints(ranks, ranks.few, cases) == []
 
 
+@on_every_fabric
 def test_the_kernel_quantises_as_the_reference_does(ranks):
     """Bit for bit: rows of zeros, of a NaN, of an infinity, tiny ones, and those of padded rows."""
     found = ranks.run(1, "tests.kernels.tasks:quantised_otherwise")[0]
