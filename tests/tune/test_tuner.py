@@ -581,7 +581,7 @@ class TestSearching:
         winner = (record.winner.variant, record.winner.config)
         assert (tried[0].variant, tried[0].config) != winner
         if place == "shipped":
-            monkeypatch.setattr("taxfree_tune.tuning.tuner.shipped_records", lambda: (record,))
+            monkeypatch.setattr("taxfree_tune.tuning.first.shipped_records", lambda: (record,))
         _, _, tried = tune(db, time_of, trials=2, only=["push"])
         assert (tried[1].variant, tried[1].config) == winner
 
