@@ -9,6 +9,7 @@ import subprocess
 
 import pytest
 
+from taxfree_check.cross_compile.resources import Resources
 from taxfree_check.cross_compile.screen import ScreenVerdict
 from taxfree_kernels.hardware import KNOWN
 from taxfree_kernels.variant import problem_class, variants
@@ -54,6 +55,17 @@ class ScriptedGroup:
 class PassingScreen:
     def verdicts(self, op, problem, asked):
         return [ScreenVerdict(name, config, {}) for name, config in asked]
+
+
+class CompilingScreen(PassingScreen):
+    """Of a compiler that took three seconds for each candidate."""
+
+    def verdicts(self, op, problem, asked):
+        kernels = {"push": Resources(0, 0, 0, 1, seconds=3.0)}
+        return [
+            dataclasses.replace(each, kernels=kernels)
+            for each in super().verdicts(op, problem, asked)
+        ]
 
 
 class BeginningScreen(PassingScreen):
@@ -402,7 +414,7 @@ class TestBudget:
         now = [0.0]
         monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
 
-        def run(*seconds, hardware=KNOWN["cpu"]):
+        def run(*seconds, hardware=KNOWN["cpu"], screen=PassingScreen):
             is_gpu = hardware.backend != "interpreter"
 
             def script(candidate):
@@ -413,7 +425,7 @@ class TestBudget:
             with Database(db) as database:
                 every = list(variants(OP))  # so that so small a problem has enough to try
                 workers = Workers(lambda: group)
-                tuner = Tuner(database, workers, hardware, PassingScreen(), only=every)
+                tuner = Tuner(database, workers, hardware, screen(), only=every)
                 for m, allowed in enumerate(seconds, 5):
                     problem = problem_class(OP)(**PROBLEM | {"m": m})
                     record = tuner.tune(OP, problem, Budget(40, allowed))
@@ -430,6 +442,10 @@ class TestBudget:
 
     def test_batches_on_a_gpu_are_whole(self, tuned):
         assert tuned(1.5, 2.4, 0.5, hardware=KNOWN["h200"]) == [24, 12, 12]
+
+    @pytest.mark.parametrize(("allowed", "tried"), [(4.5, 24), (3.5, 12)])
+    def test_a_batch_that_must_be_compiled_first_takes_longer(self, tuned, allowed, tried):
+        assert tuned(allowed, hardware=KNOWN["h200"], screen=CompilingScreen) == [tried]
 
     def test_a_problem_whose_time_is_over_is_not_tried(self, tuned):
         assert tuned(9.0, -1.0) == [8, None]
@@ -581,7 +597,7 @@ class TestSearching:
         winner = (record.winner.variant, record.winner.config)
         assert (tried[0].variant, tried[0].config) != winner
         if place == "shipped":
-            monkeypatch.setattr("taxfree_tune.tuning.tuner.shipped_records", lambda: (record,))
+            monkeypatch.setattr("taxfree_tune.tuning.first.shipped_records", lambda: (record,))
         _, _, tried = tune(db, time_of, trials=2, only=["push"])
         assert (tried[1].variant, tried[1].config) == winner
 
