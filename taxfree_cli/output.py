@@ -26,6 +26,10 @@ from taxfree_tune.workers.launch import LaunchedProcess
 _UNWATCHED_WIDTH, _UNKNOWN_WIDTH = 240, 80
 
 
+#: what bars and spreads are drawn with where the output takes ASCII alone
+_PLAIN = {"█": "#", "▓": "%", "▒": "+", "░": ".", "±": "~"}
+
+
 class _Console(Console):
     """A console that lets no text of a file steer the terminal.
 
@@ -35,8 +39,10 @@ class _Console(Console):
     def render(
         self, renderable: RenderableType, options: ConsoleOptions | None = None
     ) -> Iterator[Segment]:
+        plain = str.maketrans(_PLAIN) if self.encoding.startswith("ascii") else {}
         for text, style, control in super().render(renderable, options):
-            yield Segment(text if control else printable(text, "\n"), style, control)
+            shown = text if control else printable(text, "\n").translate(plain)
+            yield Segment(shown, style, control)
 
     def on_broken_pipe(self) -> None:
         raise BrokenPipeError

@@ -120,7 +120,7 @@ SHAPES = [
     _shapes("a negative size", "m=-1 n=64 k=64", "m='-1' is not an integer"),
     _shapes("a size with a decimal point", "m=1.5 n=64 k=64", "m='1.5' is not an integer"),
     _shapes("a size of zero", "m=0 n=64 k=64", "m is 0, must be at least 1"),
-    _shapes("a size of 10^20", f"m=1{'0' * 20} n=64 k=64", "is not an integer up to 2147483647"),
+    _shapes("a size of 10^20", f"m=1{'0' * 20} n=64 k=64", "an integer from 0 to 2147483647"),
     _shapes("a size is missing", "m=16 n=64", "lacks k"),
     _shapes("a size twice", "m=1 m=2 n=64 k=64", "m is given twice", "m=1,2"),
     _shapes("an unknown field", "m=16 n=64 k=64 q=1", "no field 'q'", "fields: m, n, k"),

@@ -186,6 +186,13 @@ class TestOutput:
         assert max(map(len, outcome.out.splitlines())) <= 40
         assert "…" not in outcome.out
 
+    def test_bars_are_drawn_where_ascii_alone_is_taken(self, process):
+        result = process(
+            "-c", "from taxfree_cli.output import print_lines; print_lines(['█▒░ ±1.5'])",
+            PYTHONIOENCODING="ascii",
+        )  # fmt: skip
+        assert result.stdout == "#+. ~1.5\n"
+
     def test_a_title_is_shown_as_it_is(self, capsys):
         print_table(["a"], [["b" * 40]], title="compared with [/old].json")
         assert capsys.readouterr().out.startswith("compared with [/old].json")

@@ -215,8 +215,9 @@ class TestErrors:
             Database(tmp_path, read_only=True)
 
     def test_a_path_through_a_file_is_unreadable(self, path):
-        with pytest.raises(DatabaseUnreadable, match="cannot be reached"):
-            Database(path / "folder" / "tuning.sqlite")
+        for through in (path / "tuning.sqlite", path / "folder" / "tuning.sqlite"):
+            with pytest.raises(DatabaseUnreadable, match="cannot be reached: Not a directory"):
+                Database(through)
 
     @pytest.mark.skipif(os.geteuid() == 0, reason="root may read and write everything")
     def test_permissions_are_respected(self, path):

@@ -6,6 +6,7 @@ A pickled value is reported as foreign, never loaded: loading one runs code.
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import warnings
@@ -194,8 +195,11 @@ class Database(AbstractContextManager["Database"]):
             elif not self.path.exists():
                 raise self._missing()
         except OSError as error:
+            # Python says of a file in the place of a folder that it exists.
+            is_file = isinstance(error, FileExistsError)
+            reason = os.strerror(errno.ENOTDIR) if is_file else error.strerror
             raise DatabaseUnreadable(
-                f"{self.path} cannot be reached: {error.strerror}",
+                f"{self.path} cannot be reached: {reason}",
                 "check the path and the permissions of its folders",
             ) from error
 

@@ -156,7 +156,7 @@ def _word(text: str) -> str | None:
 
 
 _READERS: Mapping[type, tuple[Callable[[str], Value | None], str]] = {
-    int: (integer, f"an integer up to {LARGEST}"),
+    int: (integer, f"an integer from 0 to {LARGEST}"),
     bool: (_flag, "0 or 1"),
     str: (_word, "a word"),
 }
