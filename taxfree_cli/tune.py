@@ -139,8 +139,8 @@ def tune(
                   "--exhaustive": exhaustive, "--dry-run": dry_run, "--check": check,
                   "--storage": storage, "--hardware": hardware}  # fmt: skip
         refuse(others, f"is not for --op {STEP}", "give --model, --layers, --batch, --context")
-        effort = trials, seconds, seed
-        tune_step(given, layers, batch or 1, context or 1024, fabric or "auto", db, *effort, json)
+        sizes = layers, batch or 1, context or 1024
+        tune_step(given, *sizes, fabric or "auto", db, trials, seconds, seed, json)
         return
     refuse(of_step, "is for a step of a whole model", f"add --op {STEP} --model MODEL")
     if hardware is not None and not (check or dry_run):

@@ -125,7 +125,8 @@ def multiply_rows(
     """
     sums = ()
     for _ in gl.static_range(GROUPS):
-        sums = sums + (gl.zeros([WARPS, 16, sequences(MODEL.BATCH)], gl.float32, _ACC),)
+        zeros = gl.zeros([WARPS, 16, sequences(MODEL.BATCH)], gl.float32, _ACC)
+        sums = sums + (zeros,)  # type: ignore[assignment]
     for ahead in gl.static_range(2):
         if FIRST + ahead < END:
             _load_piece(inputs, FIRST + ahead, pieces + ahead, staging, MODEL)
@@ -135,7 +136,7 @@ def multiply_rows(
         new = ()
         for group in gl.static_range(GROUPS):
             added, n = _add_chunk(sums[group], x, n, pipe, WORK)
-            new = new + (added,)
+            new = new + (added,)  # type: ignore[assignment]
             if group == 0:
                 if slab + 2 < END:  # all warps have loaded the last piece here, and fenced
                     _load_piece(inputs, slab + 2, pieces + 2, staging, MODEL)
@@ -143,7 +144,8 @@ def multiply_rows(
         pieces += 1
     products = ()
     for group in gl.static_range(GROUPS):
-        products = products + (_over_warps(sums[group], staging.sums.index(group % 2)),)
+        total = _over_warps(sums[group], staging.sums.index(group % 2))
+        products = products + (total,)  # type: ignore[assignment]
     return products, n, pieces
 
 
