@@ -15,7 +15,7 @@ from taxfree_kernels.fp8 import (
     quantised_weight,
 )
 from taxfree_kernels.variant import SCALES, problem_class
-from tests.kernels.contract import ALL_REDUCE, SCATTER, case, complaints
+from tests.kernels.contract import ALL_REDUCE, SCATTER, case, complaints, unsupported_reasons
 from tests.ranks import on_every_fabric, served_names
 
 FN, FNUZ = DTYPES
@@ -123,6 +123,14 @@ class TestConversion:
 def test_problems_that_no_format_has_are_refused(fields, message):
     with pytest.raises(PlanError, match=message):
         problem_class(ALL_REDUCE)(16, 32, 64, **fields)
+
+
+def test_shards_of_columns_that_begin_within_a_block_are_refused(ranks):
+    fields = {"m": 8, "n": 300, "k": 64, "x_dtype": "fp8", "scales": "block", "scatter_dim": 1}
+    found = unsupported_reasons(ranks, 2, SCATTER, fields)
+    assert "within a block" in found["push"]
+    assert "within a block" in found["push_lamport"]
+    assert found["one_shot"] is None
 
 
 @on_every_fabric

@@ -42,7 +42,7 @@ from taxfree_kernels.launch import (
     weight_descriptors,
 )
 from taxfree_kernels.reduction import spaces
-from taxfree_kernels.variant import Config, PartialSum, Plan, Space, Variant, resized
+from taxfree_kernels.variant import BLOCK, Config, PartialSum, Plan, Space, Variant, resized
 
 
 class ScaledStrides(NamedTuple):
@@ -528,6 +528,9 @@ class FusedReductionVariant(Variant):
     """A variant that sends each tile of a partial sum as soon as it is finished."""
 
     def unsupported_reason(self, problem: PartialSum, hardware: Hardware) -> str | None:
+        owned = problem.n // problem.world_size if problem.scatter_dim else 0
+        if problem.scales == "block" and owned % BLOCK:
+            return f"columns of a shard begin within a block of {BLOCK}"
         return spaces.exchange_unsupported_reason(problem)
 
     def space(self, problem: PartialSum, hardware: Hardware) -> Space:

@@ -201,8 +201,7 @@ def illegal_reason(problem: PartialSum, hardware: Hardware, config: Config) -> s
 def _fp8_illegal_reason(problem: PartialSum, hardware: Hardware, config: Config) -> str | None:
     """The reason why fp8 factors cannot be multiplied so, or not well; None if there is none."""
     columns = config["BLOCK_N"] if problem.scales == "block" else 1
-    owned = problem.n // problem.world_size if problem.scatter_dim else 0
-    if BLOCK % config["BLOCK_K"] or BLOCK % columns or owned % columns:
+    if BLOCK % config["BLOCK_K"] or BLOCK % columns:
         return f"a step crosses blocks of {BLOCK}"
     if hardware.backend == "interpreter":
         return None
