@@ -267,7 +267,7 @@ class TestDisturbed:
             nonlocal number
             if candidate.variant == "baseline":
                 number = next(batches)
-            found = timed(100.0) if candidate.variant == "baseline" else time_of(candidate)
+            found = timed(200.0) if candidate.variant == "baseline" else time_of(candidate)
             found.disturbed = "GPU 0 is shared" if disturbed(number) else ""
             return found
 
