@@ -251,8 +251,10 @@ class TestDisturbed:
 
     @pytest.fixture(autouse=True)
     def pauses(self, monkeypatch):
+        from taxfree import fingerprints
         from taxfree_tune.tuning import together, tuner
 
+        fingerprints.source_commit()  # once, and waits for git by sleeping
         seconds = []
         monkeypatch.setattr(tuner.time, "sleep", seconds.append)
         monkeypatch.setattr(together.time, "sleep", seconds.append)
