@@ -251,8 +251,10 @@ class TestDisturbed:
 
     @pytest.fixture(autouse=True)
     def pauses(self, monkeypatch):
+        from taxfree import fingerprints
         from taxfree_tune.tuning import together, tuner
 
+        fingerprints.source_commit()  # once, and waits for git by sleeping
         seconds = []
         monkeypatch.setattr(tuner.time, "sleep", seconds.append)
         monkeypatch.setattr(together.time, "sleep", seconds.append)
@@ -267,7 +269,7 @@ class TestDisturbed:
             nonlocal number
             if candidate.variant == "baseline":
                 number = next(batches)
-            found = timed(100.0) if candidate.variant == "baseline" else time_of(candidate)
+            found = timed(200.0) if candidate.variant == "baseline" else time_of(candidate)
             found.disturbed = "GPU 0 is shared" if disturbed(number) else ""
             return found
 
