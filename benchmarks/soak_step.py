@@ -102,10 +102,10 @@ class Soak:
 _soaks: dict[str, Soak] = {}
 
 
-def begin(fabric: Fabric, **arguments: Any) -> dict[str, Any]:
+def begin(fabric: Fabric, asked: StepToTune, config: dict[str, int], tokens: int) -> dict[str, Any]:
     """Make the steps; a task of the workers."""
     with torch.no_grad():
-        soak = _soaks["one"] = Soak(fabric, **arguments)
+        soak = _soaks["one"] = Soak(fabric, asked, config, tokens)
     return {"digest": soak.digest, "errors": soak.errors}
 
 

@@ -2,9 +2,10 @@
 
 Hand-offs are those of ``persistent``: claims in the order of the tape, one counter of done units
 and programs, the last split of a pair, Lamport words of o and of down in three areas that take
-turns, and the largest logit over all ranks. What it leaves out is within one program: the loader,
-its ring, and layouts. All programs have to run at the same time, as those of a cooperative launch
-do; a rank of the host fabric has one.
+turns, and the largest logit over all ranks; with several sequences, columns of the residual that
+programs own and publish. What it leaves out is within one program: the loader, its ring, and
+layouts; and hand-offs of one rank by words. All programs have to run at the same time, as those of
+a cooperative launch do; a rank of the host fabric has one.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ class Sizes(NamedTuple):
         ROWS: of a weight, in a unit; of the gate and of the up projection half as many each.
         KEYS: that a split takes at a time.
         SPLITS, DOWN_PARTS: see ``tape.Work``.
+        OWNED: columns of the residual that a program owns; 0: each program has all.
         WINDOWS: of each layer, 0 for none.
     """
 
@@ -52,6 +54,7 @@ class Sizes(NamedTuple):
     KEYS: int
     SPLITS: int
     DOWN_PARTS: int
+    OWNED: int
     WINDOWS: tuple[int, ...]
 
 
@@ -77,7 +80,7 @@ class Weights(NamedTuple):
 
 
 class Buffers(NamedTuple):
-    """See ``persistent.Buffers``; `bests` are int64 [programs, BATCH]."""
+    """See ``persistent.Buffers``; `bests` are int64 [programs, BATCH], `squares` float32 alike."""
 
     embedding: Any
     norm: Any
@@ -92,6 +95,8 @@ class Buffers(NamedTuple):
     softmax: Any
     attended: Any
     activated: Any
+    x: Any
+    squares: Any
     bests: Any
     counters: Any
 
@@ -118,14 +123,6 @@ def _sequences(SIZES: tl.constexpr):
 def _multiply(x, ptr, rows, K: tl.constexpr):
     """x [sequences, K] times rows of a weight: float32 [sequences, rows]."""
     return tl.sum(x[:, None, :] * _slab(ptr, rows, K, K)[None, :, :], 2)
-
-
-@triton.jit
-def _normed(residual, weight_ptr, K: tl.constexpr, EPS: tl.constexpr):
-    """The residual, float32 [sequences, K], times a norm's weight, and the norm's factors."""
-    weight = _slab(weight_ptr, tl.zeros((1,), tl.int32), K, K)
-    mean = tl.sum(residual * residual, 1) / K
-    return residual * weight, tl.rsqrt(mean + EPS)[:, None]
 
 
 @triton.jit
@@ -157,7 +154,7 @@ def _head_of(ptr, norm_ptr, position, inv_freq, scale, SIZES: tl.constexpr):
 def _area_of(slot, number, GROUP: tl.constexpr, SIZES: tl.constexpr):
     """The area of a sum, by its number in the step: float32 [part, source, sequence, HIDDEN]."""
     WORDS: tl.constexpr = GROUP.WORLD * SIZES.DOWN_PARTS * SIZES.BATCH * SIZES.HIDDEN
-    return slot + number % 3 * WORDS
+    return slot + 2 * GROUP.WORLD * SIZES.BATCH + number % 3 * WORDS
 
 
 @triton.jit
@@ -173,17 +170,38 @@ def _send(area, part, row, products, peers, GROUP: tl.constexpr, SIZES: tl.const
 
 
 @triton.jit
-def _add_sum(residual, area, PARTS: tl.constexpr, peers, GROUP: tl.constexpr, SIZES: tl.constexpr):
-    """Wait for all of a sum, and add it to the residual in the order of sources."""
-    sequence = tl.maximum(_sequences(SIZES), 0)[:, None]
-    column = tl.minimum(tl.arange(0, residual.shape[1]), SIZES.HIDDEN - 1)[None, :]
+def _columns(program, SIZES: tl.constexpr):
+    """Columns of the residual that a program has, and HIDDEN for none."""
+    if SIZES.OWNED:
+        column = program * SIZES.OWNED + tl.arange(0, SIZES.OWNED)
+    else:
+        column = tl.arange(0, triton.next_power_of_2(SIZES.HIDDEN))
+    return tl.minimum(column, SIZES.HIDDEN)
+
+
+@triton.jit
+def _add_sum(
+    residual, area, PARTS: tl.constexpr, program, peers,
+    GROUP: tl.constexpr, SIZES: tl.constexpr,
+):  # fmt: skip
+    """Wait for this program's columns of a sum, and add them in the order of sources.
+
+    An owner empties what it has read.
+    """
+    sequence = _sequences(SIZES)[:, None]
+    column = _columns(program, SIZES)[None, :]
+    mask = (sequence >= 0) & (column < SIZES.HIDDEN)
+    first = area + tl.maximum(sequence, 0) * SIZES.HIDDEN + tl.minimum(column, SIZES.HIDDEN - 1)
     total = tl.zeros(residual.shape, tl.float32)
-    for source in tl.static_range(GROUP.WORLD * PARTS):
-        at = area + (source * SIZES.BATCH + sequence) * SIZES.HIDDEN + column
-        words, _ = packets.receive(peers, at, source % GROUP.WORLD, GROUP)
-        total += words.to(tl.float32, bitcast=True)
-    is_column = tl.arange(0, residual.shape[1])[None, :] < SIZES.HIDDEN
-    return residual + tl.where(is_column, total, 0.0)
+    if program * SIZES.OWNED < SIZES.HIDDEN:  # the others own nothing
+        for source in tl.static_range(GROUP.WORLD * PARTS):
+            at = first + source * SIZES.BATCH * SIZES.HIDDEN
+            words, _ = packets.receive(peers, at, source % GROUP.WORLD, GROUP, mask=mask)
+            total += tl.where(mask, words.to(tl.float32, bitcast=True), 0.0)
+            if SIZES.OWNED:
+                empty = tl.full(at.shape, EMPTY, tl.int32)
+                tl.store(at, empty, mask=mask, cache_modifier=".wt")
+    return residual + total
 
 
 @triton.jit
@@ -198,9 +216,8 @@ def _empty(area, program, programs, GROUP: tl.constexpr, SIZES: tl.constexpr):
 @triton.jit
 def _best_of_ranks(best, slot, peers, GROUP: tl.constexpr, SIZES: tl.constexpr):
     """The largest of all ranks' `best`, int64 [sequences], whose halves are never EMPTY."""
-    WORDS: tl.constexpr = GROUP.WORLD * SIZES.DOWN_PARTS * SIZES.BATCH * SIZES.HIDDEN
     sequence = _sequences(SIZES)
-    place = slot + 3 * WORDS + 2 * tl.maximum(sequence, 0)
+    place = slot + 2 * tl.maximum(sequence, 0)
     own = place + 2 * SIZES.BATCH * peers.rank
     for step in tl.static_range(1, GROUP.WORLD + 1):
         peer = (peers.rank + step) % GROUP.WORLD
@@ -222,6 +239,34 @@ def _ordered(value, token):
     bits = bits ^ ((bits >> 31) & 0x7FFFFFFF)
     bits = tl.where(bits == EMPTY, 0, bits)
     return (bits.to(tl.int64) << 32) | (0x7FFFFFFF - token).to(tl.int64)
+
+
+@triton.jit
+def _next_x(
+    residual, weight_ptr, before, program, buffers, peers,
+    GROUP: tl.constexpr, SIZES: tl.constexpr,
+):  # fmt: skip
+    """What products read: x [sequences, HIDDEN], the norm's factors; and what is counted so far."""
+    HIDDEN: tl.constexpr = SIZES.HIDDEN
+    sequence, column = _sequences(SIZES), _columns(program, SIZES)
+    weight = tl.load(weight_ptr + column, mask=column < HIDDEN, other=0.0).to(tl.float32)
+    x = residual * weight[None, :]
+    squares = tl.sum(residual * residual, 1)
+    if SIZES.OWNED:
+        mask = (sequence[:, None] >= 0) & (column[None, :] < HIDDEN)
+        to = buffers.x + sequence[:, None] * HIDDEN + column[None, :]
+        tl.store(to, x.to(buffers.x.dtype.element_ty), mask=mask)
+        tl.store(buffers.squares + program * SIZES.BATCH + sequence, squares, mask=sequence >= 0)
+        done = buffers.counters + _DONE
+        sync.count_units(done, 1, GROUP)
+        before += tl.num_programs(0)
+        sync.wait_for_units(done, before, peers, GROUP)
+        x = _slab(buffers.x, sequence, HIDDEN, HIDDEN)
+        squares = tl.zeros(sequence.shape, tl.float32)
+        for other in range(tl.num_programs(0)):
+            theirs = buffers.squares + other * SIZES.BATCH + sequence
+            squares += tl.load(theirs, mask=sequence >= 0, other=0.0)
+    return x, tl.rsqrt(squares / HIDDEN + SIZES.EPS)[:, None], before
 
 
 # ---- attention --------------------------------------------------------------------------------
@@ -354,11 +399,15 @@ def _compute(
     lane, half = tl.arange(0, ROWS), tl.arange(0, ROWS // 2)
     splits = _counts(buffers, programs, SIZES)
     token = tl.load(buffers.tokens + sequence, mask=sequence >= 0, other=0)
-    residual = _slab(buffers.embedding, tl.where(sequence >= 0, token, -1), HIDDEN, HIDDEN)
-    x, rstd = _normed(residual, layers[0].input_norm, HIDDEN, SIZES.EPS)
+    column = _columns(program, SIZES)[None, :]
+    is_there = (sequence[:, None] >= 0) & (column < HIDDEN)
+    embedded = buffers.embedding + token[:, None] * HIDDEN + column
+    residual = tl.load(embedded, mask=is_there, other=0.0).to(tl.float32)
+    x, rstd, before = _next_x(
+        residual, layers[0].input_norm, programs * 0, program, buffers, peers, GROUP, SIZES
+    )  # and units and programs of the counted phases before
     unit = sync.ticket(claims)
     first = unit * 0  # unit of the phase
-    before = unit * 0  # units and programs of the counted phases before
     for layer in tl.static_range(len(SIZES.WINDOWS)):
         own = layers[layer]
         end = first + QKV // ROWS
@@ -375,7 +424,8 @@ def _compute(
         end = first + splits * SIZES.BATCH * SIZES.KV_HEADS
         units = unit * 0
         sync.wait_for_units(done, before, peers, GROUP)
-        _empty(_area_of(slot, 2 * layer + 2, GROUP, SIZES), program, programs, GROUP, SIZES)
+        if SIZES.OWNED == 0:  # of the last down
+            _empty(_area_of(slot, 2 * layer + 2, GROUP, SIZES), program, programs, GROUP, SIZES)
         while unit < end:
             _attend(
                 unit - first, splits, own, SIZES.WINDOWS[layer], buffers, scale, strides, GROUP,
@@ -397,8 +447,11 @@ def _compute(
             unit = sync.ticket(claims)
         first = end
 
-        residual = _add_sum(residual, area, 1, peers, GROUP, SIZES).to(element).to(tl.float32)
-        x, rstd = _normed(residual, own.post_norm, HIDDEN, SIZES.EPS)
+        residual = _add_sum(residual, area, 1, program, peers, GROUP, SIZES)
+        residual = residual.to(element).to(tl.float32)
+        x, rstd, before = _next_x(
+            residual, own.post_norm, before, program, buffers, peers, GROUP, SIZES
+        )
         end = first + WIDE // (ROWS // 2)
         units = unit * 0
         while unit < end:
@@ -414,22 +467,24 @@ def _compute(
 
         end = first + HIDDEN // ROWS * PARTS
         sync.wait_for_units(done, before, peers, GROUP)
-        _empty(area, program, programs, GROUP, SIZES)
+        if SIZES.OWNED == 0:
+            _empty(area, program, programs, GROUP, SIZES)
         area = _area_of(slot, 2 * layer + 1, GROUP, SIZES)
         activated = _slab(buffers.activated, sequence, WIDE, WIDE)
-        column = tl.arange(0, activated.shape[1])[None, :]
+        wide_column = tl.arange(0, activated.shape[1])[None, :]
         while unit < end:
             part, row = (unit - first) % PARTS, (unit - first) // PARTS * ROWS + lane
-            own_part = tl.where(column // PART == part, activated, 0.0)
+            own_part = tl.where(wide_column // PART == part, activated, 0.0)
             _send(area, part, row, _multiply(own_part, own.down, row, WIDE), peers, GROUP, SIZES)
             unit = sync.ticket(claims)
         first = end
 
-        residual = _add_sum(residual, area, PARTS, peers, GROUP, SIZES).to(element).to(tl.float32)
+        residual = _add_sum(residual, area, PARTS, program, peers, GROUP, SIZES)
+        residual = residual.to(element).to(tl.float32)
+        norm = buffers.norm
         if layer + 1 < len(SIZES.WINDOWS):
-            x, rstd = _normed(residual, layers[layer + 1].input_norm, HIDDEN, SIZES.EPS)
-        else:
-            x, rstd = _normed(residual, buffers.norm, HIDDEN, SIZES.EPS)
+            norm = layers[layer + 1].input_norm
+        x, rstd, before = _next_x(residual, norm, before, program, buffers, peers, GROUP, SIZES)
 
     best = tl.full(sequence.shape, -(1 << 63), tl.int64)
     while unit < first + SIZES.VOCAB // ROWS:
@@ -493,8 +548,9 @@ class TwinStep:
     ) -> None:  # fmt: skip
         config = {"SPLITS": 1, "DOWN_PARTS": 1} | dict(config or {})
         first, dim, world = decoder.layers[0], decoder.head_dim, fabric.world_size
+        hidden = first.q.shape[1]
         sizes = Sizes(
-            HIDDEN=first.q.shape[1],
+            HIDDEN=hidden,
             HEADS=len(first.q) // dim,
             KV_HEADS=len(first.k) // dim,
             HEAD_DIM=dim,
@@ -508,6 +564,7 @@ class TwinStep:
             KEYS=keys,
             SPLITS=config["SPLITS"],
             DOWN_PARTS=config["DOWN_PARTS"],
+            OWNED=0 if batch == 1 else 1 << (-(-hidden // programs) - 1).bit_length(),
             WINDOWS=tuple(layer.window or 0 for layer in decoder.layers),
         )
         _require_served(sizes, decoder, cache)
@@ -533,13 +590,17 @@ class TwinStep:
             softmax=empty(parts * 2),
             attended=empty(batch, sizes.HEADS * dim, of=dtype),
             activated=empty(batch, sizes.INTERMEDIATE, of=dtype),
+            x=empty(batch, hidden, of=dtype),
+            squares=empty(programs, batch),
             bests=empty(programs, batch, of=torch.int64),
             counters=torch.zeros(
                 _SPLITS_DONE.value + pairs, dtype=torch.int32, device=device
             ),
         )  # fmt: skip
-        used = 3 * world * sizes.DOWN_PARTS * batch * sizes.HIDDEN + 2 * world * batch
-        inbox, stride_slot = fabric.pool.lamport_slots(used)
+        header = 2 * world * batch
+        words = header + 3 * world * sizes.DOWN_PARTS * batch * hidden
+        inbox, stride_slot = fabric.pool.lamport_slots(words)
+        used = header if sizes.OWNED else words  # owners empty what they have read
         self._args = (
             tuple(map(_weights, decoder.layers, cache.keys, cache.values)),
             self.buffers, decoder.rope_scale, cache.keys[0].stride()[:3], decoder.vocab_start,

@@ -233,6 +233,7 @@ GROUPS = {
             twin._add_sum,
             twin._empty,
             twin._best_of_ranks,
+            twin._next_x,
             twin._attend,
             twin._compute,
             twin._decode_step,

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
+from typing import Literal
 
 from taxfree import fingerprints
 from taxfree.errors import TaxfreeError, WorkerLost, WrongResult
@@ -172,7 +173,8 @@ class _Trials:
         self._asked, self._workers, self._database = asked, workers, database
         self.device = workers.group().hardware
         self.hardware = fingerprints.hardware_fingerprint(self.device)
-        self.mode = "eager" if self.device.backend == "interpreter" else "graph"
+        is_interpreted = self.device.backend == "interpreter"
+        self.mode: Literal["eager", "graph"] = "eager" if is_interpreted else "graph"
 
     def __call__(self, candidates: Sequence[Candidate]) -> list[Outcome]:
         """Outcomes of one run.
