@@ -246,7 +246,9 @@ def _unless_of_one_type(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def _every(kind: torch.dtype) -> np.ndarray:
     """float32 [256]: the value of each bit pattern."""
-    values: np.ndarray = torch.arange(256, dtype=torch.uint8).view(kind).float().numpy()
+    values: np.ndarray = (
+        torch.arange(256, dtype=torch.uint8, device="cpu").view(kind).float().numpy()
+    )
     return values
 
 

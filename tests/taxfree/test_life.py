@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 from taxfree.errors import UsageError
+from taxfree_kernels.variant import operation, problem_class
 from tests.ranks import PYTHON, ROOT, TIMEOUT_S, Ranks, environment
 from tests.sample import Sample
 from tests.taxfree import runtime_tasks
@@ -312,3 +313,39 @@ class TestEndOfTheProcess:
         clean = [f"{ending}: 1 of 1" for ending in endings]
         assert done.stdout.splitlines() == clean, done.stderr
         assert done.returncode == 0
+
+
+def test_nothing_that_is_imported_asks_the_default_device():
+    script = """
+import importlib, pkgutil, torch
+torch.set_default_device("meta")
+torch.set_default_dtype(torch.bfloat16)
+import taxfree, taxfree_kernels
+for package in (taxfree, taxfree_kernels):
+    for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+        try:
+            importlib.import_module(module.name)
+        except ImportError:  # of what is not installed
+            pass
+"""
+    done = subprocess.run(
+        [PYTHON, "-c", script],
+        env=environment(TRITON_INTERPRET="1"),
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("op", ["attention", "flash_decode"])
+def test_inputs_of_a_trial_are_drawn_on_the_cpu(op):
+    """An engine that tunes may have another default device."""
+    sizes = {"batch": 2, "q_heads": 2, "kv_heads": 1, "head_dim": 16, "world_size": 1}
+    rows = {"length": 8, "packed": True} if op == "attention" else {"kv_len_per_rank": 8}
+    problem = problem_class(op)(**sizes, **rows)
+    torch.set_default_device("meta")
+    try:
+        drawn = operation(op).make_inputs(problem, 0, 7, torch.device("cpu"), True)
+    finally:
+        torch.set_default_device(None)
+    assert drawn[0].device.type == "cpu"

@@ -118,7 +118,9 @@ def _starts(problem: Attention, seed: int, integers: bool) -> list[int]:
     if not integers:
         return [problem.length * number // problem.batch for number in range(problem.batch + 1)]
     generator = torch.Generator().manual_seed(seed)
-    inner = torch.randint(0, problem.length + 1, (problem.batch - 1,), generator=generator)
+    inner = torch.randint(
+        0, problem.length + 1, (problem.batch - 1,), generator=generator, device="cpu"
+    )
     if problem.batch > 2:
         inner[1] = inner[0]
     return [0, *sorted(inner.tolist()), problem.length]
@@ -128,21 +130,21 @@ def _look_for_one_key_each(
     problem: Attention, seed: int, k: torch.Tensor, starts: list[int] | None
 ) -> torch.Tensor:
     """Queries that each match one key that they see."""
-    tokens, positions = problem.tokens, torch.arange(problem.tokens)
+    tokens, positions = problem.tokens, torch.arange(problem.tokens, device="cpu")
     if starts is None:
         first, count = (
             positions // problem.length * problem.length,
             torch.full_like(positions, problem.length),
         )
     else:
-        bounds = torch.tensor(starts)
+        bounds = torch.tensor(starts, device="cpu")
         sequence = torch.searchsorted(bounds, positions, right=True) - 1
         first = bounds[sequence]
         count = bounds[sequence + 1] - first
     if problem.causal:
         count = positions - first + 1
     generator = torch.Generator().manual_seed(seed)
-    drawn = torch.rand((problem.q_heads, tokens), generator=generator)
+    drawn = torch.rand((problem.q_heads, tokens), generator=generator, device="cpu")
     target = (first + (drawn * count).long().clamp(max=count - 1)).to(k.device)
     heads = torch.arange(problem.q_heads, device=k.device) // (problem.q_heads // problem.kv_heads)
     codes = k.reshape(tokens, problem.kv_heads, problem.head_dim)[target.t(), heads]

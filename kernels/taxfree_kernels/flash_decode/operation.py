@@ -144,9 +144,9 @@ def _lengths(problem: FlashDecode, seed: int, integers: bool) -> list[list[int]]
     if not integers:
         return [[problem.kv_len_per_rank] * problem.batch] * problem.world_size
     generator = torch.Generator().manual_seed(seed)
-    lengths = torch.randint(1, problem.kv_len_per_rank + 1, size, generator=generator)
-    lengths[torch.rand(size, generator=generator) < 0.25] = 0
-    lengths[torch.rand(size, generator=generator) < 0.25] = problem.kv_len_per_rank
+    lengths = torch.randint(1, problem.kv_len_per_rank + 1, size, generator=generator, device="cpu")
+    lengths[torch.rand(size, generator=generator, device="cpu") < 0.25] = 0
+    lengths[torch.rand(size, generator=generator, device="cpu") < 0.25] = problem.kv_len_per_rank
     empty = seed % (problem.batch + 1)
     if empty < problem.batch:
         lengths[:, empty] = 0
@@ -194,7 +194,9 @@ def _look_for_one_key_each(
     The target keys of a group's query heads are spread evenly over the sequence.
     """
     generator = torch.Generator().manual_seed(seed)
-    shift = torch.randint(0, 1 << 30, (problem.batch, problem.kv_heads), generator=generator)
+    shift = torch.randint(
+        0, 1 << 30, (problem.batch, problem.kv_heads), generator=generator, device="cpu"
+    )
     q = codes.clone()
     for sequence in range(problem.batch):
         lens = [by_sequence[sequence] for by_sequence in lengths]
