@@ -64,7 +64,7 @@ def test_the_space_has_the_names_of_the_kernels_work() -> None:
 
     def of_kernel(batch: int) -> dict[str, int]:
         sizes = {"HIDDEN": 4096, "HEADS": 16, "KV_HEADS": 4, "HEAD_DIM": 128, "BATCH": batch}
-        known = dict.fromkeys(Model._fields, 0) | sizes | {"INTERMEDIATE": 7168}
+        known: dict[str, Any] = dict.fromkeys(Model._fields, 0) | sizes | {"INTERMEDIATE": 7168}
         return seed_config(Model(**known), KNOWN["h100"].shared_memory, 2)
 
     for batch in (1, 16):
