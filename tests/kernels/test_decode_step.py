@@ -165,7 +165,6 @@ class TestModel:
 class TestSimulated:
     """The kernel's source on a CPU: of layers with biases, norms of q and k, and odd sizes."""
 
-    @pytest.mark.timeout(300)
     @pytest.mark.parametrize(
         "case", [(1, 2, 0, 0), (1, 2, 1, 16, 70), (3, 1, 0, 256), (11, 2, 0, 64, 70)], ids=str
     )
