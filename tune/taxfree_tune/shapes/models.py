@@ -352,7 +352,8 @@ def _own_fp8(said: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def _of_compressed_tensors(said: Mapping[str, Any]) -> tuple[str, str]:
-    groups = said.get("config_groups")
+    if (groups := said.get("config_groups")) is None:
+        return "", ""
     schemes = list(groups.values()) if isinstance(groups, dict) else []
     found = {_scheme(each) for each in schemes if isinstance(each, dict)}
     if len(found) != 1:
