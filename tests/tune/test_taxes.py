@@ -142,6 +142,13 @@ class TestAccount:
         assert account.problems() == [account.no_account]
         assert stacked(account.to_json()) == {"no account": account.t_eager_us}
 
+    def test_a_bound_that_the_call_beats_is_no_account(self):
+        eager_us = TRUTH.measurement().eager_us[0, 0]
+        bounds = Bounds(t_floor_us=eager_us, t_link_us=3.0, t_gemm_us=20.0)
+        account = accounts(TRUTH.measurement(), bounds)[0]
+        assert account.residual_us < -0.1 * account.t_eager_us
+        assert "more than the call" in account.no_account
+
     def test_a_fused_kernel_is_not_split(self):
         usual = TRUTH.measurement()
         fused = tuple(replace(step, kind="fused") for step in usual.steps)

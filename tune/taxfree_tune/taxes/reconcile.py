@@ -52,12 +52,12 @@ def _account(measured: PipelineMeasurement, bounds: Bounds, rank: int) -> Accoun
         "; ".join(unsplit),
         None if work is None else float(np.median(work)),
         _iqr(eager),
-        _no_account(measured, rank, parts, _iqr(eager - spent)),
+        _no_account(measured, rank, parts, eager - spent - bounds.t_bound_us),
     )
 
 
 def _no_account(
-    measured: PipelineMeasurement, rank: int, parts: Sequence[Part], residual_iqr_us: float
+    measured: PipelineMeasurement, rank: int, parts: Sequence[Part], residual: Times
 ) -> str:
     """Why the parts cannot be believed; empty if they can."""
     total = float(np.median(measured.eager_us[rank]))
@@ -75,8 +75,12 @@ def _no_account(
         allowed = max(ALLOWED * total, 2 * (part.iqr_us or 0.0))
         if part.us < -allowed and part.tax != "graph penalty":
             return f"{part.name} is negative, {part.us:.3g} us, by more than its spread"
-    if residual_iqr_us > MOST_SPREAD * total:
-        return f"what is left of a call differs by {residual_iqr_us:.3g} us between repetitions"
+    spread = _iqr(residual)
+    if spread > MOST_SPREAD * total:
+        return f"what is left of a call differs by {spread:.3g} us between repetitions"
+    left = float(np.median(residual))
+    if left < -max(ALLOWED * total, 2 * spread):
+        return f"bound and parts are {-left:.3g} us more than the call, by more than their spread"
     return ""
 
 
