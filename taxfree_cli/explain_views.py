@@ -327,6 +327,7 @@ _SWEEP: dict[str, Callable[[Account], str]] = {
     "graph": lambda account: _optional(account.t_graph_us),
     "penalty": lambda account: _optional(account.tax_us("graph penalty")),
 }
+_TIMED = ("eager", "bound", "graph")  # what is left of no account
 
 
 def print_sweep(explained: Sequence[Explanation]) -> None:
@@ -338,7 +339,9 @@ def print_sweep(explained: Sequence[Explanation]) -> None:
     for said in dict.fromkeys(f"{each.variant}: {each.state}: {each.reason}" for each in skipped):
         console.print(said, markup=False, highlight=False)
     if not explained[0].is_modelled:
-        console.print(Text("* dispatch picks it; ! open: see docs/taxes.md", style="dim"))
+        console.print(
+            Text("* dispatch picks it; ! open, or no account: docs/taxes.md", style="dim")
+        )
 
 
 def sweep_title(explained: Sequence[Explanation]) -> str:
@@ -359,17 +362,19 @@ def sweep(explained: Sequence[Explanation], width: int) -> Table:
         for explanation in explained:
             for pipeline in explanation.pipelines:
                 fields = (str(explanation.problem[name]) for name in differ)
-                figures = (_SWEEP[name](pipeline.slowest) for name in names)
-                cells.append((*fields, _marked(pipeline), *figures))
+                account = pipeline.slowest
+                shown = _TIMED if account.no_account else names
+                figures = (_SWEEP[name](account) if name in shown else "-" for name in names)
+                cells.append((*fields, _marked(pipeline, explanation.is_modelled), *figures))
         if _width(cells) <= width or len(names) == 1:
             return _rendered(cells)
         names.pop()
 
 
-def _marked(pipeline: Pipeline) -> str:
-    """The variant's name: * where dispatch picks it, ! where its account is open."""
+def _marked(pipeline: Pipeline, is_modelled: bool) -> str:
+    """The variant's name: * where dispatch picks it, ! where its account is open or none."""
     picked = "*" if pipeline.is_dispatched else ""
-    is_open = pipeline.timed is not None and pipeline.slowest.problems()
+    is_open = not is_modelled and pipeline.slowest.problems()
     return f"{pipeline.variant}{picked}{'!' if is_open else ''}"
 
 

@@ -186,6 +186,27 @@ class TestSweep:
             ["16", "baseline"], ["16", "push*!"], ["64", "baseline"], ["64", "push*!"],
         ]  # fmt: skip
 
+    def test_no_account_has_no_parts(self):
+        usual = explanation()
+        doubted = [
+            dataclasses.replace(pipeline.slowest, no_account="it differs")
+            for pipeline in usual.pipelines
+        ]
+        pipelines = tuple(
+            dataclasses.replace(pipeline, accounts=(account,))
+            for pipeline, account in zip(usual.pipelines, doubted, strict=True)
+        )
+        console = Console(width=160, color_system=None)
+        with console.capture() as capture:
+            found = dataclasses.replace(usual, pipelines=pipelines)
+            console.print(explain_views.sweep([found], 160))
+        heading, *rows = (line.split() for line in capture.get().splitlines())
+        for row in rows:
+            shown = dict(zip(heading, row, strict=True))
+            timed = {name for name, cell in shown.items() if cell != "-"}
+            assert shown["variant"].endswith("!")
+            assert timed == {"variant", "eager", "bound", "graph"}
+
     def test_what_fields_have_in_common_is_said_once(self):
         title = explain_views.sweep_title([explanation(16), explanation(64)])
         assert title == f"{OP} n=3584 k=6144 dtype=float16 world_size=3, NVIDIA H200, us"
@@ -440,6 +461,12 @@ class TestSaved:
     def test_a_sweep_has_a_row_per_pipeline(self, cli):
         out = cli("explain", "--from", self.FILE, "--sweep").out
         assert sum("baseline" in line for line in out.splitlines()) == 22
+
+    def test_a_sweep_marks_what_is_open(self, cli):
+        file = self.FILE.with_name("nvidia-h200-x4.json")
+        whole, sweep = (cli("explain", "--from", file, *how).out for how in ((), ("--sweep",)))
+        marked = [line for line in sweep.splitlines() if "! " in line and "no account" not in line]
+        assert len(marked) == whole.count("\n  open: ") > 0
 
     @pytest.mark.parametrize("columns", [40, 80])
     def test_timelines_share_one_axis(self, cli, monkeypatch, columns):

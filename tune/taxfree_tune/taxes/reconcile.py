@@ -63,24 +63,24 @@ def _no_account(
     total = float(np.median(measured.eager_us[rank]))
     reading = float(measured.clock_reading_us()[rank])
     if reading < 0:
-        return f"the calls were {-reading:.3g} us a reading faster with clock readings than without"
+        return f"the calls were {-reading:.1f} us a reading faster with clock readings than without"
     steps = np.median(measured.in_place.step_us()[rank], axis=0)
     shortest = int(np.argmin(steps))
     if reading > steps[shortest]:
         return (
-            f"a clock reading seems to take {reading:.3g} us, more than the step "
-            f"{measured.steps[shortest].name} together with it, {steps[shortest]:.3g}"
+            f"a clock reading seems to take {reading:.1f} us, more than the step "
+            f"{measured.steps[shortest].name} together with it, {steps[shortest]:.1f}"
         )
     for part in parts:
         allowed = max(ALLOWED * total, 2 * (part.iqr_us or 0.0))
         if part.us < -allowed and part.tax != "graph penalty":
-            return f"{part.name} is negative, {part.us:.3g} us, by more than its spread"
+            return f"{part.name} is negative, {part.us:.1f} us, by more than its spread"
     spread = _iqr(residual)
     if spread > MOST_SPREAD * total:
-        return f"what is left of a call differs by {spread:.3g} us between repetitions"
+        return f"what is left of a call differs by {spread:.1f} us between repetitions"
     left = float(np.median(residual))
     if left < -max(ALLOWED * total, 2 * spread):
-        return f"bound and parts are {-left:.3g} us more than the call, by more than their spread"
+        return f"bound and parts are {-left:.1f} us more than the call, by more than their spread"
     return ""
 
 
