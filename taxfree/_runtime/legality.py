@@ -90,7 +90,8 @@ def _out_of_bounds(space: Mapping[str, tuple[Any, ...]], config: Mapping[str, An
     for name, value in config.items():
         choices = space.get(name, (value,))
         is_of_type = any(type(value) is type(choice) for choice in choices)
-        is_near = type(value) is int and 0 <= value <= _LOST * max(choices)
+        numbers = [choice for choice in choices if type(choice) is int] or [-1]
+        is_near = type(value) is int and min(1, *numbers) <= value <= _LOST * max(numbers)
         if not (is_of_type and (value in choices or is_near)):
             return f"{name}={value!r} is beyond its values, {', '.join(map(str, choices))}"
     return None

@@ -171,13 +171,23 @@ class TestChoice:
         assert (choice.kind, choice.config["SENDERS"]) == ("exact", 17)
 
     @pytest.mark.parametrize(
-        "changes", [{"BLOCK_M": 10**9}, {"BLOCK_M": "64"}, {"BLOCK_M": True}, {"BLOCK_M": 1.5}]
+        "changes",
+        [{"BLOCK_M": value} for value in (10**9, "64", True, 1.5, 0)]
+        + [{"SWAP_AB": 1}, {"SWAP_AB": "no"}],
     )
     def test_what_is_beyond_a_space_runs_the_library(self, changes: dict[str, Any]) -> None:
         measured = measurement("push", 20.0, **push_config(PROBLEM) | changes)
         choice = dispatcher(record(winner=measured)).choose(OP, PROBLEM)
         assert choice.variant == "baseline"
         assert "is beyond its values" in choice.why
+
+    @pytest.mark.parametrize("wire", [0, 10**9, "float8", True])
+    def test_a_parameter_of_names_takes_no_other_value(self, wire: Any) -> None:
+        shipped = next(each for each in shipped_records() if "WIRE" in each.winner.config)
+        config = {**shipped.winner.config, "WIRE": wire}
+        winner = dataclasses.replace(shipped.winner, config=config)
+        reason = refusal(dataclasses.replace(shipped, winner=winner))
+        assert f"WIRE={wire!r} is beyond its values" in str(reason)
 
     def test_what_ships_is_of_todays_operations(self) -> None:
         assert [reason for each in shipped_records() if (reason := refusal(each))] == []
