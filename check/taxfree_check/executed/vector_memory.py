@@ -24,14 +24,21 @@ _SHAPES = {
     "ushort": (2, 1), "sshort": (2, 1), "ubyte": (1, 1), "short": (2, 1), "byte": (1, 1),
 }  # fmt: skip
 
+
+def _float_sum(old: int, new: int) -> int:
+    """The bits of a sum of float32."""
+    terms = np.array([old, new], np.uint32).view(np.float32)
+    return (terms[:1] + terms[1:]).view(np.uint32).item()
+
+
 _ATOMICS: dict[str, Callable[[int, int], int]] = {
     "swap": lambda old, new: new,
     "add": operator.add, "sub": operator.sub, "and": operator.and_, "or": operator.or_,
-    "xor": operator.xor, "umax": max, "umin": min,
+    "xor": operator.xor, "umax": max, "umin": min, "add_f32": _float_sum,
 }  # fmt: skip
 
 _NAME = re.compile(r"(global|buffer)_(load|store)_(lds_)?([a-z]+(?:x\d)?)(_d16_hi)?")
-_ATOMIC = re.compile(r"global_atomic_([a-z]+)(_x2)?")
+_ATOMIC = re.compile(r"global_atomic_([a-z]+(?:_f32)?)(_x2)?")
 _KNOWN = {"offset", "offen", "sc0", "sc1", "nt", "lds"}
 
 #: wave -> addresses of the lanes that touch memory, and which lanes these are; None for all

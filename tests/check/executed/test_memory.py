@@ -86,6 +86,14 @@ def test_atomics_meet_at_their_scope(gpus):
     assert word[0] == 2  # the one at agent scope has not left its GPU
 
 
+def test_atomic_sums_of_floats_are_of_all_lanes(gpus):
+    (first, _), word = gpus
+    machine = wave_on(first.views[0][0], word)
+    machine.set(1, np.float32(0.375).view(np.uint32))
+    machine.run("s_mov_b64 exec, 7", "global_atomic_add_f32 v0, v1, s[2:3] sc1")
+    assert word[:1].view(torch.float32) == 3 * 0.375
+
+
 def test_a_workgroup_sees_its_own_stores_and_the_chiplet_what_is_invalidated(gpus):
     (first, _), word = gpus
     view, neighbour = first.views[0]
