@@ -430,14 +430,14 @@ def _runtime(group: dist.ProcessGroup) -> Runtime | None:
 def _local_runtime() -> Runtime | None:
     """The runtime for this rank's own attention, which all steps share; as `_runtime`."""
     everyone = dist.group.WORLD
-    if everyone not in _local_runtimes:
+    local = _local_runtimes.get(everyone)
+    if local is None or local.is_closed:
         alone = dist.new_group([dist.get_rank()], use_local_synchronization=True)
         # Without static_cache: compiled code may compute lengths right before attention.
-        found = _opened(alone, heap_bytes=arena_bytes(_LOCAL_SLOT_BYTES))
-        if found is None:
-            return None
-        _local_runtimes[everyone] = found
-    return _local_runtimes[everyone]
+        local = _opened(alone, heap_bytes=arena_bytes(_LOCAL_SLOT_BYTES))
+        if local is not None:
+            _local_runtimes[everyone] = local
+    return local
 
 
 def _opened(group: dist.ProcessGroup, **options: Any) -> Runtime | None:

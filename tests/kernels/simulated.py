@@ -249,11 +249,12 @@ class Barriers:
 
 
 def _until(is_done: Any) -> None:
-    deadline = time.monotonic() + 240  # other tests may have the cores
+    deadline, pause = time.monotonic() + 240, 0.0001  # other tests may have the cores
     while not is_done():
         if _run.failed or time.monotonic() > deadline:
             raise TimeoutError("a wait in vain")
-        time.sleep(0.0001)
+        time.sleep(pause)
+        pause = min(2 * pause, 0.01)  # who waits long leaves the interpreter to the others
 
 
 def _allocate(element: torch.dtype, shape: Any, layout: Any) -> Any:

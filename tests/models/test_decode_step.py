@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import taxfree
+from taxfree._runtime.runtime import runtimes
 from taxfree.errors import UsageError
 from taxfree.models import report
 from taxfree.models.decoders import decoder_of
@@ -418,6 +419,19 @@ def stood_in(fabric: Any) -> tuple[list[int], bool]:
     for _ in range(3):
         found.append(step(found[-1], positions))
     return [int(each) for each in found], step.logits is StandIn.logits
+
+
+def made_after_a_close(fabric: Any) -> bool:
+    tokens, positions = torch.tensor([3]), torch.tensor([0], dtype=torch.int32)
+    taxfree.decode_step(made("Qwen3", torch.bfloat16), 1, 8)(tokens, positions)
+    for runtime in runtimes():
+        runtime.close()
+    step = taxfree.decode_step(made("Qwen3", torch.bfloat16), 1, 8)
+    return step(tokens, positions).shape == (1,)
+
+
+def test_a_step_is_made_after_the_runtime_of_others_is_closed(ranks: Ranks) -> None:
+    assert ranks.run(1, f"{__name__}:made_after_a_close") == [True]
 
 
 def test_tokens_and_logits_are_the_kernels(ranks: Ranks) -> None:
