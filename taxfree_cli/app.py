@@ -143,7 +143,9 @@ def run(arguments: Sequence[str]) -> int:
         _give_up_what_cannot_be_printed()
         return code
     if code == ExitCode.INTERRUPTED:
-        kept = _KEPT.get(next(iter(arguments), ""), "nothing is stored")
+        stores = not {"--dry-run", "--check"}.intersection(arguments)
+        name = next(iter(arguments), "")
+        kept = _KEPT.get(name if stores else "", "nothing is stored")
         print_failure(failure(Interrupted("interrupted", kept)))
     return code if isinstance(code, int) else ExitCode.DONE
 

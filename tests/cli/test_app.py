@@ -258,7 +258,11 @@ def test_a_misspelt_variable_is_named(cli, monkeypatch):
 
 @pytest.mark.parametrize(
     ("command", "kept"),
-    [("tune", "continues from its finished trials"), ("doctor", "nothing is stored")],
+    [
+        ("tune --fabric host", "continues from its finished trials"),
+        ("tune --dry-run --hardware h200 --gpus 2", "nothing is stored"),
+        ("doctor --fabric host", "nothing is stored"),
+    ],
 )
 def test_what_is_kept_is_said_where_something_is(cli, monkeypatch, command, kept):
     def interrupted(*arguments, **options):
@@ -266,7 +270,8 @@ def test_what_is_kept_is_said_where_something_is(cli, monkeypatch, command, kept
 
     monkeypatch.setattr("taxfree_cli.tune.search", interrupted)
     monkeypatch.setattr("taxfree_tune.doctor.examine", interrupted)
-    outcome = cli(command, "--fabric", "host")
+    monkeypatch.setattr("taxfree_cli.tune.list_candidates", interrupted)
+    outcome = cli(*command.split())
     assert outcome.code == 130
     assert kept in outcome.err
 
