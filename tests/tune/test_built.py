@@ -17,6 +17,7 @@ import pytest
 import torch
 import yaml
 
+from taxfree.errors import UsageError
 from taxfree_tune.built import built_model
 from taxfree_tune.shapes.models import Column, Model, known_entry, known_models, load_model
 
@@ -65,6 +66,12 @@ def test_models_that_are_known_by_name_are_what_is_built(name: str) -> None:
     window = {} if "gemma" in name or "gpt-oss" in name else {"sliding_window": None}
     built = built_model(json.dumps({**known_entry(name)["config"], **window, **layers}))
     assert replace(built, layers=known.layers) == known
+
+
+def test_a_model_without_attention_is_no_model_to_list() -> None:
+    config = FEW_LAYERS | {"model_type": "mamba", "hidden_size": 768}
+    with pytest.raises(UsageError, match="mamba has no attention heads"):
+        built_model(json.dumps(config))
 
 
 def test_defaults_of_the_process_change_nothing() -> None:

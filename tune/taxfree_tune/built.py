@@ -105,7 +105,10 @@ def read_model(decoder: Any, config: Mapping[str, Any], given: Mapping[str, Any]
         config: its own, as a mapping.
         given: that of the whole model.
     """
-    hidden, heads = decoder.config.hidden_size, decoder.config.num_attention_heads
+    hidden = decoder.config.hidden_size
+    heads = getattr(decoder.config, "num_attention_heads", None)
+    if heads is None:
+        raise UsageError(f"{decoder.config.model_type} has no attention heads")
     facts = facts_of(config)
     windows, kinds = facts.pop("windows"), config.get("layer_types")
     calls, quantised = _Calls(decoder), _quantisation(given)

@@ -36,6 +36,7 @@ def executed(target: str, *options: str) -> tuple[int, str, str]:
 def test_what_is_right_is_right_when_executed(target: str, architecture: str) -> None:
     code, out, err = executed(target, "--arch", architecture, "--seeds", "6", "--json")
     assert code == 0, err
+    assert "Warning" not in err
     runs = json.loads(out)["runs"]
     assert [each["verdict"] for each in runs] == ["right"] * 6
     # who polls by atomics and acquires does not spin on
