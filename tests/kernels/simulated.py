@@ -30,24 +30,24 @@ class Memory:
     """Blocks of memory by address; whatever a kernel reads or writes must lie in one."""
 
     def __init__(self) -> None:
-        self._begins: list[int] = []
-        self._blocks: list[torch.Tensor] = []
+        self._blocks: list[tuple[int, torch.Tensor]] = []  # by address; replaced, never changed
 
     def add(self, tensor: torch.Tensor) -> None:
         """Let kernels use a tensor's memory."""
         storage = tensor.untyped_storage()
-        if storage.data_ptr() in self._begins:
-            return
-        at = bisect.bisect(self._begins, storage.data_ptr())
-        self._begins.insert(at, storage.data_ptr())
-        self._blocks.insert(at, torch.empty(0, dtype=torch.uint8).set_(storage))
+        with _lock:
+            known = dict(self._blocks)
+            if storage.data_ptr() not in known:
+                known[storage.data_ptr()] = torch.empty(0, dtype=torch.uint8).set_(storage)
+                self._blocks = sorted(known.items(), key=operator.itemgetter(0))
 
     def elements(self, address: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, Any]:
         """The block that has all addresses, and their numbers in it."""
         low, high = int(address.min()), int(address.max()) + dtype.itemsize
-        at = bisect.bisect(self._begins, low) - 1
+        blocks = self._blocks
+        at = bisect.bisect(blocks, low, key=operator.itemgetter(0)) - 1
         assert at >= 0, f"nothing lies at {low}"
-        begin, block = self._begins[at], self._blocks[at]
+        begin, block = blocks[at]
         assert high <= begin + len(block), f"{high - begin} of a block of {len(block)} bytes"
         offset = address - begin
         assert not (offset % dtype.itemsize).any()
