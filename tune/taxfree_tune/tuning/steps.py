@@ -24,9 +24,9 @@ from taxfree_tune.shapes.models import Model
 from taxfree_tune.taxes.step import StepAccount
 from taxfree_tune.tuning.search import Search
 from taxfree_tune.tuning.together import ATTEMPTS
-from taxfree_tune.tuning.winner import measurement_of, record_of
+from taxfree_tune.tuning.winner import measurement_of, record_of, trial_of
 from taxfree_tune.workers.group import Workers
-from taxfree_tuning_db import Database, Record, TrialRecord, record_key
+from taxfree_tuning_db import Database, Record, record_key
 
 _BATCH = 4  # candidates of one task
 _DEADLINE_S = 1800.0  # of a task: weights are drawn, and a library compiles all layers
@@ -199,29 +199,17 @@ class _Trials:
         """Outcomes of a batch; where one ends the ranks, each is tried alone."""
         try:
             return self(candidates)
-        except WorkerLost as lost:
-            if len(candidates) > 1:
-                return [outcome for each in candidates for outcome in self.each([each])]
-            outcome = Outcome("crashed", str(lost))
         except TaxfreeError as error:
             if len(candidates) > 1:
                 return [outcome for each in candidates for outcome in self.each([each])]
-            outcome = Outcome("failed", str(error))
+            state = "crashed" if isinstance(error, WorkerLost) else "failed"
+            outcome = Outcome(state, str(error))
         self._store(candidates[0], outcome)
         return [outcome]
 
     def _store(self, candidate: Candidate, outcome: Outcome) -> None:
-        trial = TrialRecord(
-            variant=candidate.variant,
-            config=dict(candidate.config),
-            state=outcome.state,  # type: ignore[arg-type]
-            reason=f"disturbed: {outcome.disturbed}" if outcome.disturbed else outcome.reason,
-            median_us={mode: timing.median_us for mode, timing in outcome.timings.items()},
-            seconds=outcome.seconds,
-            version=fingerprints.versions(STEP)[candidate.variant],
-        )
         key = record_key(STEP, asdict(self._asked.problem), self.hardware)
-        self._database.add_trial(key, trial)
+        self._database.add_trial(key, trial_of(STEP, candidate, outcome))
 
 
 def _line(candidate: Candidate, outcome: Outcome, mode: str) -> str:

@@ -29,7 +29,7 @@ from taxfree_tune.tuning.candidates import every_candidate, is_legal, variants_f
 from taxfree_tune.tuning.first import FirstCandidates, trials_that_hold
 from taxfree_tune.tuning.search import Search
 from taxfree_tune.tuning.together import ATTEMPTS, BASELINE, Together
-from taxfree_tune.tuning.winner import measurement_of, record_of
+from taxfree_tune.tuning.winner import measurement_of, record_of, trial_of
 from taxfree_tune.workers.group import Groups
 from taxfree_tuning_db import (
     Database,
@@ -314,17 +314,8 @@ class Tuner:
             self.not_measured[outcome.state] += 1
         if outcome.state == "refused" and key(candidate) in self._formerly_illegal:
             return  # an earlier run has stored it
-        trial = TrialRecord(
-            variant=candidate.variant,
-            config=dict(candidate.config),
-            state=outcome.state,  # type: ignore[arg-type]
-            reason=f"disturbed: {outcome.disturbed}" if outcome.disturbed else outcome.reason,
-            median_us={mode: timing.median_us for mode, timing in outcome.timings.items()},
-            seconds=outcome.seconds,
-            version=fingerprints.versions(op)[candidate.variant],
-        )
         self._stored.add(key(candidate))
-        self._database.add_trial(self._key(op, problem), trial)
+        self._database.add_trial(self._key(op, problem), trial_of(op, candidate, outcome))
 
     def _store_told_elsewhere(self, op: str, problem: Problem, search: Search) -> None:
         """Keep what other nodes have measured like what was measured here."""

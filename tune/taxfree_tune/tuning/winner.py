@@ -23,6 +23,7 @@ from taxfree_tuning_db import (
     Measurement,
     Record,
     SoftwareFingerprint,
+    TrialRecord,
 )
 
 LEAST_GAIN = 0.03  # by which a winner must beat the baseline to be adopted
@@ -84,6 +85,19 @@ def measurement_of(op: str, candidate: Candidate, outcome: Outcome, mode: Mode) 
         iqr_us={name: timing.iqr_us for name, timing in outcome.timings.items()},
         samples=len(outcome.timings[mode].samples_us),
         relative_error=outcome.relative_error,
+    )
+
+
+def trial_of(op: str, candidate: Candidate, outcome: Outcome) -> TrialRecord:
+    """What a database keeps of a candidate that was tried."""
+    return TrialRecord(
+        variant=candidate.variant,
+        config=dict(candidate.config),
+        state=outcome.state,  # type: ignore[arg-type]
+        reason=f"disturbed: {outcome.disturbed}" if outcome.disturbed else outcome.reason,
+        median_us={mode: timing.median_us for mode, timing in outcome.timings.items()},
+        seconds=outcome.seconds,
+        version=fingerprints.versions(op)[candidate.variant],
     )
 
 
