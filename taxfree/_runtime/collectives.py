@@ -77,18 +77,21 @@ def all_find_differing(group: dist.ProcessGroup, value: str, timeout_s: float) -
     number = _COMPARED[name]
     _COMPARED[name] += 1
 
-    def exchanged(what: str, own: str) -> list[bytes]:
-        keys = [f"taxfree {what} {number} {name} {other}" for other in range(group.size())]
-        store.set(keys[rank], own)
-        try:
-            store.wait(keys, timedelta(seconds=timeout_s))
-        except RuntimeError:
-            _ALONE.add(name)
-            return []
-        return [store.get(key) for key in keys]
+    def keys(what: str) -> list[str]:
+        return [f"taxfree {what} {number} {name} {other}" for other in range(group.size())]
 
-    verdict = len(set(exchanged("compares", value))) > 1
-    return set(exchanged("has compared", str(verdict))) == {b"True"}
+    def exchanged(what: str, own: str) -> list[bytes]:
+        store.set(keys(what)[rank], own)
+        store.wait(keys(what), timedelta(seconds=timeout_s))
+        return [store.get(key) for key in keys(what)]
+
+    try:
+        verdict = len(set(exchanged("compares", value))) > 1
+        return set(exchanged("has compared", str(verdict))) == {b"True"}
+    except RuntimeError:
+        _ALONE.add(name)
+        store.set(keys("has compared")[rank], str(False))  # who comes late need not wait for it
+        return False
 
 
 def attempt(
