@@ -6,7 +6,7 @@ from functools import cache
 
 import torch
 
-from taxfree_kernels.fp8 import dequantised, fp8_dtype
+from taxfree_kernels.fp8 import fp8_dtype, product
 from taxfree_kernels.launch import is_compiling
 from taxfree_kernels.variant import BLOCK, MatmulProblem
 from taxfree_kernels.vendor import matmul_into
@@ -42,10 +42,8 @@ def _scaled_matmul_into(
     (k, n), scales = weight.shape, _scales_of(a_scale, weight_scale, weight)
     kind = (a.dtype, out.dtype, bias is not None)
     if not multiplies_fp8(scales, k, n % BLOCK, *kind, a.device):
-        product = dequantised(a, a_scale, torch.float32) @ dequantised(
-            weight, weight_scale, torch.float32
-        )
-        return out.copy_(product if bias is None else product + bias)
+        sums = product(a, a_scale, weight, weight_scale)
+        return out.copy_(sums if bias is None else sums + bias)
     return _scaled_mm(out, a, weight, bias, a_scale, weight_scale, scales)
 
 
@@ -101,10 +99,10 @@ def multiplies_fp8(
         }[scales]
         factors = torch.ones(of_a, device=device), torch.ones(of_weight, device=device).t()
         try:
-            product = _scaled_mm(out.to(out_dtype), a, weight, bias, *factors, scales)
+            found = _scaled_mm(out.to(out_dtype), a, weight, bias, *factors, scales)
         except (RuntimeError, ValueError):  # NotImplementedError is one, too
             return False
-        if not bool(((product.float() - k).abs() <= k / 64).all()):
+        if not bool(((found.float() - k).abs() <= k / 64).all()):
             return False
     return True
 

@@ -106,6 +106,14 @@ def dequantised(
     return values.to(dtype) * _of_elements(scale, values).to(dtype)
 
 
+def product(
+    x: torch.Tensor, x_scale: torch.Tensor, weight: torch.Tensor, weight_scale: torch.Tensor
+) -> torch.Tensor:
+    """The float32 product of fp8 factors, by a matmul in float32: for any torch and device."""
+    dtype = torch.float32
+    return dequantised(x, x_scale, dtype) @ dequantised(weight, weight_scale, dtype)
+
+
 def _of_elements(scale: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
     """The scale of each element, in a shape that broadcasts."""
     if scale.dim() < 2:

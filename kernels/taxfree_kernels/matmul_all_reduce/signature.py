@@ -22,7 +22,7 @@ from taxfree_kernels.arguments import (
     weight_layout,
 )
 from taxfree_kernels.fabric.base import Fabric
-from taxfree_kernels.fp8 import dequantised
+from taxfree_kernels.fp8 import product
 from taxfree_kernels.gradients import Gradients
 from taxfree_kernels.matmul_all_reduce.problem import MatmulAllReduce
 from taxfree_kernels.signature import Signature
@@ -42,15 +42,28 @@ def _problem(
     dtype = common_dtype(
         fabric, x=x, weight=weight, norm_weight=norm_weight, bias=bias, residual=residual
     )
-    m, k, n = matmul_sizes(x, weight)
+    fields = _fields(fabric, matmul_sizes(x, weight), weight, bias, residual, norm_weight)
+    return MatmulAllReduce(dtype=dtype, **fields)
+
+
+def _fields(
+    fabric: Fabric,
+    sizes: tuple[int, int, int],
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    residual: torch.Tensor | None,
+    norm_weight: torch.Tensor | None,
+) -> dict[str, Any]:
+    """What a problem has in any dtype."""
+    m, k, n = sizes
     require_row("norm_weight", norm_weight, n)
     require_row("bias", bias, n)
     require(residual is None or residual.shape == (m, n), f"residual is not [{m}, {n}]")
-    return MatmulAllReduce(
-        m=m, n=n, k=k, dtype=dtype, world_size=fabric.world_size,
-        weight_layout=weight_layout(weight), bias=bias is not None, residual=residual is not None,
-        rms_norm=norm_weight is not None,
-    )  # fmt: skip
+    return {
+        "m": m, "n": n, "k": k, "world_size": fabric.world_size,
+        "weight_layout": weight_layout(weight), "bias": bias is not None,
+        "residual": residual is not None, "rms_norm": norm_weight is not None,
+    }  # fmt: skip
 
 
 def _scaled_problem(
@@ -67,17 +80,11 @@ def _scaled_problem(
 ) -> MatmulAllReduce:
     """See :meth:`taxfree.Runtime.scaled_matmul_all_reduce`, and that with a norm."""
     require_normal("eps", eps)
-    m, k, n = matmul_sizes(x, weight)
+    sizes = matmul_sizes(x, weight)
     scales = require_scales(fabric, x, weight, x_scale, weight_scale)
     name = require_addends(fabric, dtype, bias=bias, residual=residual, norm_weight=norm_weight)
-    require_row("norm_weight", norm_weight, n)
-    require_row("bias", bias, n)
-    require(residual is None or residual.shape == (m, n), f"residual is not [{m}, {n}]")
-    return MatmulAllReduce(
-        m=m, n=n, k=k, dtype=name, world_size=fabric.world_size,
-        weight_layout=weight_layout(weight), bias=bias is not None, residual=residual is not None,
-        rms_norm=norm_weight is not None, x_dtype="fp8", scales=scales,
-    )  # fmt: skip
+    fields = _fields(fabric, sizes, weight, bias, residual, norm_weight)
+    return MatmulAllReduce(dtype=name, x_dtype="fp8", scales=scales, **fields)
 
 
 def _library(
@@ -106,9 +113,8 @@ def _scaled_library(
     norm_weight: torch.Tensor | None = None,
     eps: float | None = None,
 ) -> torch.Tensor:
-    factors = ((x, x_scale), (weight, weight_scale))
-    a, b = (dequantised(*each, torch.float32) for each in factors)
-    return _library_sum((a @ b).to(dtype), group_name, bias, residual, norm_weight, eps)
+    sums = product(x, x_scale, weight, weight_scale).to(dtype)
+    return _library_sum(sums, group_name, bias, residual, norm_weight, eps)
 
 
 def _library_sum(

@@ -18,7 +18,7 @@ from taxfree_kernels.arguments import (
     weight_layout,
 )
 from taxfree_kernels.fabric.base import Fabric
-from taxfree_kernels.fp8 import dequantised
+from taxfree_kernels.fp8 import product
 from taxfree_kernels.gradients import Gradients, gather
 from taxfree_kernels.matmul_reduce_scatter.problem import MatmulReduceScatter
 from taxfree_kernels.signature import Signature
@@ -72,20 +72,19 @@ def _scaled_library(
     scatter_dim: int,
     dtype: torch.dtype,
 ) -> torch.Tensor:
-    factors = ((x, x_scale), (weight, weight_scale))
-    a, b = (dequantised(*each, torch.float32) for each in factors)
-    return _library_shard(world_size, group_name, (a @ b).to(dtype), scatter_dim)
+    sums = product(x, x_scale, weight, weight_scale).to(dtype)
+    return _library_shard(world_size, group_name, sums, scatter_dim)
 
 
 def _library_shard(
-    world_size: int, group_name: str, product: torch.Tensor, scatter_dim: int
+    world_size: int, group_name: str, partial: torch.Tensor, scatter_dim: int
 ) -> torch.Tensor:
     if scatter_dim == 1:
-        product = torch.cat(product.chunk(world_size, 1))
+        partial = torch.cat(partial.chunk(world_size, 1))
     else:
-        product = torch.nn.functional.pad(product, (0, 0, 0, -len(product) % world_size))
+        partial = torch.nn.functional.pad(partial, (0, 0, 0, -len(partial) % world_size))
     c10d = torch.ops._c10d_functional
-    shard = c10d.reduce_scatter_tensor(product, "sum", world_size, group_name)
+    shard = c10d.reduce_scatter_tensor(partial, "sum", world_size, group_name)
     found: torch.Tensor = c10d.wait_tensor(shard)
     return found
 
