@@ -20,6 +20,7 @@ from functools import cache
 from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -144,11 +145,13 @@ class Ranks:
 def _run_and_close(fabric: Any, task: str, arguments: dict[str, Any]) -> Any:
     """A test's function; then the end of runtimes that it left open, as models' layers do.
 
-    The next test has the same processes, where `taxfree.autotune` would tune for them, too.
+    The next test has the same processes, where `taxfree.autotune` would tune for them, too. It has
+    the environment that was there before, with the user's own database.
     """
     from taxfree._runtime.runtime import runtimes
 
-    result = pkgutil.resolve_name(task)(fabric, **arguments)
+    with mock.patch.dict(os.environ):
+        result = pkgutil.resolve_name(task)(fabric, **arguments)
     for runtime in runtimes():
         if runtime._fabric is fabric:
             runtime._retire()
