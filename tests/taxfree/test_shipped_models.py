@@ -18,7 +18,6 @@ SHAPES = {
     "matmul_reduce_scatter": ROWS,
     "flash_decode": "model",
 }
-NOT_MEASURED = ("flash_decode",)
 
 
 def reason_for_none(op, model, problem):
@@ -34,20 +33,10 @@ def reason_for_none(op, model, problem):
     joint = {sum(each.features(2) for each in block.columns) for block in model.blocks}
     if problem.n not in joint:
         return "one of the weights on the same rows: compiled code gathers once for all"
-    if (problem.m, problem.n, problem.k) == (4096, 25600, 5120):
-        return "not measured yet"
     return None
 
 
-@pytest.mark.parametrize(
-    "op",
-    [
-        pytest.param(op, marks=pytest.mark.xfail(reason="not measured yet", strict=True))
-        if op in NOT_MEASURED
-        else op
-        for op in SHAPES
-    ],
-)
+@pytest.mark.parametrize("op", SHAPES)
 @pytest.mark.parametrize("name", MODELS)
 def test_every_problem_of_a_model_has_a_record_within_a_factor_of_two(name, op):
     dispatcher = Dispatcher(Table(shipped=shipped_records()), KNOWN["h100"])
