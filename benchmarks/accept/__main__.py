@@ -89,7 +89,7 @@ class Step:
             try:
                 found["figures"], wrong = self.judge(out)
                 failures += wrong
-            except (ValueError, KeyError) as error:
+            except (ValueError, LookupError) as error:
                 failures.append(f"its output is not what it should be: {error!r}")
         return found | {"failures": failures}
 

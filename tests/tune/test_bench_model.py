@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
+import weakref
+from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
+import torch
 
 from taxfree.errors import UsageError, WorkerLost
 from taxfree_kernels.hardware import KNOWN
 from taxfree_tune.benching import model_tasks
 from taxfree_tune.benching.model import ModelBench, PhaseResult, document, model_to_bench, run
-from taxfree_tune.benching.model_tasks import MODES, ModeOutcome, Phase
+from taxfree_tune.benching.model_tasks import MODES, Bench, ModeOutcome, Phase
 from taxfree_tune.measuring.timer import Timing
 from taxfree_tune.shapes import ShapeRequest, expand
 from taxfree_tune.shapes.models import Attention, Block, Column, Model
@@ -141,6 +146,17 @@ def test_a_mode_that_ends_the_ranks_leaves_the_others_their_rows(monkeypatch) ->
 
 def outcome(path: str, mode: str, us: float) -> ModeOutcome:
     return ModeOutcome(path, mode, "measured", "", 0.01, Timing((us,), 0.0))
+
+
+def test_what_a_captured_call_reads_lives_as_long_as_the_graph(monkeypatch) -> None:
+    monkeypatch.setattr(model_tasks, "capturing", contextlib.nullcontext)
+    monkeypatch.setattr(model_tasks.torch.cuda, "CUDAGraph", mock.Mock)
+    positions = torch.zeros(2)
+    seen = weakref.ref(positions)
+    replay = Bench._captured(mock.Mock(), partial(torch.add, positions, 1))
+    del positions
+    assert seen() is not None
+    assert torch.equal(replay(), torch.ones(2))
 
 
 def test_modes_are_compared_with_the_fastest_of_pytorch_that_is_launched_alike() -> None:

@@ -241,12 +241,7 @@ class Bench:
         graph = torch.cuda.CUDAGraph()
         with capturing(graph):
             logits = call()
-
-        def replay() -> torch.Tensor:
-            graph.replay()
-            return logits
-
-        return replay
+        return partial(_replayed, graph, logits, call)
 
     @contextlib.contextmanager
     def _micro_pipeline(self) -> Iterator[None]:
@@ -340,6 +335,13 @@ class Bench:
             del made.blocks[0]
         logits: torch.Tensor = made.head.double()(made.norm.double()(x[-self._phase.batch :]))
         return logits
+
+
+def _replayed(graph: torch.cuda.CUDAGraph, logits: torch.Tensor, captured: _Call) -> torch.Tensor:
+    """What a graph computes; the call that it captured holds the inputs that it reads."""
+    del captured
+    graph.replay()
+    return logits
 
 
 def _compiled(module: torch.nn.Module) -> Any:

@@ -39,7 +39,7 @@ from taxfree_tune.workers.local import LocalGroup, together
 from taxfree_tuning_db import Database, Record, record_key, stale_reason
 
 TRIALS = 32  # candidates of a problem, at most
-_MOST_S = 4.0  # after which no further candidates of a problem are compiled
+_MOST_S = 3.0  # after which no further candidates of a problem are compiled; finals take a second
 _WAIT_S = 2.0  # in kernels: all ranks come to a candidate at once
 _GRACE_S = 15.0  # in which another group finishes what it has begun
 
