@@ -274,19 +274,25 @@ def models(document: Mapping[str, Any]) -> str:
     Args:
         document: of ``taxfree bench --model --out``.
     """
+    rows = document["rows"]
+    modes = list(dict.fromkeys((row["path"], row["mode"]) for row in rows))
     cells = []
-    for phase, rows in groupby(document["rows"], key=lambda row: row["phase"]):
+    for phase, of_phase in groupby(rows, key=lambda row: row["phase"]):
+        by_mode = {(row["path"], row["mode"]): row for row in of_phase}
         called = f"{phase['name']}, batch {phase['batch']}, {phase['length']} tokens"
-        for row in rows:
-            speedup = "" if row["speedup"] is None else f"{row['speedup']:.2f}"
-            mode = f"{row['path']}, {row['mode']}"
-            cells.append(
-                [called, mode, us(row["median_us"]), f"{row['tokens_per_s']:.0f}", speedup]
-            )
+        cells.append([called, *(_tokens(by_mode.get(mode)) for mode in modes)])
     first, environment = document["rows"][0], document["environment"]
-    header = [f"{first['model']}, {first['layers']} layers and the head", "", "us", "tokens/s", ""]
+    header = [f"{first['model']}, {first['layers']} layers and the head", *map(", ".join, modes)]
     where = f"{first['world_size']} {environment['hardware']['gpu']}, {environment['created'][:10]}"
-    return f"{table(header, cells, text=[0, 1])}\n{where}.\n"
+    said = "Tokens per second, in brackets as a multiple of torch's"
+    return f"{table(header, cells, text=[0])}\n{said}. {where}.\n"
+
+
+def _tokens(row: Mapping[str, Any] | None) -> str:
+    if row is None:
+        return ""
+    speedup = "" if row["speedup"] is None else f" ({row['speedup']:.2f})"
+    return f"{row['tokens_per_s']:,.0f}{speedup}"
 
 
 def acceptance(record: Mapping[str, Any], where: Mapping[str, str]) -> str:

@@ -49,6 +49,7 @@ def _trained(model: Any, x: torch.Tensor, target: torch.Tensor) -> list[float]:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, foreach=False)
     losses = []
     for _ in range(STEPS):
+        x.grad = None  # a subclass behind eager calls, with which PyTorch 2.11 compiles none
         loss = nn.functional.mse_loss(model(x), target)
         optimizer.zero_grad()
         loss.backward()
@@ -63,6 +64,7 @@ def _timed(models: dict[str, Any], x: torch.Tensor, target: torch.Tensor) -> dic
     for turn in range(ROUNDS):
         for name in sorted(models, reverse=turn % 2 > 0):
             models[name].zero_grad()
+            x.grad = None
             _synchronize()
             begin = time.perf_counter()
             nn.functional.mse_loss(models[name](x), target).backward()
