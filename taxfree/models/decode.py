@@ -23,7 +23,7 @@ from taxfree_kernels.decode_step.decoder import Cache, Decoder, Layer
 from taxfree_kernels.errors import FabricUnavailable
 from taxfree_kernels.fabric.heap import arena_bytes
 from taxfree_kernels.variant import LEAST_HEAD_DIM, MOST_HEAD_DIM
-from taxfree_kernels.vendor import all_gather, all_reduce
+from taxfree_kernels.vendor import all_gather
 
 _OF_OPERATIONS = (torch.float16, torch.bfloat16)
 _LOCAL_SLOT_BYTES = 8 << 20  # of attention: 64 sequences with 64 heads of 256 values
@@ -102,6 +102,9 @@ class ModelStep:
             self.ran += f": {why}"
         self._sequences = torch.arange(self.batch, device=decoder.embedding.device)
         self._next_norms = [layer.input_norm for layer in decoder.layers[1:]] + [decoder.norm]
+        self._operations: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = self.run_operations
+        if decoder.embedding.is_cuda:
+            self._operations = torch.compile(self.run_operations, dynamic=False, fullgraph=True)
 
     def _unsupported_reason(self) -> str | None:
         """Open runtimes, and make the kernel; the reason why it does not serve; collective."""
@@ -178,7 +181,7 @@ class ModelStep:
         report.count("decode_step", self.ran)
         runtime = self._runtime or self._local
         if self._kernel is None or runtime is None:
-            self._logits = self.run_operations(tokens, positions)
+            self._logits = self._operations(tokens, positions)
             return self._largest(self._logits)
         with runtime._launching():
             found: torch.Tensor = self._kernel(tokens, positions)
@@ -239,7 +242,7 @@ class ModelStep:
     def run_operations(self, tokens: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """The step up to this rank's logits, [batch, its part of the vocabulary], by operations.
 
-        It can be compiled.
+        A call of the step runs it compiled on GPUs: its first one compiles.
         """
         decoder = self.decoder
         x = embedding(tokens, decoder.embedding)
@@ -325,7 +328,7 @@ class ModelStep:
             )
         y = linear(y, weight)
         if self._group is not None:
-            all_reduce(y, self._group)
+            dist.all_reduce(y, group=self._group)
         x = x + y
         return self._normalised(x, norm), x
 

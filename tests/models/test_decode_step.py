@@ -214,8 +214,13 @@ def error_of_pages(fabric: Any) -> float:
     return float((found - exact).norm() / exact.norm())
 
 
-def test_a_step_compiles_as_one_graph() -> None:
-    step = taxfree.decode_step(made("Qwen3"), BATCH, 16)
+def test_a_step_compiles_as_one_graph(ranks: Ranks) -> None:
+    ranks.run(1, f"{__name__}:compile_a_step", dtype=torch.bfloat16)  # with our attention
+    compile_a_step(None, torch.float32)
+
+
+def compile_a_step(_: Any, dtype: torch.dtype) -> None:
+    step = taxfree.decode_step(made("Qwen3", dtype), BATCH, 16)
     tokens, positions = torch.tensor([3, 4]), torch.tensor([0, 0], dtype=torch.int32)
     compiled = torch.compile(step.run_operations, fullgraph=True, backend="aot_eager")
     with torch.no_grad():
