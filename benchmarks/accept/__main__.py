@@ -33,7 +33,7 @@ from taxfree_tune import devices
 from taxfree_tune.measuring.results import DISPATCH, machine_name
 
 RESULTS = Path(__file__).parents[1] / "results" / "accept"
-PROBLEMS = Path(__file__).with_name("problems.yaml")
+PROBLEMS, EXPLAINED = map(Path(__file__).with_name, ("problems.yaml", "explained.yaml"))
 LEAST = 0.97  # of the fastest library path's speed, for what dispatch runs
 ADDED_US = 3.0  # by dispatch to an eager call of the library
 AUTOTUNED_S = 4.0  # for a problem, on average, in the ranks of an engine
@@ -104,13 +104,14 @@ def steps(gpus: int, folder: Path) -> Iterator[Step]:
     """What is run in a few minutes."""
     on = ("--gpus", str(gpus))
     database = {"TAXFREE_DB": str(folder / "tuning.sqlite")}
-    asked = (*on, "--dtype", "bf16", "--shapes", str(PROBLEMS), "--json")
+    of = (*on, "--dtype", "bf16", "--json", "--shapes")
+    asked = (*of, str(PROBLEMS))
     yield DOCTOR
-    yield Step("tune", taxfree("tune", *asked, "--trials", "8"), 120, tuned, database)
+    yield Step("tune", taxfree("tune", *asked, "--trials", "6"), 120, tuned, database)
     yield Step("autotune", launched(gpus, "autotune"), 90, autotuned,
                {"TAXFREE_DB": str(folder / "autotuned.sqlite")})  # fmt: skip
     yield Step("bench", taxfree("bench", *asked), 90, benched, database)
-    yield Step("explain", taxfree("explain", *asked), 120, explained, database)
+    yield Step("explain", taxfree("explain", *of, str(EXPLAINED)), 120, explained, database)
     yield Step("db verify", taxfree("db", "verify", "--sample", "2", "--json"), 60, None, database)
     cost = folder / "host_cost.json"
     yield Step("host cost", ("-m", "benchmarks.host_cost", *on, "--out", str(cost)), 60,
