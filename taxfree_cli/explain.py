@@ -15,10 +15,10 @@ from taxfree.files import require_writable, write
 from taxfree.problems import format_problem
 from taxfree_cli import options
 from taxfree_cli.asked import Asked, what_is_asked
-from taxfree_cli.bench import OnlyVariants, fail_if_broken, watched
+from taxfree_cli.bench import OnlyVariants, fail_if_broken
 from taxfree_cli.bench_views import us
 from taxfree_cli.explain_views import print_explanation, print_sweep, print_timelines
-from taxfree_cli.output import note, print_json, print_lines
+from taxfree_cli.output import note, print_json, print_lines, watched
 from taxfree_cli.pictures import plot_taxes, plot_timelines, require_picture
 from taxfree_cli.tune import Batch, Context, Layers, refuse
 from taxfree_cli.tune_step import STEP, explain_step
