@@ -20,7 +20,7 @@ from taxfree_cli import options
 from taxfree_cli.asked import what_is_asked
 from taxfree_cli.bench_views import print_comparison, print_problem
 from taxfree_cli.output import print_json, watched
-from taxfree_cli.pictures import plot_times, require_picture
+from taxfree_cli.pictures import require_picture
 from taxfree_kernels.variant import op_of
 from taxfree_tune.measuring import results
 
@@ -189,7 +189,9 @@ def bench(
     elif verdicts is not None and compare is not None:
         print_comparison(verdicts, compare)
     if plot is not None and collected.rows:
-        plot_times(collected.rows, size_field(ops.pop()), plot)
+        from taxfree_tune.reporting.pictures import save_times
+
+        save_times(collected.rows, size_field(ops.pop()), plot)
     fail_if_broken(collected.skipped)
     if min_speedup is not None:
         _fail_if_below(collected.rows, min_speedup)

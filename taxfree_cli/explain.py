@@ -19,7 +19,7 @@ from taxfree_cli.bench import OnlyVariants, fail_if_broken
 from taxfree_cli.bench_views import us
 from taxfree_cli.explain_views import print_explanation, print_sweep, print_timelines
 from taxfree_cli.output import note, print_json, print_lines, watched
-from taxfree_cli.pictures import plot_taxes, plot_timelines, require_picture
+from taxfree_cli.pictures import require_picture
 from taxfree_cli.tune import Batch, Context, Layers, refuse
 from taxfree_cli.tune_step import STEP, explain_step
 from taxfree_tune.shapes import choose
@@ -149,7 +149,9 @@ def explain(
             elif sweep:
                 print_sweep(explained)
             if plot is not None:
-                plot_taxes([row for each in explained for row in each.rows()], plot)
+                from taxfree_tune.reporting.pictures import save_taxes
+
+                save_taxes([row for each in explained for row in each.rows()], plot)
     if wants_timelines:
         _write_timelines(explained[0], environment, trace, timeline)
     fail_if_broken([each for explanation in explained for each in explanation.skipped])
@@ -260,8 +262,10 @@ def _write_timelines(
         document = chrome_trace(found) | {"environment": environment(), "pictures": [call]}
         write(trace_path, json_module.dumps(document))
     if picture is not None:
-        title = f"{format_problem(explanation.op, explanation.problem)}, {explanation.hardware}"
-        plot_timelines(found, title, picture)
+        from taxfree_tune.reporting.pictures import save_timelines
+
+        call = explanation.op, explanation.problem, explanation.hardware
+        save_timelines(found, *call, picture)
 
 
 def _fail_below_bound(explained: Sequence[Explanation]) -> None:
