@@ -205,7 +205,7 @@ def fail_if_broken(skipped: Sequence[results.Skipped]) -> None:
         WorkerLost: naming the first that hangs.
     """
     for state, verb, error in (("wrong", "is wrong", WrongResult), ("hung", "hangs", WorkerLost)):
-        broken = [each for each in skipped if each.state == state]
+        broken = [skip for skip in skipped if skip.state == state]
         if broken:
             first = broken[0]
             raise error(

@@ -36,7 +36,7 @@ def report(
     from taxfree_tune.reporting import sources
     from taxfree_tune.reporting.page import page
 
-    found = sources.read(path, db is not None, results or ())
-    text = page(found)
+    read = sources.read(path, db is not None, results or ())
+    text = page(read)
     write(out, text)
     note(f"wrote {out}, {len(text.encode()) / 1e6:.1f} MB")

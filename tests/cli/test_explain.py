@@ -274,8 +274,11 @@ class TestTimelines:
 
     def test_are_drawn_on_one_axis(self, tmp_path):
         path = tmp_path / "timelines.png"
-        call = OP, dataclasses.asdict(PROBLEM), "NVIDIA H200"
-        pictures.save_timelines(TIMELINES, *call, path)
+        call = {
+            "op": OP, "problem": dataclasses.asdict(PROBLEM), "hardware": "NVIDIA H200",
+            "timelines": [timeline.to_json() for timeline in TIMELINES],
+        }  # fmt: skip
+        pictures.save_timelines(call, path)
         assert path.read_bytes().startswith(b"\x89PNG")
 
 

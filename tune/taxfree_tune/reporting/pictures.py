@@ -14,7 +14,6 @@ import vl_convert
 
 from taxfree.problems import heading
 from taxfree_tune.measuring.results import DISPATCH, Row, by_problem
-from taxfree_tune.profiling.timeline import Timeline
 from taxfree_tune.reporting import calls
 from taxfree_tune.reporting.call_figures import account_bars, timeline_of
 from taxfree_tune.reporting.drawing import ROWS, coloured, finished
@@ -125,24 +124,16 @@ def save_taxes(accounts: Sequence[dict[str, Any]], path: Path) -> None:
     _save(finished(_stacked(bars, panels), unit="us"), rows, path)
 
 
-def save_timelines(
-    timelines: Sequence[Timeline], op: str, problem: dict[str, Any], hardware: str, path: Path
-) -> None:
+def save_timelines(call: dict[str, Any], path: Path) -> None:
     """Draw one call of each pipeline, one above the other, on one time axis.
 
     Args:
-        timelines: the baseline's first.
+        call: an entry of `pictures` in the file of `explain --trace`.
         path: its name ends in one of `KINDS`.
 
     Raises:
         OSError: the picture cannot be written.
     """
-    call = {
-        "op": op,
-        "problem": problem,
-        "hardware": hardware,
-        "timelines": [timeline.to_json() for timeline in timelines],
-    }
     rows = calls.timelines(Sources(timelines=[ResultFile("", {}, [call])]))
     title = {"text": rows[0]["panel"], "anchor": "start"}
     _save(timeline_of(rows).drawing | {"title": title}, rows, path)
