@@ -72,8 +72,8 @@ class _CommandModules(Mapping[str, Any]):
 
 def _unabridged(command: Any) -> Any:
     """A command, and those of a group, whose first paragraphs stand whole in lists of commands."""
-    for each in (command, *getattr(command, "commands", {}).values()):
-        each.short_help = " ".join((each.help or "").partition("\n\n")[0].split())
+    for listed in (command, *getattr(command, "commands", {}).values()):
+        listed.short_help = " ".join((listed.help or "").partition("\n\n")[0].split())
     return command
 
 

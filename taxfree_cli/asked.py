@@ -50,7 +50,9 @@ def what_is_asked(
     fabric = devices.fabric_for(fabric)
     history = TuningHistory.read(database_path(db), required=db is not None)
     problems = problems_here(given, fabric, history.problems, only or ())
-    return Asked([each for own in problems.values() for each in own], fabric, history, only)
+    return Asked(
+        [problem for group in problems.values() for problem in group], fabric, history, only
+    )
 
 
 def problems_here(
@@ -75,15 +77,15 @@ def problems_here(
 
     request = given.request(devices.world_sizes(fabric))
     gpu, default = devices.gpu_name(fabric), devices.default_shapes(fabric)
-    found = {}
-    for each in given.operations(request, only):
-        choice = choose(each, request, functools.partial(recorded, each, gpu), default)
+    problems_of = {}
+    for op in given.operations(request, only):
+        choice = choose(op, request, functools.partial(recorded, op, gpu), default)
         if choice.note:
             note(choice.note)
-        found[each] = choice.problems
+        problems_of[op] = choice.problems
     note_left_out(request)
-    problems = [problem for own in found.values() for problem in own]
+    problems = [problem for group in problems_of.values() for problem in group]
     devices.require(fabric, max(problem.world_size for problem in problems))
     if fabric == "host":
         interpreting.announce(problems)
-    return found
+    return problems_of

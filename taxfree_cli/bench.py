@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, TypeAlias, TypeVar
+from typing import Annotated, TypeAlias
 
 import typer
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from taxfree.errors import BelowTarget, UsageError, WorkerLost, WrongResult
 from taxfree.files import require_writable
@@ -20,12 +19,10 @@ from taxfree.problems import format_problem
 from taxfree_cli import options
 from taxfree_cli.asked import what_is_asked
 from taxfree_cli.bench_views import print_comparison, print_problem
-from taxfree_cli.output import messages, print_json
-from taxfree_cli.pictures import plot_times, require_picture
+from taxfree_cli.output import print_json, watched
+from taxfree_cli.pictures import require_picture
 from taxfree_kernels.variant import op_of
 from taxfree_tune.measuring import results
-
-_T = TypeVar("_T")
 
 Model: TypeAlias = Annotated[
     str | None,
@@ -192,32 +189,12 @@ def bench(
     elif verdicts is not None and compare is not None:
         print_comparison(verdicts, compare)
     if plot is not None and collected.rows:
-        plot_times(collected.rows, size_field(ops.pop()), plot)
+        from taxfree_tune.reporting.pictures import save_times
+
+        save_times(collected.rows, size_field(ops.pop()), plot)
     fail_if_broken(collected.skipped)
     if min_speedup is not None:
         _fail_if_below(collected.rows, min_speedup)
-
-
-def watched(command: str, count: int, results: Iterator[_T]) -> Iterator[_T]:
-    """Results with a bar on stderr that knows the remaining time and goes while they print."""
-    console = messages()
-    progress = Progress(
-        TextColumn("{task.description}"),
-        BarColumn(bar_width=20),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-        console=console,
-        transient=True,
-        redirect_stdout=False,
-        disable=not console.is_terminal,
-    )
-    task = progress.add_task(command, total=count)
-    with progress:
-        for result in results:
-            progress.advance(task)
-            progress.stop()
-            yield result
-            progress.start()
 
 
 def fail_if_broken(skipped: Sequence[results.Skipped]) -> None:
@@ -228,7 +205,7 @@ def fail_if_broken(skipped: Sequence[results.Skipped]) -> None:
         WorkerLost: naming the first that hangs.
     """
     for state, verb, error in (("wrong", "is wrong", WrongResult), ("hung", "hangs", WorkerLost)):
-        broken = [each for each in skipped if each.state == state]
+        broken = [skip for skip in skipped if skip.state == state]
         if broken:
             first = broken[0]
             raise error(

@@ -14,10 +14,9 @@ from rich.text import Text
 from taxfree.errors import TaxfreeError, UsageError, WrongResult
 from taxfree.files import write
 from taxfree.problems import quoted
-from taxfree_cli.bench import watched
 from taxfree_cli.interpreting import announce
 from taxfree_cli.options import ShapeOptions, database_path
-from taxfree_cli.output import print_json, print_table, results
+from taxfree_cli.output import print_json, print_table, results, watched
 from taxfree_tune.shapes.text import integer
 
 if TYPE_CHECKING:
@@ -46,8 +45,8 @@ def require_for(end_to_end: bool, options: ModelOptions, others: Mapping[str, ob
     Raises:
         UsageError: naming the first that does not fit.
     """
-    given = others if end_to_end else {f"--{name}": each for name, each in vars(options).items()}
-    name = next((name for name, value in given.items() if value not in (None, [])), None)
+    unfit = others if end_to_end else {f"--{name}": value for name, value in vars(options).items()}
+    name = next((name for name, value in unfit.items() if value not in (None, [])), None)
     if name is not None and end_to_end:
         raise UsageError(
             f"{name} is not for a whole model, which --model alone measures",
@@ -88,12 +87,12 @@ def bench_model(
         raise UsageError(f"--gpus {shapes.gpus}: a model is split over one number", "--gpus 2")
     model, dtype = model_to_bench(name, ranks, options.layers, shapes.dtype)
     bench = ModelBench(name, model, dtype, ranks, _phases(options))
-    known = dict.fromkeys(mode for _, mode in bench.modes)
-    unknown = [each for each in options.mode or () if each not in known]
+    modes = dict.fromkeys(mode for _, mode in bench.modes)
+    unknown = [mode for mode in options.mode or () if mode not in modes]
     if unknown:
-        raise UsageError(f"there is no mode {quoted(unknown[0])}", f"one of: {', '.join(known)}")
+        raise UsageError(f"there is no mode {quoted(unknown[0])}", f"one of: {', '.join(modes)}")
     if options.mode:
-        bench = replace(bench, modes=[each for each in bench.modes if each[1] in options.mode])
+        bench = replace(bench, modes=[way for way in bench.modes if way[1] in options.mode])
     history = TuningHistory.read(database_path(db), required=db is not None)
     devices.require(fabric, ranks)
     if fabric == "host":
@@ -106,11 +105,11 @@ def bench_model(
                 print_phase(result)
     finally:  # what is finished is kept, also where the rest is not
         if measured:
-            found = document(bench, fabric, measured)
+            saved = document(bench, fabric, measured)
             if out is not None:
-                write(out, json.dumps(found, indent=1, allow_nan=False) + "\n")
+                write(out, json.dumps(saved, indent=1, allow_nan=False) + "\n")
     if as_json:
-        print_json(found)
+        print_json(saved)
     _fail_if_broken(measured)
 
 
@@ -146,12 +145,12 @@ def _sizes(option: str, text: str | None, example: str) -> list[int]:
 def print_phase(result: PhaseResult) -> None:
     """Print the modes of a phase: those that were timed as a table, the others with the reason."""
     rows = []
-    for each in result.outcomes:
-        if each.timing is not None:
-            speedup = result.speedup(each)
+    for outcome in result.outcomes:
+        if outcome.timing is not None:
+            speedup = result.speedup(outcome)
             rows.append(
-                [f"{each.path} {each.mode}", each.timing.median_us, each.timing.iqr_us,
-                 result.tokens_per_s(each), each.relative_error,
+                [f"{outcome.path} {outcome.mode}", outcome.timing.median_us, outcome.timing.iqr_us,
+                 result.tokens_per_s(outcome), outcome.relative_error,
                  "" if speedup is None else f"{speedup:.2f}x"]
             )  # fmt: skip
     columns = ["mode", "us", "±us", "tokens/s", "error", "vs torch"]
@@ -162,13 +161,15 @@ def print_phase(result: PhaseResult) -> None:
         print_table(columns, rows, title=str(result.phase))
     else:
         console.print(str(result.phase), markup=False, highlight=False)
-    for each in result.outcomes:
-        if each.state == "measured" and each.reason:
-            console.print(f"{each.path} {each.mode}: {each.reason}", markup=False, highlight=False)
-        if each.state != "measured":
-            state = "left out" if each.state == "refused" else each.state
-            line = f"{each.path} {each.mode}: {state}: {each.reason}"
-            console.print(Text(line, style="" if each.state == "refused" else "red"))
+    for outcome in result.outcomes:
+        if outcome.state == "measured" and outcome.reason:
+            console.print(
+                f"{outcome.path} {outcome.mode}: {outcome.reason}", markup=False, highlight=False
+            )
+        if outcome.state != "measured":
+            state = "left out" if outcome.state == "refused" else outcome.state
+            line = f"{outcome.path} {outcome.mode}: {state}: {outcome.reason}"
+            console.print(Text(line, style="" if outcome.state == "refused" else "red"))
     kinds = Counter(kind for ran in result.problems.values() for kind in ran)
     if kinds:
         found = ", ".join(f"{count} {kind}" for kind, count in kinds.items())
@@ -179,9 +180,9 @@ def print_phase(result: PhaseResult) -> None:
 def _fail_if_broken(measured: Sequence[PhaseResult]) -> None:
     for state, error in (("wrong", WrongResult), ("failed", TaxfreeError)):
         for result in measured:
-            for each in result.outcomes:
-                if (each.path, each.state) == ("taxfree", state):
+            for outcome in result.outcomes:
+                if (outcome.path, outcome.state) == ("taxfree", state):
                     raise error(
-                        f"{each.path} {each.mode}, {result.phase}: {each.reason}",
+                        f"{outcome.path} {outcome.mode}, {result.phase}: {outcome.reason}",
                         "the other modes were measured",
                     )

@@ -75,9 +75,9 @@ def print_problem(result: ProblemResult) -> None:
     if result.rows:
         console.print(problem_table(result.rows, console.width, is_interpreted))
         _print_clocks(result.rows[0])
-    for each in result.skipped:
-        if each.state != "refused":
-            line = f"{each.variant}: {each.state}, #wrong {each.wrong}: {each.reason}"
+    for skipped in result.skipped:
+        if skipped.state != "refused":
+            line = f"{skipped.variant}: {skipped.state}, #wrong {skipped.wrong}: {skipped.reason}"
             console.print(Text(line, style="red"))
     choice = result.choice
     picks = f"dispatch: {choice.variant} ({choice.kind}: {choice.why})"
@@ -142,14 +142,14 @@ def print_comparison(verdicts: Sequence[RowComparison], before: Path) -> None:
     columns = ("problem", "variant", "mode", "before us", "us", "change", "verdict")
     rows = [
         (
-            format_problem(each.row.op, each.row.problem),
-            each.row.variant,
-            each.row.mode,
-            each.before.median_us,
-            each.row.median_us,
-            f"{each.change:+z.1%}",
-            each.judgement,
+            format_problem(verdict.row.op, verdict.row.problem),
+            verdict.row.variant,
+            verdict.row.mode,
+            verdict.before.median_us,
+            verdict.row.median_us,
+            f"{verdict.change:+z.1%}",
+            verdict.judgement,
         )
-        for each in verdicts
+        for verdict in verdicts
     ]
     print_table(columns, rows, title=f"compared with {before}")

@@ -193,17 +193,17 @@ def check(
         from taxfree_check.executed.check import check as checked_problems
         from taxfree_check.executed.check import tiny_problems
 
-        names = [name for each in ops for name in variants(each)]
+        names = [name for op in ops for name in variants(op)]
         _require_variants(ops, names, variant)
         drawn = range(first, first + (seeds or _DEFAULT_EXECUTED_SEEDS))
         if records is not None:
             show_executed(checked_records(records, ops, variant, drawn, arch), json)
             return
-        of_ops = {each: _problems(each, shapes, gpus, dtype, (2,), tiny_problems) for each in ops}
+        of_ops = {op: _problems(op, shapes, gpus, dtype, (2,), tiny_problems) for op in ops}
         show_executed(checked_problems(of_ops, variant, drawn, arch or _ARCHITECTURES[0]), json)
         return
     schedules = range(first, first + (seeds or _DEFAULT_SEEDS))
-    of_ops = {} if is_step else {each: _problems(each, shapes, gpus, dtype) for each in ops}
+    of_ops = {} if is_step else {op: _problems(op, shapes, gpus, dtype) for op in ops}
     of_step: Sequence[int] = ()
     if is_step or (op is None and not (shapes or dtype)):
         of_step = _DEFAULT_GPUS if gpus is None else parse_counts(gpus)
@@ -251,17 +251,21 @@ def _check_schedules(
     from taxfree_check.checker import STEP, check_variant, checkable_variants, tiny_problems
 
     if ranks_of_step:
-        problems[STEP] = [each for ranks in ranks_of_step for each in tiny_problems(STEP, ranks)]
-    known = {op: checkable_variants(op) for op in problems}
-    _require_variants(list(problems), [name for own in known.values() for name in own], names)
-    found = []
-    for op, own in problems.items():
-        for name in known[op]:
+        problems[STEP] = [
+            problem for ranks in ranks_of_step for problem in tiny_problems(STEP, ranks)
+        ]
+    variants_of = {op: checkable_variants(op) for op in problems}
+    _require_variants(
+        list(problems), [name for group in variants_of.values() for name in group], names
+    )
+    checked = []
+    for op, group in problems.items():
+        for name in variants_of[op]:
             if not names or name in names:
                 note(f"{op} {name}")
-                found.append(check_variant(op, name, own, schedules))
-    show(found, json)
-    require_pass(found)
+                checked.append(check_variant(op, name, group, schedules))
+    show(checked, json)
+    require_pass(checked)
 
 
 def _require(package: str) -> None:
@@ -283,20 +287,20 @@ def _check_compiled(
     from taxfree_check.cross_compile.report import format_report, summary, triton_version
     from taxfree_kernels.compilers import assuming
 
-    found = []
+    reports = []
     for compiler in (None, triton) if triton else (None,):
         with assuming(triton_version(compiler)):
             every = [case for op in ops for device in DEVICES for case in cases(op, device)]
         _require_variants(ops, [case.variant for case in every], names)
         every = [case for case in every if not names or case.variant in names]
         for report in reports_of(every, compiler):
-            found.append(report)
+            reports.append(report)
             if not json:
                 print_lines(format_report(report).splitlines())
     if json:
-        print_json({"reports": [report.as_json() for report in found]})
-    note(summary(found))
-    bad = sum(not report.is_good for report in found)
+        print_json({"reports": [report.as_json() for report in reports]})
+    note(summary(reports))
+    bad = sum(not report.is_good for report in reports)
     if bad:
         raise WrongResult(
             f"{bad} kernel{' fails' if bad == 1 else 's fail'} assembly checks",

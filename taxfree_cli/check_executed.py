@@ -94,22 +94,22 @@ def show_executed(checks: Iterable[Checked], json: bool) -> None:
         raise WrongResult(f"not right when executed: {', '.join(names)}", "see the report above")
 
 
-def _print(found: list[Checked]) -> None:
+def _print(checks: list[Checked]) -> None:
     from taxfree_check.executed.check import kernels, rows
 
     columns = ["op", "variant", "verdict", "runs", "gave up", "instructions run", "seconds"]
-    print_table(columns, rows(found))
+    print_table(columns, rows(checks))
     print_lines(["", "instructions of each kernel, all its compilations together:"])
     print_table(
         ["op", "variant", "kernel", "compiled", "all", "executed", "giving up", "merging", "never",
          "share"],
         [
-            (op, variant, each.kernel, each.compiled, each.instructions, each.executed,
-             each.giving_up, each.merging, len(each.never), f"{each.share_never:.1%}")
-            for op, variant, each in kernels(found)
+            (op, variant, check.kernel, check.compiled, check.instructions, check.executed,
+             check.giving_up, check.merging, len(check.never), f"{check.share_never:.1%}")
+            for op, variant, check in kernels(checks)
         ],
     )  # fmt: skip
-    for checked in found:
+    for checked in checks:
         for shown in checked.wrong:
             silent = "" if shown.silent is None else f", rank {shown.silent} silent"
             print_lines([

@@ -71,17 +71,17 @@ def check_function(
         raise TaxfreeError(message, "see its lines outside of kernels") from error
     finally:
         overrides.reset(token)
-    found = [checked for world in request.worlds for checked in world.checks]
-    show(found, json)
+    checks = [checked for world in request.worlds for checked in world.checks]
+    show(checks, json)
     if wrong:
         raise WrongResult(f"{target}: {wrong}", "the result after the last schedule is wrong")
-    require_pass(found)
+    require_pass(checks)
 
 
 def takes_world(function: Callable[..., object]) -> bool:
     """Whether a function wants to be given a world."""
     parameters = inspect.signature(function).parameters.values()
-    return any(each.default is inspect.Parameter.empty for each in parameters)
+    return any(parameter.default is inspect.Parameter.empty for parameter in parameters)
 
 
 def function_of(target: str) -> Callable[..., object]:
@@ -110,13 +110,13 @@ def function_of(target: str) -> Callable[..., object]:
         except (Exception, SystemExit) as error:
             message = f"{file} cannot be imported: {type(error).__name__}: {error}"
             raise UsageError(message, "TAXFREE_DEBUG=1 shows where") from error
-    found = getattr(module, name, None)
-    if not callable(found):
-        names = [each for each, value in vars(module).items() if inspect.isfunction(value)]
+    function = getattr(module, name, None)
+    if not callable(function):
+        names = [function for function, value in vars(module).items() if inspect.isfunction(value)]
         raise UsageError(f"{file} has no function {name!r}", f"one of: {', '.join(names)}")
-    if inspect.isclass(found) or inspect.iscoroutinefunction(found):
+    if inspect.isclass(function) or inspect.iscoroutinefunction(function):
         raise UsageError(f"{name} of {file} is no plain function", "give a def that runs kernels")
-    return found  # type: ignore[no-any-return]
+    return function  # type: ignore[no-any-return]
 
 
 @contextlib.contextmanager
@@ -128,17 +128,19 @@ def _importing_from(folder: Path) -> Iterator[None]:
         sys.path.remove(str(folder.resolve()))
 
 
-def show(found: list[Checked], json: bool) -> None:
+def show(checks: list[Checked], json: bool) -> None:
     """Print results: a table, coverage, and the reports."""
     if json:
-        print_json({"checks": [_as_json(checked) for checked in found]})
+        print_json({"checks": [_as_json(checked) for checked in checks]})
         return
     from taxfree_check.checker import coverage_rows
 
     columns = ["check", "verdict", "schedules", "seconds", "schedules/s"]
-    rows = [(each.name, each.verdict, each.schedules, each.seconds, each.speed) for each in found]
+    rows = [
+        (check.name, check.verdict, check.schedules, check.seconds, check.speed) for check in checks
+    ]
     print_table(columns, rows)
-    covered = coverage_rows(found)
+    covered = coverage_rows(checks)
     if covered:
         heading = "synchronising lines, and how many ranks, programs and calls ran them:"
         print_lines(["", *folded([heading])])
@@ -146,24 +148,24 @@ def show(found: list[Checked], json: bool) -> None:
             ["line", "text", "ranks", "programs", "calls"],
             covered,
             narrow=(
-                each
+                text_line
                 for line, text, ranks, programs, calls in covered
-                for each in (
+                for text_line in (
                     f"{line}  ranks {ranks}, programs {programs}, calls {calls}",
                     f"  {text}",
                 )
             ),
         )
     is_first = True
-    for each in found:
-        if each.verdict in ("violation", "not simulated", "not covered"):
-            _, *report = str(each).splitlines()  # the table says the first line
-            if is_first and each.violation is not None:
+    for check in checks:
+        if check.verdict in ("violation", "not simulated", "not covered"):
+            _, *report = str(check).splitlines()  # the table says the first line
+            if is_first and check.violation is not None:
                 is_first = False
                 report.pop()  # the hint at the end says it
-            print_lines(["", f"{each.name}:", *folded(report)])
-        elif each.note:
-            print_lines(["", f"{each.name}: {each.note}"])
+            print_lines(["", f"{check.name}:", *folded(report)])
+        elif check.note:
+            print_lines(["", f"{check.name}: {check.note}"])
 
 
 def _as_json(checked: Checked) -> dict[str, Any]:
@@ -189,7 +191,7 @@ def _as_json(checked: Checked) -> dict[str, Any]:
     }
 
 
-def require_pass(found: list[Checked]) -> None:
+def require_pass(checks: list[Checked]) -> None:
     """Turn verdicts into the exit code.
 
     Raises:
@@ -197,24 +199,24 @@ def require_pass(found: list[Checked]) -> None:
         TaxfreeError: nothing was found, but a kernel cannot be simulated, coverage is too low, or
             there was nothing to check.
     """
-    wrong = [each for each in found if each.verdict == "violation"]
+    wrong = [check for check in checks if check.verdict == "violation"]
     if wrong:
-        names = ", ".join(each.name for each in wrong)
+        names = ", ".join(check.name for check in wrong)
         assert wrong[0].violation is not None
         raise WrongResult(f"violations in {names}", f"replay: {wrong[0].violation.replay}")
-    refused = [each for each in found if each.verdict == "not simulated"]
+    refused = [check for check in checks if check.verdict == "not simulated"]
     if refused:
         assert refused[0].violation is not None
         raise TaxfreeError(
-            f"what {', '.join(each.name for each in refused)} does is not simulated",
+            f"what {', '.join(check.name for check in refused)} does is not simulated",
             f"replay: {refused[0].violation.replay}",
         )
-    if all(each.verdict == "nothing to check" for each in found):
+    if all(check.verdict == "nothing to check" for check in checks):
         raise TaxfreeError(
             "nothing to check: no kernel was launched on these shapes", "give others by --shapes"
         )
-    thin = [each for each in found if each.verdict == "not covered"]
+    thin = [check for check in checks if check.verdict == "not covered"]
     if thin:
-        names = ", ".join(each.name for each in thin)
+        names = ", ".join(check.name for check in thin)
         hint = "give more --seeds, or shapes whose ranks and programs execute these lines"
         raise TaxfreeError(f"too little was executed to pass: {names}", hint)

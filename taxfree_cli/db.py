@@ -163,7 +163,7 @@ def show_command(
         documents = [record.to_json() for record in records]
         if trials:
             for record, document in zip(records, documents, strict=True):
-                document["tried"] = [asdict(each) for each in tried.get(record.key, ())]
+                document["tried"] = [asdict(trial) for trial in tried.get(record.key, ())]
         print_json({"records": documents})
         return
     if not (shapes or trials or all):
@@ -237,20 +237,20 @@ def import_command(
     for what, reason in report.refused:
         warn(f"{what} is refused: {reason}")
     done = {"added": report.added, "replaced": report.replaced, "kept": report.kept}
-    found: list[Difference] = []
+    changes: list[Difference] = []
     if dry_run:
         taken = {record.key: record for record in (*report.added, *report.replaced)}
-        found = differences(before.values(), (before | taken).values())
+        changes = differences(before.values(), (before | taken).values())
     if json:
         document: dict[str, Any] = {
             name: [record.key for record in records] for name, records in done.items()
         }
         if dry_run:
-            document["differences"] = list(map(difference_json, found))
-        print_json(document | {"refused": [list(each) for each in report.refused]})
+            document["differences"] = list(map(difference_json, changes))
+        print_json(document | {"refused": [list(refusal) for refusal in report.refused]})
     else:
         if dry_run:
-            print_differences(found)
+            print_differences(changes)
         print_lines(f"{len(records)} {name}" for name, records in done.items())
     if report.refused:
         others = "would be" if dry_run else "are"
@@ -263,11 +263,11 @@ def import_command(
 @db.command("diff")
 def diff_command(before: TableFile, after: TableFile, json: options.Json = False) -> None:
     """Show how two tables differ; each is a database or an export."""
-    found = differences(read_table(before), read_table(after))
+    changes = differences(read_table(before), read_table(after))
     if json:
-        print_json({"differences": list(map(difference_json, found))})
+        print_json({"differences": list(map(difference_json, changes))})
         return
-    print_differences(found)
+    print_differences(changes)
 
 
 @db.command("verify")
@@ -287,21 +287,23 @@ def verify_command(
     from taxfree_tune.tuning import verification
 
     chosen = devices.fabric_for(fabric)
-    known = list(_table(db).records() if table is None else read_table(table))
-    own = verification.of_this_machine(_selected(Table(known), op, None), chosen)
-    if not own:
+    records = list(_table(db).records() if table is None else read_table(table))
+    of_machine = verification.of_this_machine(_selected(Table(records), op, None), chosen)
+    if not of_machine:
         raise NoRecord(
-            f"none of {len(known)} records is of this machine",
+            f"none of {len(records)} records is of this machine",
             "`taxfree db list` shows their GPUs; world sizes must fit too",
         )
-    taken = verification.sample(own, sample, seed)
-    note(f"verifying {len(taken)} of {len(own)} records of this machine")
+    taken = verification.sample(of_machine, sample, seed)
+    note(f"verifying {len(taken)} of {len(of_machine)} records of this machine")
     verdicts = []
     for verdict in verification.verify(taken, chosen):
         verdicts.append(verdict)
         note(f"{verdict.state}: {verdict.record.op} {_problem(verdict.record)}")
     if json:
-        print_json({"records": len(own), "verdicts": [each.to_json() for each in verdicts]})
+        print_json(
+            {"records": len(of_machine), "verdicts": [verdict.to_json() for verdict in verdicts]}
+        )
     else:
         print_verdicts(verdicts)
     verification.require_held(verdicts)
@@ -316,30 +318,30 @@ def adopt_command(file: ResultFile, db: options.Db = None, json: options.Json = 
     from taxfree.fingerprints import versions
     from taxfree_tune.tuning.winner import adopted  # loads torch
 
-    found = adopted(results.load(file))
-    for problem, reason in found.left_out:
+    read = adopted(results.load(file))
+    for problem, reason in read.left_out:
         warn(f"{problem} is left out: {reason}")
     with Database(options.database_path(db)) as database, database.transaction():
         table = Table(database.records(), shipped_records())
-        known = {
+        recorded = {
             record.key
-            for op in {record.op for record in found.records}
+            for op in {record.op for record in read.records}
             for record in table.serving(versions(op))
             if record.op == op and stale_reason(record, versions(op)) is None
         }
-        added = [record for record in found.records if record.key not in known]
+        added = [record for record in read.records if record.key not in recorded]
         for record in added:
             database.put(record)
-    kept = [record for record in found.records if record.key in known]
+    kept = [record for record in read.records if record.key in recorded]
     if json:
-        keys = {"added": [each.key for each in added], "kept": [each.key for each in kept]}
-        print_json(keys | {"left_out": [list(each) for each in found.left_out]})
+        keys = {"added": [record.key for record in added], "kept": [record.key for record in kept]}
+        print_json(keys | {"left_out": [list(left) for left in read.left_out]})
         return
     print_lines(
         f"added {record.op} {format_problem(record.op, record.problem)}" for record in added
     )
-    counts = {"added": added, "kept": kept, "left out": found.left_out}
-    print_lines([", ".join(f"{len(each)} {name}" for name, each in counts.items())])
+    counts = {"added": added, "kept": kept, "left out": read.left_out}
+    print_lines([", ".join(f"{len(records)} {name}" for name, records in counts.items())])
 
 
 @db.command("prune")
@@ -349,9 +351,9 @@ def prune_command(db: options.Db = None, json: options.Json = False) -> None:
 
     with _reading(db) as database:
         recorded = {record.op for record in database.records()}
-    known = {op: variants(op) for op in operation_names() if op in recorded}
+    variants_of = {op: variants(op) for op in operation_names() if op in recorded}
     with Database(options.database_path(db)) as database:
-        deleted = prune(database, known)
+        deleted = prune(database, variants_of)
     if json:
         print_json({"deleted": [record.to_json() for record in deleted]})
         return
@@ -387,12 +389,12 @@ def _selected(table: Table, op: str | None, gpu: str | None) -> list[Record]:
     Raises:
         UsageError: there is no such operation.
     """
-    known = [*table.records(), *table.modelled]
-    if op is not None and all(record.op != op for record in known):
+    records = [*table.records(), *table.modelled]
+    if op is not None and all(record.op != op for record in records):
         require_operation(op)
     return [
         record
-        for record in known
+        for record in records
         if op in (None, record.op) and (gpu or "").lower() in record.hardware.gpu.lower()
     ]
 
@@ -409,20 +411,20 @@ def _machines(
     from taxfree_kernels.fabric.open import hardware_here
     from taxfree_tune.devices import available_gpus
 
-    limits = {each.name: each for each in KNOWN.values()}
-    found = {record.hardware: limits.get(record.hardware.gpu) for record in records}
+    limits = {hardware.name: hardware for hardware in KNOWN.values()}
+    limits_of = {record.hardware: limits.get(record.hardware.gpu) for record in records}
     here = [hardware_here()] if available_gpus() else []
     for hardware in (*here, *(KNOWN.values() if gpu else ())):
         machine = hardware_fingerprint(hardware)
         is_asked = (gpu or "").lower() in machine.gpu.lower()
-        if is_asked and not any(machine.is_same(each) for each in found):
-            found[machine] = hardware
-    if not found:
+        if is_asked and not any(machine.is_same(other) for other in limits_of):
+            limits_of[machine] = hardware
+    if not limits_of:
         raise NoRecord(
             "no record names a GPU to look up",
             "run `taxfree tune` first; with --gpu, `taxfree db list` shows the recorded names",
         )
-    return found
+    return limits_of
 
 
 def _request(
@@ -453,12 +455,12 @@ def _require_records(
     def identity(problem: Mapping[str, Any]) -> dict[str, Any]:
         return {k: v for k, v in problem.items() if not (any_world and k == "world_size")}
 
-    known = [identity(record.problem) for record in records]
-    missing = [each for each in problems if identity(each) not in known]
+    recorded = [identity(record.problem) for record in records]
+    missing = [problem for problem in problems if identity(problem) not in recorded]
     if missing:
         others = f" and {len(missing) - 1} more" if missing[1:] else ""
         first = {**identity(missing[0]), "dtype": None}
-        dtypes = [each["dtype"] for each in known if each | {"dtype": None} == first]
+        dtypes = [problem["dtype"] for problem in recorded if problem | {"dtype": None} == first]
         hint = "`taxfree db list` shows what there is; `taxfree tune` makes records"
         if dtypes:
             hint = f"there is one of {dtypes[0]}: add --dtype {dtypes[0]}"

@@ -146,8 +146,8 @@ def _gpu(gpu: Gpu) -> str:
 
 def _of(now: float | None, most: float | None, unit: str, divisor: int = 1) -> str:
     """`345 of 1980 MHz`, as far as it is known."""
-    known = [f"{each / divisor:.0f}" for each in (now, most) if each is not None]
-    return f"{' of '.join(known)} {unit}" if known else ""
+    rates = [f"{rate / divisor:.0f}" for rate in (now, most) if rate is not None]
+    return f"{' of '.join(rates)} {unit}" if rates else ""
 
 
 def _links(links: tuple[tuple[str, ...], ...]) -> str:
@@ -185,7 +185,9 @@ def _measured(measured: ProbeResults) -> Iterator[Line]:
     if measured.coherence is not None:
         yield "coherence", _coherence(measured.coherence)
     if measured.signals:
-        times = (f"{_figure(each.round_trip_us)} (rank {each.peer})" for each in measured.signals)
+        times = (
+            f"{_figure(signal.round_trip_us)} (rank {signal.peer})" for signal in measured.signals
+        )
         yield "signal", f"there and back from rank 0 in {', '.join(times)} us"
     if measured.barrier is not None:
         yield "barrier", f"{_figure(measured.barrier.eager_us)} us"
@@ -203,9 +205,9 @@ def _rates(rates: Rates) -> str:
 
 
 def _peer_rates(measured: ProbeResults, distance: int) -> Iterator[str]:
-    for each in measured.peers or ():
-        if each.distance == distance:
-            yield f"push {_figure(each.push_gb_s)}, pull {_figure(each.pull_gb_s)}"
+    for peer in measured.peers or ():
+        if peer.distance == distance:
+            yield f"push {_figure(peer.push_gb_s)}, pull {_figure(peer.pull_gb_s)}"
     for copy in measured.copies or ():
         if copy.distance == distance:
             yield f"copy {_figure(copy.copy_gb_s)}"

@@ -15,11 +15,11 @@ from taxfree.files import require_writable, write
 from taxfree.problems import format_problem
 from taxfree_cli import options
 from taxfree_cli.asked import Asked, what_is_asked
-from taxfree_cli.bench import OnlyVariants, fail_if_broken, watched
+from taxfree_cli.bench import OnlyVariants, fail_if_broken
 from taxfree_cli.bench_views import us
 from taxfree_cli.explain_views import print_explanation, print_sweep, print_timelines
-from taxfree_cli.output import note, print_json, print_lines
-from taxfree_cli.pictures import plot_taxes, plot_timelines, require_picture
+from taxfree_cli.output import note, print_json, print_lines, watched
+from taxfree_cli.pictures import require_picture
 from taxfree_cli.tune import Batch, Context, Layers, refuse
 from taxfree_cli.tune_step import STEP, explain_step
 from taxfree_tune.shapes import choose
@@ -127,7 +127,7 @@ def explain(
                 "--hardware takes neither --fabric nor --db",
                 "a model measures and dispatches nothing",
             )
-        found, environment = _modelled(given, hardware, variant or ())
+        explanations, environment = _modelled(given, hardware, variant or ())
     else:
         asked = what_is_asked(given, fabric or "auto", db, variant or ())
         if wants_timelines and len(asked.problems) > 1:
@@ -135,10 +135,10 @@ def explain(
                 f"--trace and --timeline are of one shape, not {len(asked.problems)}",
                 "name one with --shapes",
             )
-        found, environment = _measured(asked)
+        explanations, environment = _measured(asked)
     explained: list[Explanation] = []
     try:
-        for explanation in found:
+        for explanation in explanations:
             explained.append(explanation)
             if not (sweep or json):
                 print_explanation(explanation)
@@ -149,10 +149,12 @@ def explain(
             elif sweep:
                 print_sweep(explained)
             if plot is not None:
-                plot_taxes([row for each in explained for row in each.rows()], plot)
+                from taxfree_tune.reporting.pictures import save_taxes
+
+                save_taxes([row for explanation in explained for row in explanation.rows()], plot)
     if wants_timelines:
         _write_timelines(explained[0], environment, trace, timeline)
-    fail_if_broken([each for explanation in explained for each in explanation.skipped])
+    fail_if_broken([skipped for explanation in explained for skipped in explanation.skipped])
     _fail_below_bound(explained)
 
 
@@ -167,8 +169,14 @@ def _show_saved(path: Path, given: options.ShapeOptions, is_sweep: bool) -> None
 
     saved = load(path)
     is_asked = given.picks()
-    explanations = [each for each in saved.explanations if is_asked(each.op, each.problem)]
-    timelines = [each for each in saved.timelines if is_asked(each.op, each.problem)]
+    explanations = [
+        explanation
+        for explanation in saved.explanations
+        if is_asked(explanation.op, explanation.problem)
+    ]
+    timelines = [
+        timeline for timeline in saved.timelines if is_asked(timeline.op, timeline.problem)
+    ]
     if not (explanations or timelines):
         raise NoRecord(
             f"{path} holds none of these problems", "`taxfree explain --from` alone shows them all"
@@ -182,8 +190,8 @@ def _show_saved(path: Path, given: options.ShapeOptions, is_sweep: bool) -> None
     elif explanations:
         for explanation in explanations:
             print_explanation(explanation)
-    for each in timelines:
-        print_timelines(each)
+    for timeline in timelines:
+        print_timelines(timeline)
 
 
 def _modelled(
@@ -202,7 +210,7 @@ def _modelled(
     note("modelled: nothing was measured; docs/cost-model.md says how, and how wrong it is on H200")
     fingerprint = asdict(fingerprints.hardware_fingerprint(machine.hardware))
     return (
-        (model(op, problem, machine, only) for op, own in problems.items() for problem in own),
+        (model(op, problem, machine, only) for op, group in problems.items() for problem in group),
         lambda: {"hardware": fingerprint, "modelled": True},
     )
 
@@ -217,8 +225,8 @@ def _measured(
     measured: list[ProblemResult] = []
 
     def explanations() -> Iterator[Explanation]:
-        found = run(asked.problems, asked.fabric, asked.history, asked.only or ())
-        for result, explanation in watched("explain", len(asked.problems), found):
+        results = run(asked.problems, asked.fabric, asked.history, asked.only or ())
+        for result, explanation in watched("explain", len(asked.problems), results):
             measured.append(result)
             yield explanation
 
@@ -228,14 +236,16 @@ def _measured(
 def _print_json(explained: Sequence[Explanation], environment: dict[str, Any]) -> None:
     from taxfree_tune.profiling.explain import SCHEMA
 
-    dispatch = [each.dispatch_json() for each in explained]
+    dispatch = [explanation.dispatch_json() for explanation in explained]
     print_json(
         {
             "schema": SCHEMA,
             "environment": environment,
-            "rows": [row for each in explained for row in each.rows()],
-            "skipped": [asdict(skipped) for each in explained for skipped in each.skipped],
-            "dispatch": [each for each in dispatch if each is not None],
+            "rows": [row for explanation in explained for row in explanation.rows()],
+            "skipped": [
+                asdict(skipped) for explanation in explained for skipped in explanation.skipped
+            ],
+            "dispatch": [choice for choice in dispatch if choice is not None],
         }
     )
 
@@ -248,20 +258,21 @@ def _write_timelines(
 ) -> None:
     from taxfree_tune.profiling.timeline import chrome_trace, timelines
 
-    found = timelines(explanation)
+    drawn = timelines(explanation)
+    call = {
+        "op": explanation.op,
+        "problem": explanation.problem,
+        "hardware": explanation.hardware,
+        "timelines": [timeline.to_json() for timeline in drawn],
+    }
     if trace_path is not None:
-        call = {
-            "op": explanation.op,
-            "problem": explanation.problem,
-            "hardware": explanation.hardware,
-            "timelines": [each.to_json() for each in found],
-        }
         # Trace viewers pass over what `taxfree report` reads.
-        document = chrome_trace(found) | {"environment": environment(), "pictures": [call]}
+        document = chrome_trace(drawn) | {"environment": environment(), "pictures": [call]}
         write(trace_path, json_module.dumps(document))
     if picture is not None:
-        title = f"{format_problem(explanation.op, explanation.problem)}, {explanation.hardware}"
-        plot_timelines(found, title, picture)
+        from taxfree_tune.reporting.pictures import save_timelines
+
+        save_timelines(call, picture)
 
 
 def _fail_below_bound(explained: Sequence[Explanation]) -> None:

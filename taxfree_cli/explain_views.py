@@ -48,20 +48,20 @@ def lines(explanation: Explanation, width: int) -> list[Text | Table]:
     modelled = " modelled" if explanation.is_modelled else ""
     title = f"{explanation.op} {format_problem(explanation.op, explanation.problem)}"
     limits = f"{explanation.hardware}: {bounds_line(explanation.bounds)}{modelled}"
-    found: list[Text | Table] = [*_wrapped(title, width, style="bold"), *_wrapped(limits, width)]
+    shown: list[Text | Table] = [*_wrapped(title, width, style="bold"), *_wrapped(limits, width)]
     for pipeline in explanation.pipelines:
-        found += _pipeline(pipeline, width, modelled)
-    for each in explanation.skipped:
-        found += _wrapped(f"{each.variant}: {each.state}: {each.reason}", width)
+        shown += _pipeline(pipeline, width, modelled)
+    for skipped in explanation.skipped:
+        shown += _wrapped(f"{skipped.variant}: {skipped.state}: {skipped.reason}", width)
     if explanation.choice is not None:
         choice = explanation.choice
         picks = f"dispatch picks {choice.variant} ({choice.kind}): {choice.why}"
         said = "; ".join(filter(None, (picks, choice.in_eager_calls)))
-        found += [Text(), *_wrapped(said, width)]
+        shown += [Text(), *_wrapped(said, width)]
         for step in explanation.lookup_trace:
             mark = "+" if step.found else "-"
-            found += _wrapped(f"{mark} {step.looked_for}: {step.why}", width, 2, "dim")
-    return found
+            shown += _wrapped(f"{mark} {step.looked_for}: {step.why}", width, 2, "dim")
+    return shown
 
 
 def _wrapped(text: str, width: int, indent: int = 0, style: str = "") -> list[Text]:
@@ -85,7 +85,7 @@ def _pipeline(pipeline: Pipeline, width: int, modelled: str) -> list[Text | Tabl
     ranks = f"; slowest: rank {account.rank}" if len(pipeline.accounts) > 1 else ""
     picked = "dispatch: " if pipeline.is_dispatched else ""
     times = f"{us(account.t_eager_us)} us eager{graph}, {kernels}{ranks}{modelled}"
-    found: list[Text | Table] = [
+    shown: list[Text | Table] = [
         Text(),
         *_wrapped(f"{picked}{name}", width, style="bold"),
         *_wrapped(times, width),
@@ -93,49 +93,49 @@ def _pipeline(pipeline: Pipeline, width: int, modelled: str) -> list[Text | Tabl
     if pipeline.signals is not None:
         programs, releases, *by_chiplet = pipeline.signals.values()
         fewest = "".join(f"; {count} if chiplets share one" for count in by_chiplet)
-        found += _wrapped(f"{programs} programs signal, {releases} releases{fewest}", width)
+        shown += _wrapped(f"{programs} programs signal, {releases} releases{fewest}", width)
     if account.no_account:
-        return [*found, *_no_account(pipeline, width)]
+        return [*shown, *_no_account(pipeline, width)]
     for tax in dict.fromkeys(part.tax for part in account.parts):
-        found.append(_tax(tax, account.tax_us(tax) or 0.0, None, account, width, modelled))
+        shown.append(_tax(tax, account.tax_us(tax) or 0.0, None, account, width, modelled))
         for part in account.parts:
             if part.tax == tax:
-                found += _part(part, account, width)
+                shown += _part(part, account, width)
     residual = account.residual_us
-    found.append(_tax("residual", residual, account.residual_iqr_us, account, width, modelled))
+    shown.append(_tax("residual", residual, account.residual_iqr_us, account, width, modelled))
     if account.kernel_us is not None:
         rest = account.residual_us - account.kernel_us
         for name, time in (("kernel work", account.kernel_us), ("unexplained", rest)):
             share = time / account.t_eager_us
-            found.append(Text(_figures(f"    {name}", time, None, share, width)))
+            shown.append(Text(_figures(f"    {name}", time, None, share, width)))
     if account.unsplit:
-        found += _remark(account.unsplit, width)
-    found.append(_tax("bound", account.t_bound_us, None, account, width, modelled))
+        shown += _remark(account.unsplit, width)
+    shown.append(_tax("bound", account.t_bound_us, None, account, width, modelled))
     if not modelled:
         for problem in account.problems():
-            found += _wrapped(f"open: {problem}", width, 2, "red")
+            shown += _wrapped(f"open: {problem}", width, 2, "red")
     if pipeline.timed is not None:
-        found += _instrument(pipeline.timed, account, width)
+        shown += _instrument(pipeline.timed, account, width)
     if len(pipeline.accounts) > 1:
-        found.append(_ranks(pipeline.accounts, width))
-    return found
+        shown.append(_ranks(pipeline.accounts, width))
+    return shown
 
 
 def _no_account(pipeline: Pipeline, width: int) -> list[Text]:
     """The call and its steps as they were timed, and why there is no more to say."""
     account = pipeline.slowest
-    found = [Text(_figures("  call", account.t_eager_us, account.t_eager_iqr_us, 1.0, width))]
+    shown = [Text(_figures("  call", account.t_eager_us, account.t_eager_iqr_us, 1.0, width))]
     if pipeline.timed is not None:  # a saved explanation is without the measurement
         measured = pipeline.timed.measurement
         for step, us_in_place in zip(measured.steps, measured.step_us(), strict=True):
             share = us_in_place / account.t_eager_us
-            found.append(Text(_figures(f"    {step.name}", us_in_place, None, share, width)))
+            shown.append(Text(_figures(f"    {step.name}", us_in_place, None, share, width)))
     if account.t_graph_us is None:
         todo = "interpreted kernels share the cores: on GPUs the account is of the hardware"
     else:
         todo = "run it again with nothing else on the machine"
-    found += _wrapped(f"no account: {account.no_account}", width, 2, "red")
-    return [*found, *_wrapped(todo, width, 4, "dim")]
+    shown += _wrapped(f"no account: {account.no_account}", width, 2, "red")
+    return [*shown, *_wrapped(todo, width, 4, "dim")]
 
 
 def _tax(
@@ -199,10 +199,10 @@ def _instrument(timed: TimedPipeline, account: Account, width: int) -> list[Text
         ]
     alone = timed.alone
     if alone:
-        each = " + ".join(f"{step.name} {us(step.us)}{_at(step.mhz)}" for step in alone)
+        steps = " + ".join(f"{step.name} {us(step.us)}{_at(step.mhz)}" for step in alone)
         in_place = timed.mhz.get("graph")
         said.append(
-            f"alone: {each} = {us(sum(step.us for step in alone))} us; the whole in a graph"
+            f"alone: {steps} = {us(sum(step.us for step in alone))} us; the whole in a graph"
             f"{_at(in_place)}"
         )
     return [line for text in said for line in _remark(text, width)]
@@ -277,7 +277,7 @@ def timeline_lines(saved: SavedTimelines, width: int) -> list[Text]:
     lowest ids on top: what is later in the legend hides what is earlier.
     """
     title = f"{saved.op} {format_problem(saved.op, saved.problem)}, {saved.hardware}"
-    found = _wrapped(title, width, style="bold")
+    shown = _wrapped(title, width, style="bold")
     bars = {timeline.variant: timeline.bars() for timeline in saved.timelines}
     end = max(bar.timed.end_us for drawn in bars.values() for bar in drawn)
     room = max(10, min(width, 100) - len("rank 0 "))
@@ -287,13 +287,13 @@ def timeline_lines(saved: SavedTimelines, width: int) -> list[Text]:
         shades = dict(zip(steps, itertools.cycle(_STEPS), strict=False)) or _PROGRAMS
         last = max(bar.timed.end_us for bar in drawn)
         legend = ", ".join(f"{shade} {kind}" for kind, shade in shades.items())
-        found += [Text(), *_wrapped(f"{timeline.variant}, {us(last)} us: {legend}", width)]
+        shown += [Text(), *_wrapped(f"{timeline.variant}, {us(last)} us: {legend}", width)]
         for rank in timeline.ranks:
-            own = [bar for bar in drawn if bar.timed.rank == rank]
-            for line, text in enumerate(_band(timeline, own, shades, room / end, room)):
+            of_rank = [bar for bar in drawn if bar.timed.rank == rank]
+            for line, text in enumerate(_band(timeline, of_rank, shades, room / end, room)):
                 label = f"rank {rank} " if line == 0 else " " * len(f"rank {rank} ")
-                found.append(Text(label + text))
-    return found
+                shown.append(Text(label + text))
+    return shown
 
 
 def _band(
@@ -335,8 +335,8 @@ def print_sweep(explained: Sequence[Explanation]) -> None:
     console = results()
     console.print(Text(sweep_title(explained), style="bold"))
     console.print(sweep(explained, console.width))
-    skipped = (each for explanation in explained for each in explanation.skipped)
-    for said in dict.fromkeys(f"{each.variant}: {each.state}: {each.reason}" for each in skipped):
+    skipped = (skip for explanation in explained for skip in explanation.skipped)
+    for said in dict.fromkeys(f"{skip.variant}: {skip.state}: {skip.reason}" for skip in skipped):
         console.print(said, markup=False, highlight=False)
     if not explained[0].is_modelled:
         console.print(
@@ -347,7 +347,7 @@ def print_sweep(explained: Sequence[Explanation]) -> None:
 def sweep_title(explained: Sequence[Explanation]) -> str:
     """The fields that all problems of a sweep share."""
     first = explained[0]
-    differ = varying([each.problem for each in explained])
+    differ = varying([explanation.problem for explanation in explained])
     same = {name: value for name, value in first.problem.items() if name not in differ}
     modelled = ", modelled" if first.is_modelled else ""
     return f"{first.op} {format_problem(first.op, same)}, {first.hardware}, us{modelled}"
@@ -355,7 +355,7 @@ def sweep_title(explained: Sequence[Explanation]) -> str:
 
 def sweep(explained: Sequence[Explanation], width: int) -> Table:
     """The table of `print_sweep`; columns that do not fit are left out."""
-    differ = varying([each.problem for each in explained])
+    differ = varying([explanation.problem for explanation in explained])
     names = list(_SWEEP)
     while True:
         cells: _Cells = [(*differ, "variant", *names)]
@@ -381,7 +381,7 @@ def _marked(pipeline: Pipeline, is_modelled: bool) -> str:
 def varying(problems: Sequence[Mapping[str, Any]]) -> list[str]:
     """The fields in which problems differ."""
     first = problems[0]
-    return [name for name in first if any(each[name] != first[name] for each in problems)]
+    return [name for name in first if any(problem[name] != first[name] for problem in problems)]
 
 
 def _optional(time: float | None) -> str:

@@ -192,8 +192,8 @@ class ShapeOptions:
                 not a list of shapes, or the model's config is invalid.
         """
         ops = [self.op] if self.op is not None else operations(request, DEFAULT_OP)
-        for each in ops:
-            require_variants(each, variants)
+        for op in ops:
+            require_variants(op, variants)
         return ops
 
     def picks(self) -> Callable[[str, dict[str, Any]], bool]:

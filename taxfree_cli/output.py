@@ -10,10 +10,11 @@ import os
 import sys
 import textwrap
 from collections.abc import Iterable, Iterator
-from typing import TextIO
+from typing import TextIO, TypeVar
 
 from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, RenderableType
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
@@ -21,6 +22,8 @@ from rich.text import Text
 from taxfree.errors import UsageError
 from taxfree_cli.exits import Failure
 from taxfree_tune.workers.launch import LaunchedProcess
+
+_T = TypeVar("_T")
 
 # Of an output that is no terminal, and of a terminal that does not know its own.
 _UNWATCHED_WIDTH, _UNKNOWN_WIDTH = 240, 80
@@ -154,6 +157,28 @@ def folded(lines: Iterable[str]) -> Iterator[str]:
         is_command = line.startswith("replay:")  # to be copied
         fits = is_command or len(line) <= width
         yield from [line] if fits else wrapper.wrap(line)
+
+
+def watched(command: str, count: int, results: Iterator[_T]) -> Iterator[_T]:
+    """Results with a bar on stderr that knows the remaining time and goes while they print."""
+    console = messages()
+    progress = Progress(
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=20),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        console=console,
+        transient=True,
+        redirect_stdout=False,
+        disable=not console.is_terminal,
+    )
+    task = progress.add_task(command, total=count)
+    with progress:
+        for result in results:
+            progress.advance(task)
+            progress.stop()
+            yield result
+            progress.start()
 
 
 def _shown(value: object) -> str:

@@ -49,7 +49,7 @@ def typed(op: str, problems: Iterable[Problem]) -> list[str]:
         free = [name for name in SIZES if name in fields][-1]
         line = f"{op} {format_problem(op, fields | {free: '*'})}"
         sizes.setdefault(line, []).append(str(fields[free]))
-    return [line.replace("*", ",".join(each)) for line, each in sizes.items()]
+    return [line.replace("*", ",".join(values)) for line, values in sizes.items()]
 
 
 def print_map(cells: Iterable[Cell]) -> None:
@@ -94,8 +94,8 @@ def _print_group(group: list[Cell]) -> None:
         print_table(headings, table)
         return
     for column, count in enumerate(counts, start=len(sizes)):
-        own = [[*row[: len(sizes)], row[column]] for row in table if row[column]]
-        print_table([*sizes, _gpus(count)], own)
+        of_column = [[*row[: len(sizes)], row[column]] for row in table if row[column]]
+        print_table([*sizes, _gpus(count)], of_column)
 
 
 def _width(headings: list[str], table: list[list[Any]]) -> int:

@@ -79,11 +79,19 @@ def print_record(record: Record) -> None:
         )
     )
     measured = {"winner": record.winner, "library": record.baseline}
-    measured |= {f"no. {place}": each for place, each in enumerate(record.runners_up, start=2)}
+    measured |= {
+        f"no. {rank}": measurement for rank, measurement in enumerate(record.runners_up, start=2)
+    }
     columns = ["", "variant", "mode", "us", "iqr", "runs", "error"]
-    print_table(columns, (row for role, each in measured.items() for row in _rows(role, each)))
+    print_table(
+        columns, (row for role, measurement in measured.items() for row in _rows(role, measurement))
+    )
     print_lines(
-        folded(f"  {role:8} {words(each.config)}" for role, each in measured.items() if each.config)
+        folded(
+            f"  {role:8} {words(measurement.config)}"
+            for role, measurement in measured.items()
+            if measurement.config
+        )
     )
 
 
@@ -128,7 +136,7 @@ def print_differences(differences: Sequence[Difference]) -> None:
     columns = ["change", "op", "problem", "gpu", "before", "us", "after", "us now", "differs in"]
     if differences:
         print_table(columns, map(_difference_row, differences))
-    counts = Counter(each.change for each in differences)
+    counts = Counter(difference.change for difference in differences)
     print_lines([", ".join(f"{counts[kind]} {kind}" for kind in get_args(Change))])
 
 

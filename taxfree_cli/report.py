@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import importlib.util
-import os
-import tempfile
 from pathlib import Path
 from typing import Annotated, TypeAlias
 
 import typer
 
-from taxfree.errors import TaxfreeError
 from taxfree.files import require_writable, write
 from taxfree_cli import options
 from taxfree_cli.output import note
+from taxfree_cli.pictures import require_drawing
 
 Out: TypeAlias = Annotated[
     Path, typer.Option("--out", metavar="FILE.html", help="The page to write.")
@@ -34,18 +31,12 @@ def report(
 ) -> None:
     """Write a page of figures from the database, the shipped records and result files."""
     require_writable(out)
-    for module in ("altair", "vl_convert"):
-        if importlib.util.find_spec(module) is None:
-            raise TaxfreeError(
-                f"report needs {module}, which is not installed", "pip install 'taxfree[report]'"
-            )
+    require_drawing("report", "report")
     path = options.database_path(db)
-    if os.path.expanduser("~") == "~":  # of a container's user: Altair asks for it, and raises
-        os.environ["HOME"] = tempfile.gettempdir()
     from taxfree_tune.reporting import sources
     from taxfree_tune.reporting.page import page
 
-    found = sources.read(path, db is not None, results or ())
-    text = page(found)
+    read = sources.read(path, db is not None, results or ())
+    text = page(read)
     write(out, text)
     note(f"wrote {out}, {len(text.encode()) / 1e6:.1f} MB")

@@ -27,14 +27,18 @@ def shapes(
     if not (request.shapes or request.model or request.tp):
         _list_sets(op or options.DEFAULT_OP, json)
         return
-    found = {each: expand(each, request) for each in given.operations(request)}
-    rows = {name: [{"op": name} | asdict(each) for each in found[name]] for name in found}
+    problems = {op: expand(op, request) for op in given.operations(request)}
+    rows = {
+        name: [{"op": name} | asdict(problem) for problem in problems[name]] for name in problems
+    }
     if json:
         skipped = [{"op": op, "reason": reason} for op, reason in left_out(request)]
-        print_json({"problems": [row for own in rows.values() for row in own], "skipped": skipped})
+        print_json(
+            {"problems": [row for group in rows.values() for row in group], "skipped": skipped}
+        )
         return
-    for name, own in rows.items():
-        print_table(own[0], (row.values() for row in own), narrow=typed(name, found[name]))
+    for name, group in rows.items():
+        print_table(group[0], (row.values() for row in group), narrow=typed(name, problems[name]))
     options.note_left_out(request)
 
 

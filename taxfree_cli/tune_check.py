@@ -45,33 +45,33 @@ def check_records(
     problems = [p for op in given.operations(request) for p in expand(op, request)]
     options.note_left_out(request)
     path = options.database_path(db)
-    own = read_table(path) if db is not None or path.exists() else ()
-    found = lacking(problems, Table(own, shipped_records()), gpu)
+    users = read_table(path) if db is not None or path.exists() else ()
+    lacks = lacking(problems, Table(users, shipped_records()), gpu)
     rows = [
-        {"op": op_of(each.problem), "problem": asdict(each.problem), "reason": each.reason}
-        for each in found
+        {"op": op_of(lack.problem), "problem": asdict(lack.problem), "reason": lack.reason}
+        for lack in lacks
     ]
     if json:
         print_json({"schema": 1, "gpu": gpu, "checked": len(problems), "lacking": rows})
-    elif found:
+    elif lacks:
         print_table(
             ("lacks a record", "why"),
-            ((problem_words(each.problem), each.reason) for each in found),
-            narrow=_by_reason(found),
+            ((problem_words(lack.problem), lack.reason) for lack in lacks),
+            narrow=_by_reason(lacks),
         )
-    if found:
+    if lacks:
         raise NoRecord(
-            f"{len(found)} of {len(problems)} problems lack a current record of {gpu}",
+            f"{len(lacks)} of {len(problems)} problems lack a current record of {gpu}",
             "run `taxfree tune` with the same --model or --shapes on that GPU",
         )
     note(f"all {len(problems)} problems have a current record of {gpu}")
 
 
-def _by_reason(found: Sequence[Lacking]) -> Iterator[str]:
+def _by_reason(lacks: Sequence[Lacking]) -> Iterator[str]:
     """The problems as one would type them, below what is wrong with them."""
     together = defaultdict(list)
-    for each in found:
-        together[each.reason, op_of(each.problem)].append(each.problem)
+    for lack in lacks:
+        together[lack.reason, op_of(lack.problem)].append(lack.problem)
     for (reason, op), problems in together.items():
         yield f"{reason}:"
         yield from (f"  {line}" for line in typed(op, problems))

@@ -6,11 +6,10 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from taxfree.problems import format_problem
 from taxfree_cli import options
-from taxfree_cli.output import print_json, print_table
-from taxfree_cli.record_views import words
-from taxfree_kernels.variant import Problem, op_of
+from taxfree_cli.output import note, print_json, print_lines, print_table, watched
+from taxfree_cli.record_views import problem_words, words
+from taxfree_kernels.variant import op_of
 from taxfree_tune.shapes import choose
 
 if TYPE_CHECKING:
@@ -35,38 +34,40 @@ def list_candidates(
     ops = given.operations(request, only or ())
     problems = [problem for op in ops for problem in choose(op, request, lambda: ()).problems]
     options.note_left_out(request)
+    note(
+        f"compiling up to {trials} candidates of each of {len(problems)} problems; fewer: --trials"
+    )
     from taxfree_check.cross_compile.screen import Screen
     from taxfree_tune.tuning import session
 
     rows = []
     with Screen(hardware) as screen:
-        for problem in problems:
-            verdicts = session.dry_run(problem, screen, hardware, trials, seed, only)
-            rows += [_verdict_row(problem, verdict) for verdict in verdicts]
+        screened = (
+            (problem, session.dry_run(problem, screen, hardware, trials, seed, only))
+            for problem in problems
+        )
+        for problem, verdicts in watched("compile", len(problems), screened):
+            if json:
+                of_problem = {"op": op_of(problem), "problem": asdict(problem)}
+                rows += [of_problem | _row(verdict) for verdict in verdicts]
+            else:
+                cells = [[*(_row(v) | {"config": words(v.config)}).values()] for v in verdicts]
+                print_table(_COLUMNS, cells, problem_words(problem))
+                print_lines([""])
     if json:
         print_json({"schema": 1, "hardware": name, "rows": rows})
-    else:
-        _print(rows)
 
 
-def _print(rows: Sequence[dict[str, Any]]) -> None:
-    headings = ("op", "problem", "variant", "config", "registers", "spilled", "shared", "refused")
-    shown = [
-        row | {"problem": format_problem(row["op"], row["problem"]), "config": words(row["config"])}
-        for row in rows
-    ]
-    print_table(headings, [[row[heading] for heading in headings] for row in shown])
+_COLUMNS = ("variant", "config", "registers", "spilled", "shared", "refused")
 
 
-def _verdict_row(problem: Problem, verdict: ScreenVerdict) -> dict[str, Any]:
-    resources = list(verdict.kernels.values())
+def _row(verdict: ScreenVerdict) -> dict[str, Any]:
+    kernels = list(verdict.kernels.values())
     return {
-        "op": op_of(problem),
-        "problem": asdict(problem),
         "variant": verdict.variant,
         "config": dict(verdict.config),
-        "registers": max((each.registers for each in resources), default=None),
-        "spilled": max((each.spill_bytes for each in resources), default=None),
-        "shared": max((each.shared_memory for each in resources), default=None),
+        "registers": max((kernel.registers for kernel in kernels), default=None),
+        "spilled": max((kernel.spill_bytes for kernel in kernels), default=None),
+        "shared": max((kernel.shared_memory for kernel in kernels), default=None),
         "refused": verdict.illegal_reason,
     }

@@ -143,10 +143,10 @@ def _recorded(path: Path, op: str, gpu: str | None) -> list[dict[str, Any]]:
 
     try:
         with Database(path, read_only=True) as database:
-            known = list(database.records())
+            records = list(database.records())
     except DatabaseMissing:
         return []
-    return [record.problem for record in known if (record.op, record.hardware.gpu) == (op, gpu)]
+    return [record.problem for record in records if (record.op, record.hardware.gpu) == (op, gpu)]
 
 
 # -- results --
@@ -184,10 +184,10 @@ def _warn_of(left: NotTuned) -> None:
 
 
 def _print(
-    found: Sequence[dict[str, Any]], shows_all: bool, is_interpreted: bool, json: bool
+    results: Sequence[dict[str, Any]], shows_all: bool, is_interpreted: bool, json: bool
 ) -> None:
-    rows = [row for row in found if "winner" in row]
-    skipped = [row for row in found if "state" in row]
+    rows = [row for row in results if "winner" in row]
+    skipped = [row for row in results if "state" in row]
     if json:
         print_json({"schema": 1, "rows": rows, "skipped": skipped})
     elif rows and shows_all:
@@ -245,7 +245,7 @@ def _print_rows(rows: Sequence[dict[str, Any]], is_interpreted: bool) -> None:
                 None if is_interpreted else f"{row['speedup']:.2f}x",
                 row["measured"],
                 ", ".join(f"{count} {state}" for state, count in row["not_measured"].items()),
-                *(row[each] for each in node),
+                *(row[column] for column in node),
             ]
             for row in rows
         ],

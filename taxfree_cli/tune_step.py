@@ -45,7 +45,11 @@ def tune_step(
         record = tune(asked, fabric, database, trials or _TRIALS, seconds, seed, note)
     baseline = record.baseline
     mode = next(iter(baseline.median_us))
-    ways = [each for each in (record.winner, *record.runners_up) if each is not baseline]
+    ways = [
+        measurement
+        for measurement in (record.winner, *record.runners_up)
+        if measurement is not baseline
+    ]
     if json:
         print_json(
             {
@@ -54,7 +58,7 @@ def tune_step(
                 "problem": record.problem,
                 "mode": mode,
                 "library_us": baseline.median_us[mode],
-                "ways": [asdict(each) for each in ways],
+                "ways": [asdict(way) for way in ways],
             }
         )
         return
@@ -62,12 +66,12 @@ def tune_step(
         ["way", "config", "us", "library us / us"],
         [
             [
-                "library" if each is baseline else each.variant,
-                " ".join(f"{name}={value}" for name, value in each.config.items()),
-                us(each.median_us[mode]),
-                f"{baseline.median_us[mode] / each.median_us[mode]:.2f}",
+                "library" if way is baseline else way.variant,
+                " ".join(f"{name}={value}" for name, value in way.config.items()),
+                us(way.median_us[mode]),
+                f"{baseline.median_us[mode] / way.median_us[mode]:.2f}",
             ]
-            for each in (*ways, baseline)
+            for way in (*ways, baseline)
         ],
     )
     note(f"stored in {path}")
@@ -93,14 +97,21 @@ def explain_step(
 
     asked, fabric = step_asked(given, layers, batch, context, fabric)
     history = TuningHistory.read(database_path(db), required=db is not None)
-    found = explain(asked, fabric, history.records)
+    explanation = explain(asked, fabric, history.records)
     if json:
-        print_json({"schema": 1, "model": given.model, **asdict(found), "rest_us": found.rest_us})
+        print_json(
+            {
+                "schema": 1,
+                "model": given.model,
+                **asdict(explanation),
+                "rest_us": explanation.rest_us,
+            }
+        )
         return
-    rows = [("memory, at its measured rate", found.bytes_us), ("step", found.total_us)]
-    rows += [(f"  {name}", time) for name, time in found.phases.items()]
-    rows += [("  hand-offs", found.hand_offs_us), ("  tails of phases", found.tails_us)]
-    rows += [("  before and after", found.rest_us)]
+    rows = [("memory, at its measured rate", explanation.bytes_us), ("step", explanation.total_us)]
+    rows += [(f"  {name}", time) for name, time in explanation.phases.items()]
+    rows += [("  hand-offs", explanation.hand_offs_us), ("  tails of phases", explanation.tails_us)]
+    rows += [("  before and after", explanation.rest_us)]
     print_table(["part", "us"], [[name, us(time)] for name, time in rows])
 
 

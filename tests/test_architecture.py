@@ -128,7 +128,7 @@ def test_device_functions_take_few_parameters():
 
 
 def test_the_library_brings_no_command_line_tuner_or_plots():
-    assert not imported_by("import taxfree") & {"typer", "rich", "optuna", "matplotlib"}
+    assert not imported_by("import taxfree") & {"typer", "rich", "optuna", "altair"}
 
 
 def test_an_engine_loads_nothing_that_tunes_or_proves():
@@ -159,7 +159,7 @@ def test_core_dependencies_name_neither_torch_nor_triton():
     core = " ".join(PYPROJECT["project"]["dependencies"])
     assert "torch" not in core
     assert "triton" not in core
-    assert "matplotlib" not in core
+    assert "altair" not in core
 
 
 def test_the_constraints_pin_all_that_is_named():

@@ -284,7 +284,7 @@ def test_what_needs_no_gpu_imports_no_heavy_library(process, arguments):
         import sys
         from taxfree_cli.app import run
         code = run({arguments!r})
-        heavy = {{"torch", "triton", "optuna", "matplotlib"}} & set(sys.modules)
+        heavy = {{"torch", "triton", "optuna", "altair"}} & set(sys.modules)
         assert not heavy, heavy
         sys.exit(code)
     """)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 import json
-import sys
 from typing import ClassVar
 
 import pytest
@@ -214,8 +214,11 @@ class TestErrors:
             fail_if_broken([refused, broken])
         assert failure(caught.value).exit_code == code
 
-    def test_a_picture_needs_matplotlib(self, cli, monkeypatch, tmp_path):
-        monkeypatch.setitem(sys.modules, "matplotlib", None)
+    def test_a_picture_needs_altair(self, cli, monkeypatch, tmp_path):
+        find = importlib.util.find_spec
+        monkeypatch.setattr(
+            "importlib.util.find_spec", lambda name: None if name == "altair" else find(name)
+        )
         outcome = cli("bench", *SHAPE, "--plot", tmp_path / "rows.png")
         assert outcome.code == ExitCode.FAILED
         assert "taxfree[plot]" in outcome.err

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from taxfree._runtime.dispatch import Choice
 from taxfree.errors import WorkerLost
-from taxfree_cli import explain_views, pictures
+from taxfree_cli import explain_views
 from taxfree_cli.exits import ExitCode
 from taxfree_kernels.all_gather_matmul.problem import AllGatherMatmul
 from taxfree_kernels.hardware import KNOWN
@@ -23,6 +23,7 @@ from taxfree_tune.profiling.explain import Explanation, Pipeline, _explain
 from taxfree_tune.profiling.program_trace import Activity
 from taxfree_tune.profiling.step_timer import Alone, Span, TimedPipeline
 from taxfree_tune.profiling.timeline import Timeline, chrome_trace, timelines
+from taxfree_tune.reporting import pictures
 from taxfree_tune.taxes import INSIDE, accounts
 from taxfree_tuning_db import LookupStep
 from tests.tune.pipelines import Fused, Truth
@@ -273,7 +274,11 @@ class TestTimelines:
 
     def test_are_drawn_on_one_axis(self, tmp_path):
         path = tmp_path / "timelines.png"
-        pictures.plot_timelines(TIMELINES, "m=16", path)
+        call = {
+            "op": OP, "problem": dataclasses.asdict(PROBLEM), "hardware": "NVIDIA H200",
+            "timelines": [timeline.to_json() for timeline in TIMELINES],
+        }  # fmt: skip
+        pictures.save_timelines(call, path)
         assert path.read_bytes().startswith(b"\x89PNG")
 
 
@@ -281,7 +286,7 @@ class TestPlot:
     def test_writes_a_picture(self, tmp_path):
         path = tmp_path / "taxes.png"
         rows = [*explanation(16).rows(), *explanation(64, host=-10).rows()]
-        pictures.plot_taxes(rows, path)
+        pictures.save_taxes(rows, path)
         assert path.read_bytes().startswith(b"\x89PNG")
 
 

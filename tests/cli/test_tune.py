@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from taxfree.errors import WorkerLost
+from taxfree_check.cross_compile.screen import ScreenVerdict
 from taxfree_cli import tune_search
 from taxfree_cli.exits import ExitCode, failure
 from taxfree_kernels.all_gather_matmul.problem import AllGatherMatmul
@@ -178,6 +179,21 @@ class TestTune:
         assert row["config"] == {}
         table = cli("tune", "--dry-run", *arguments, "--gpus", 8).out
         assert "m=16 n=64 k=64" in table
+
+    def test_a_dry_run_prints_each_problem_when_it_is_compiled(
+        self, cli: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def dry_run(problem: Any, *_: Any) -> list[ScreenVerdict]:
+            if problem.m > 16:
+                raise KeyboardInterrupt
+            return [ScreenVerdict("push", {"BLOCK_M": 16}, {}, None)]
+
+        monkeypatch.setattr("taxfree_tune.tuning.session.dry_run", dry_run)
+        outcome = cli("tune", "--dry-run", "--shapes", "m=16,32 n=64 k=64", "--gpus", 8)
+        assert outcome.code == ExitCode.INTERRUPTED
+        assert "32 candidates of each of 2 problems" in outcome.err
+        assert "m=16 n=64 k=64" in outcome.out
+        assert "BLOCK_M=16" in outcome.out
 
     @needs_3_8
     def test_a_dry_run_says_what_does_not_fit_a_gpu_that_is_not_here(self, tmp_path: Path) -> None:

@@ -267,10 +267,10 @@ class _Ambiguous(dict[str, Any]):
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) == len(pairs):
-        return found
-    ambiguous = _Ambiguous(found)
+    fields = dict(pairs)
+    if len(fields) == len(pairs):
+        return fields
+    ambiguous = _Ambiguous(fields)
     names = [name for name, _ in pairs]
     ambiguous.key = next(name for name in names if names.count(name) > 1)
     return ambiguous

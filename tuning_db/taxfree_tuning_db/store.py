@@ -131,9 +131,9 @@ class Database(AbstractContextManager["Database"]):
         Raises:
             ForeignRecord: the row is not a record.
         """
-        for known in _keys(key):
+        for name in _keys(key):
             with contextlib.suppress(KeyError):
-                return _record(known, self._records[known])
+                return _record(name, self._records[name])
         return None
 
     def put(self, record: Record) -> None:
@@ -153,8 +153,8 @@ class Database(AbstractContextManager["Database"]):
         """Delete records, foreign ones too; unknown keys are skipped."""
         with self.transaction():
             for key in keys:
-                for known in _keys(key):
-                    self._records.pop(known, None)
+                for name in _keys(key):
+                    self._records.pop(name, None)
 
     def add_trial(self, key: str, trial: TrialRecord) -> None:
         """Add a trial to the trials of a record's key.

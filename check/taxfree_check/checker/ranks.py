@@ -82,7 +82,9 @@ class Allocator(ABC):
     def of_rank(self, call: Callable[..., object], barrier: bool) -> Callable[[int, int], None]:
         """A call that takes the rank, or the rank and the call's number, as one that takes both."""
         parameters = inspect.signature(call).parameters.values()
-        takes_number = sum(each.default is inspect.Parameter.empty for each in parameters) > 1
+        takes_number = (
+            sum(parameter.default is inspect.Parameter.empty for parameter in parameters) > 1
+        )
 
         def called(rank: int, number: int) -> None:
             call(rank, number) if takes_number else call(rank)

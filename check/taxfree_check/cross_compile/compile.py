@@ -55,7 +55,7 @@ def warm_up(launch: Launch, hardware: Hardware) -> Any:
     """
     triton.runtime.driver.set_active(AbsentDevice(target_of(hardware)))
     kernel = launch.kernel
-    names = [each.name for each in kernel.function.params if not each.is_constexpr]
+    names = [parameter.name for parameter in kernel.function.params if not parameter.is_constexpr]
     named = dict(zip(names, launch.args, strict=False))  # constants may stand between them
     options = {"enable_fp_fusion": True, **kernel.options}  # the default, of which 3.9 warns
     return kernel.function.warmup(grid=(kernel.grid,), **named, **kernel.constants, **options)

@@ -414,7 +414,7 @@ def _values(
     """
     known = [argument for argument in listing.arguments if not argument.kind.startswith("hidden_")]
     kinds = iter(known)
-    params = [each for each in kernel.function.params if not each.is_constexpr]
+    params = [parameter for parameter in kernel.function.params if not parameter.is_constexpr]
     for param, value in zip(params, args, strict=False):
         for arg in flat((value,)):
             if arg is None or (type(arg) is int and arg == 1 and not param.do_not_specialize):

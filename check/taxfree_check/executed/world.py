@@ -141,9 +141,9 @@ class _Session(Session):
         self._waiting.append(host)
         if len(self._waiting) == len(self._gpus):
             waiting, self._waiting = self._waiting, []
-            for each in waiting:
-                each.go_on()
-                self._take(each)
+            for host in waiting:
+                host.go_on()
+                self._take(host)
 
     def _compare(self, call: int) -> None:
         """Who calls compares."""
@@ -181,15 +181,15 @@ def _launches_are_executed() -> Iterator[None]:
     def run(self: Any, *args: Any, grid: Any, warmup: bool, **named: Any) -> Any:
         if warmup or not hasattr(_present, "host"):
             return launch(self, *args, grid=grid, warmup=warmup, **named)
-        known = {name: each for name, each in named.items() if name in self.arg_names}
-        options = {name: each for name, each in named.items() if name not in self.arg_names}
-        bound = inspect.signature(self.fn).bind(*args, **known)
+        arguments = {name: value for name, value in named.items() if name in self.arg_names}
+        options = {name: value for name, value in named.items() if name not in self.arg_names}
+        bound = inspect.signature(self.fn).bind(*args, **arguments)
         bound.apply_defaults()
         shape = grid(bound.arguments | options) if callable(grid) else grid
-        constant = {each.name for each in self.params if each.is_constexpr}
-        constants = {name: each for name, each in bound.arguments.items() if name in constant}
-        given = [each for name, each in bound.arguments.items() if name not in constant]
-        Kernel(self, tuple(shape), constants, options)(*given)  # type: ignore[arg-type]
+        constant = {parameter.name for parameter in self.params if parameter.is_constexpr}
+        constants = {name: value for name, value in bound.arguments.items() if name in constant}
+        values = [value for name, value in bound.arguments.items() if name not in constant]
+        Kernel(self, tuple(shape), constants, options)(*values)  # type: ignore[arg-type]
         return None
 
     with mock.patch.object(JITFunction, "run", run):

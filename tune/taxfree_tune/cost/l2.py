@@ -220,18 +220,18 @@ def _traffic(
     requested = missed = 0
     done, slowest_us = 0.0, 0.0
     for cache in simulated:
-        own = np.flatnonzero(cache_of == cache)
+        of_cache = np.flatnonzero(cache_of == cache)
         normals = np.random.default_rng(cache).standard_normal(_NORMALS)
         granules, misses, ns = _simulate(
-            programs.begins[own], programs.steps[own], programs.sharers[own],
+            programs.begins[of_cache], programs.steps[of_cache], programs.sharers[of_cache],
             np.array(programs.granules), l2.units * in_flight, sets,
             l2.ways, programs.compute_ns * in_flight, l2.hit_ns, l2.memory_ns, l2.side_ns,
             memory_ns, side_ns, l2.jitter, normals,
         )  # fmt: skip
-        once = len(own) * programs.once
+        once = len(of_cache) * programs.once
         requested += granules * programs.granule + once
         missed += misses * programs.granule + once
-        simulated_work = float(programs.steps[own].sum())
+        simulated_work = float(programs.steps[of_cache].sum())
         done += simulated_work
         slowest_us = max(slowest_us, ns / 1e3 * float(work.max()) / simulated_work)
     scale = float(work.sum()) / done

@@ -125,9 +125,9 @@ def off_their_chiplet(places: Sequence[int], chiplets: int) -> int:
     """
     free, kept = set(places), 0
     for chiplet in range(chiplets):
-        counts = Counter(place for place in places[chiplet::chiplets] if place in free)
-        for place, count in counts.most_common(1):
-            free.remove(place)
+        counts = Counter(core for core in places[chiplet::chiplets] if core in free)
+        for core, count in counts.most_common(1):
+            free.remove(core)
             kept += count
     return len(places) - kept
 

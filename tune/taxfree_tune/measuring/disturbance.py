@@ -93,7 +93,9 @@ def _reasons_now(uuid: str, own_pids: Collection[int]) -> list[str]:
         return []
     reasons = []
     if len(there) > len(own_pids):
-        others = [f"{each.name} ({each.pid})" for each in there if each.pid not in own_pids]
+        others = [
+            f"{process.name} ({process.pid})" for process in there if process.pid not in own_pids
+        ]
         reasons.append(f"GPU {gpu.index} is shared with {', '.join(others[:3])}")
     slow = [reason for reason in gpu.slowed_by if reason in SPOILING]
     if slow:

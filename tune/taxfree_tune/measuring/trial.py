@@ -273,16 +273,16 @@ def try_candidates(
     watch = disturbance.Watch(fabric)
     bench = open_bench(fabric, op, problem)
     keys = [(key(candidate), *modes) for candidate in candidates]
-    bench.right = {each: bench.right[each] for each in keys if each in bench.right}
-    new = [c for c, each in zip(candidates, keys, strict=True) if each not in bench.right]
+    bench.right = {checked: bench.right[checked] for checked in keys if checked in bench.right}
+    new = [c for c, checked in zip(candidates, keys, strict=True) if checked not in bench.right]
     bench.share_compilation(new)
     tried = [
-        bench.right[each] if each in bench.right else _check(bench, candidate)
-        for candidate, each in zip(candidates, keys, strict=True)
+        bench.right[checked] if checked in bench.right else _check(bench, candidate)
+        for candidate, checked in zip(candidates, keys, strict=True)
     ]
-    outcomes = [each.outcome() if isinstance(each, Right) else each for each in tried]
-    right = [each for each in tried if isinstance(each, Right)]
-    runs = [run for each in right for run in each.runs_of(bench, modes)]
+    outcomes = [outcome.outcome() if isinstance(outcome, Right) else outcome for outcome in tried]
+    right = [outcome for outcome in tried if isinstance(outcome, Right)]
+    runs = [run for candidate in right for run in candidate.runs_of(bench, modes)]
     timings = iter(timer.time_runs(fabric, runs, repetitions, bench.chain))
     disturbed = watch.reasons()
     for outcome in outcomes:
@@ -294,7 +294,9 @@ def try_candidates(
         bench.right.clear()
         raise PeerTimeout(hang, "a candidate that was right when checked hung when timed")
     bench.right = {
-        each: found for each, found in zip(keys, tried, strict=True) if isinstance(found, Right)
+        checked: outcome
+        for checked, outcome in zip(keys, tried, strict=True)
+        if isinstance(outcome, Right)
     }  # now, when it has come to its end on all ranks
     return outcomes
 

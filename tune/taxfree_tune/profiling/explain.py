@@ -239,15 +239,15 @@ def _explain(group: WorkerGroup, tracing: WorkerGroup, result: ProblemResult) ->
 
 def _timed_candidates(result: ProblemResult) -> list[Candidate]:
     """The candidates that the bench has timed; of the dispatched variant, the dispatched config."""
-    known = {
+    candidates_of = {
         row.variant: Candidate(row.variant, row.config)
         for row in result.rows
         if row.variant != DISPATCH and row.mode == "eager"
     }
     if any(row.variant == DISPATCH for row in result.rows):  # else it is wrong, and not timed
         choice = result.choice
-        known[choice.variant] = Candidate(choice.variant, choice.config)
-    return list(known.values())
+        candidates_of[choice.variant] = Candidate(choice.variant, choice.config)
+    return list(candidates_of.values())
 
 
 def _traces(

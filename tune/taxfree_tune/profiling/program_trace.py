@@ -96,8 +96,8 @@ def trace_call(fabric: Fabric, call: timer.Call, repetitions: int) -> ProgramTra
     mode = "graph" if fabric.has_graphs else "eager"
     (timing,) = timer.time_together(fabric, [(call, mode)], repetitions, after)
     fabric.pool.control[peers.LOG.value] = 0
-    own = (first, compare_clocks(fabric), np.array(logs))
-    everyone = vote(fabric.group, own)
+    of_rank = (first, compare_clocks(fabric), np.array(logs))
+    everyone = vote(fabric.group, of_rank)
     alignment = aligned([answer[:2] for answer in everyone], 0.0)
     events = [answer[2] for answer in everyone]
     return trace_of(events, alignment, np.array(timing.by_rank_us), len(grids))

@@ -95,8 +95,8 @@ def spans(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     by_place: dict[tuple[Any, ...], dict[str, Any]] = {}
     for row in rows:
         key = (row["panel"], row["variant"], row["rank"], row["kind"])
-        known = by_place.setdefault(key, row | {"count": 0})
-        known["count"] += 1
-        known["begin_us"] = min(known["begin_us"], row["begin_us"])
-        known["end_us"] = max(known["end_us"], row["end_us"])
+        span = by_place.setdefault(key, row | {"count": 0})
+        span["count"] += 1
+        span["begin_us"] = min(span["begin_us"], row["begin_us"])
+        span["end_us"] = max(span["end_us"], row["end_us"])
     return list(by_place.values())

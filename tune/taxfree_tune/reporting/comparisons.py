@@ -187,8 +187,8 @@ def _is_library(row: Row) -> bool:
 def _timed(row: Row) -> Timed:
     config = dict(row.config)
     variant = str(config.pop("variant")) if row.variant == DISPATCH else row.variant
-    known = fingerprints.versions(row.op).get(variant)
-    return Timed(variant, config, row.mode, row.median_us, row.version == known)
+    version = fingerprints.versions(row.op).get(variant)
+    return Timed(variant, config, row.mode, row.median_us, row.version == version)
 
 
 def _fastest(candidates: Sequence[Timed], *default: Any) -> Any:

@@ -61,7 +61,7 @@ def _named(phase: dict[str, Any]) -> str:
     return f"decode of batch {phase['batch']} behind {phase['length']}"
 
 
-def models_of(found: list[dict[str, Any]]) -> Figure:
+def models_of(shown: list[dict[str, Any]]) -> Figure:
     """A bar per mode of the chosen phase."""
     chart = (
         alt.Chart(ROWS)
@@ -82,8 +82,8 @@ def models_of(found: list[dict[str, Any]]) -> Figure:
     return Figure(
         "models-bars",
         "Tokens per second of models",
-        found,
+        shown,
         finished(chart),
         _COLUMNS,
-        (panel_control("Phase", found),),
+        (panel_control("Phase", shown),),
     )

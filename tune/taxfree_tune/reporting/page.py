@@ -166,7 +166,7 @@ def _origin(
     software: str,
     versions: Sequence[tuple[str, str, int]],
 ) -> Origin:
-    changed = sum(fingerprints.versions(op).get(v) != known for op, v, known in versions)
+    changed = sum(fingerprints.versions(op).get(v) != measured for op, v, measured in versions)
     first, last = min(times, default=""), max(times, default="")
     return Origin(
         source, holds, machine, tuple(sorted(gpus)), first, last, software, len(times), changed

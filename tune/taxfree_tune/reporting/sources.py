@@ -144,8 +144,10 @@ def _add(sources: Sources, path: Path, name: str) -> bool:
     elif "mode" in first and "t_bound_us" in first:
         results = load(path)
         ops = operation_names()
-        known = [row for row in results.rows if row.op in ops]
-        sources.benches.append((name, Results(results.environment, tuple(known), results.skipped)))
+        rows_known = [row for row in results.rows if row.op in ops]
+        sources.benches.append(
+            (name, Results(results.environment, tuple(rows_known), results.skipped))
+        )
     else:
         return False
     return True

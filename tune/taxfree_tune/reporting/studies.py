@@ -59,22 +59,22 @@ def importances(sources: Sources) -> list[dict[str, Any]]:
     for recorded in sources.records:
         trials = _measured(recorded)
         for variant in dict.fromkeys(trial.variant for trial in trials):
-            own: list[_Tried] = [
+            tried: list[_Tried] = [
                 (trial.config, trial.median_us[_mode(trial.median_us)])
                 for trial in trials
                 if trial.variant == variant
             ]
-            studied.append((_common(recorded), variant, own))
+            studied.append((_common(recorded), variant, tried))
     return [
         common
         | {
             "variant": variant,
             "parameter": parameter,
             "importance": round(importance, 4),
-            "trials": len(own),
+            "trials": len(tried),
         }
-        for common, variant, own in studied
-        for parameter, importance in _importances(own).items()
+        for common, variant, tried in studied
+        for parameter, importance in _importances(tried).items()
     ]
 
 

@@ -67,13 +67,13 @@ class Parser:
         first, *others = text.split()
         if "=" in first:
             return [Shape(text, self._assignments(text, [first, *others]))]
-        own = self._assignments(text, others)
+        assigned = self._assignments(text, others)
         if first in self._sets:
             return [
-                Shape(text, self._assignments(each, each.split()) | own)
-                for each in self._sets[first]
+                Shape(text, self._assignments(shape, shape.split()) | assigned)
+                for shape in self._sets[first]
             ]
-        return [Shape(text, self._short(text, first) | own)]
+        return [Shape(text, self._short(text, first) | assigned)]
 
     def problems(self, shape: Shape, unsaid: Axes) -> list[Problem]:
         """Combine the lists of a shape.
@@ -130,8 +130,8 @@ class Parser:
         if of := [op for op in operation_names() if word in operation_shapes(op).sets]:
             return _bad(text, f"{word} is a set of another operation", f"add --op {of[0]}")
         if "," in word and set(word.split(",")) <= self._sets.keys():
-            each = " ".join(f"--shapes {name}" for name in word.split(","))
-            return _bad(text, "sets are not a list", f"name each: {each}")
+            named = " ".join(f"--shapes {name}" for name in word.split(","))
+            return _bad(text, "sets are not a list", f"name each: {named}")
         if close := get_close_matches(word.lower(), self._sets, n=1):
             return _bad(text, f"no set or shape {quoted(word)}", f"did you mean {close[0]!r}?")
         short = "x".join(name.upper() for name in self._shorthand)
@@ -143,7 +143,7 @@ def _combinations(axes: Axes) -> list[dict[str, Value]]:
     """All combinations, the first field varying slowest."""
     combined: list[dict[str, Value]] = [{}]
     for name, values in axes.items():
-        combined = [{**each, name: value} for each in combined for value in values]
+        combined = [{**fields, name: value} for fields in combined for value in values]
     return combined
 
 
@@ -202,10 +202,10 @@ class _Loader(yaml.BaseLoader):
     """A loader that refuses a key that a mapping has twice: the last would win, unsaid."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        found = super().construct_mapping(node, deep)
-        if len(found) < len(node.value):
+        mapping = super().construct_mapping(node, deep)
+        if len(mapping) < len(node.value):
             raise yaml.constructor.ConstructorError(problem=_TWICE)
-        return found
+        return mapping
 
 
 def _entry(name: str, entry: object, hint: str) -> Entry:
@@ -214,10 +214,10 @@ def _entry(name: str, entry: object, hint: str) -> Entry:
     if not isinstance(entry, dict) or not entry.keys() - {"op", "calls"}:
         raise UsageError(f"shape file {name}: an entry is not a shape", hint)
     op, calls = entry.get("op"), entry.get("calls", "0")
-    known = operation_names()
-    if op is not None and op not in known:
+    ops = operation_names()
+    if op is not None and op not in ops:
         raise UsageError(
-            f"shape file {name}: there is no operation {_shown(op)}", f"one of: {', '.join(known)}"
+            f"shape file {name}: there is no operation {_shown(op)}", f"one of: {', '.join(ops)}"
         )
     if not isinstance(calls, str) or not re.fullmatch("[0-9]+", calls):
         raise UsageError(
@@ -235,7 +235,7 @@ def _shown(value: object) -> str:
 
 def _values_text(name: str, value: object, hint: str) -> str:
     values = value if isinstance(value, list) else [value]
-    texts = [each for each in values if isinstance(each, str)]
+    texts = [value for value in values if isinstance(value, str)]
     # What is nested is not shown either: a few aliases can stand for gigabytes of text.
     if len(texts) < len(values):
         raise UsageError(f"shape file {name}: an entry is nested too deeply", hint)

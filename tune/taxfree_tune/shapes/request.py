@@ -101,9 +101,9 @@ def parse_paths(text: str) -> tuple[ModelPath, ...]:
         UsageError: there is no such path.
     """
     named = dict.fromkeys(text.split(","))
-    for each in named:
-        if each not in PATHS:
-            raise UsageError(f"{quoted(each)} is no path of a model", f"one of: {', '.join(PATHS)}")
+    for path in named:
+        if path not in PATHS:
+            raise UsageError(f"{quoted(path)} is no path of a model", f"one of: {', '.join(PATHS)}")
     return tuple(path for path in PATHS if path in named)
 
 
@@ -127,12 +127,16 @@ def choose(
     """
     if request.shapes or request.model or request.tp:
         return Choice(expand(op, request))
-    found = [recorded_problem(op, fields) for fields in recorded()]
-    known = [each for each in found if each is not None and is_wanted(each, request)]
-    known = list(dict.fromkeys(known))  # a problem may be tuned here, and shipped
-    if known:
-        note = f"no --shapes: taking the {len(known)} that the database holds for this hardware"
-        return Choice(known, note)
+    recorded_problems = [recorded_problem(op, fields) for fields in recorded()]
+    taken = [
+        problem
+        for problem in recorded_problems
+        if problem is not None and is_wanted(problem, request)
+    ]
+    taken = list(dict.fromkeys(taken))  # a problem may be tuned here, and shipped
+    if taken:
+        note = f"no --shapes: taking the {len(taken)} that the database holds for this hardware"
+        return Choice(taken, note)
     note = f"no --shapes, and the database holds none for this hardware: taking {default!r}"
     return Choice(_problems(op, request, [default]), note)
 
@@ -150,11 +154,11 @@ def operations(request: ShapeRequest, default: str) -> list[str]:
     """
     named: list[str] = []
     for argument in _arguments(request):
-        for each in entries(argument):
-            if each.op is not None or request.op is not None or not _is_of_model(each, request):
-                named.append(each.op or request.op or default)
+        for entry in entries(argument):
+            if entry.op is not None or request.op is not None or not _is_of_model(entry, request):
+                named.append(entry.op or request.op or default)
                 continue
-            asked = _operations_of_model(each, request)
+            asked = _operations_of_model(entry, request)
             named += [op for op in asked if _model_set(op, request)[MODEL_SET]] or asked
     return list(dict.fromkeys(named)) or [default]
 
@@ -172,8 +176,10 @@ def left_out(request: ShapeRequest) -> list[tuple[str, str]]:
     """
     if request.op is not None:
         return _left_out(request, [request.op])
-    named = [each for argument in _arguments(request) for each in entries(argument)]
-    asked = (_operations_of_model(each, request) for each in named if _is_of_model(each, request))
+    named = [entry for argument in _arguments(request) for entry in entries(argument)]
+    asked = (
+        _operations_of_model(entry, request) for entry in named if _is_of_model(entry, request)
+    )
     return _left_out(request, {*itertools.chain.from_iterable(asked)})
 
 
@@ -213,12 +219,12 @@ def _problems(op: str, request: ShapeRequest, arguments: Sequence[str]) -> list[
     }
     parser = Parser(op, sets)
     named = [
-        (each.op or request.op or op, each.text)
+        (entry.op or request.op or op, entry.text)
         for argument in arguments
-        for each in entries(argument)
+        for entry in entries(argument)
         if request.op is not None
-        or not _is_of_model(each, request)
-        or op in _operations_with_fields(each)
+        or not _is_of_model(entry, request)
+        or op in _operations_with_fields(entry)
     ]
     if not named:
         raise UsageError("no shapes are given", EXAMPLE)
@@ -233,14 +239,14 @@ def _problems(op: str, request: ShapeRequest, arguments: Sequence[str]) -> list[
         raise UsageError(f"none of the shapes is of {op}", f"they are of {others}: give that --op")
     unsaid = {"world_size": request.world_sizes} | _dtype_axis(request)
     _check_count(unsaid, shapes)
-    found = [problem for shape in shapes for problem in parser.problems(shape, unsaid)]
-    counts = {problem.world_size for problem in found} - {*request.world_sizes}
+    problems = [problem for shape in shapes for problem in parser.problems(shape, unsaid)]
+    counts = {problem.world_size for problem in problems} - {*request.world_sizes}
     if counts and not request.allows_others:
         raise UsageError(
             f"a shape is of world_size={min(counts)}, and --gpus is another",
             "give only one of the two",
         )
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(problems))
 
 
 def _what_lists(op: str, request: ShapeRequest) -> str:

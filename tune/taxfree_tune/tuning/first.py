@@ -50,12 +50,12 @@ class FirstCandidates:
         op, variants = op_of(problem), variants_for(problem, self._hardware, self._only)
         self._begun[problem] = first = self.of(database, problem)
         trials = trials_that_hold(database, op, self._key(problem))
-        known = {key(candidate) for candidate, trial in trials if trial.state != "refused"}
+        tried = {key(candidate) for candidate, trial in trials if trial.state != "refused"}
         new = [
             (candidate.variant, candidate.config)
             for candidate in first
             if candidate.variant in variants
-            and key(candidate) not in known
+            and key(candidate) not in tried
             and is_legal(variants[candidate.variant], problem, self._hardware, candidate.config)
         ]
         self._screen.begin(op, problem, new[:count])

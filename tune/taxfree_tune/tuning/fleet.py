@@ -61,7 +61,7 @@ class Fleet(AbstractContextManager["Fleet"]):
     """
 
     def __init__(self, url: str) -> None:
-        scheme = next((known for known in _SCHEMES if url.startswith(known)), None)
+        scheme = next((scheme for scheme in _SCHEMES if url.startswith(scheme)), None)
         if scheme is None:
             raise UsageError("--storage is no URL of PostgreSQL", "postgresql://host/database")
         if importlib.util.find_spec("psycopg") is None:

@@ -129,7 +129,11 @@ class RankTuner:
                     database, ranks, fabric.hardware, self._screen, is_hasty=True, first=self._first
                 )
                 if fabric.has_graphs:  # interpreted ranks compile nothing
-                    new = [each for each in problems if not _own_record(database, fabric, each)]
+                    new = [
+                        problem
+                        for problem in problems
+                        if not _own_record(database, fabric, problem)
+                    ]
                     for problem in new:
                         tuner.compile_ahead(problem)
                     for problem in new[:1]:

@@ -129,7 +129,9 @@ def judged(record: Record, mode: Mode, tried: Sequence[tuple[Candidate, Outcome]
         for candidate, outcome in tried
         if outcome.state == "measured"
     ]
-    own = next(measurement for measurement in measured if measurement.variant == winner.variant)
+    of_winner = next(
+        measurement for measurement in measured if measurement.variant == winner.variant
+    )
     best = min(measured, key=lambda measurement: measurement.median_us[mode])
     disturbed = "; ".join(
         dict.fromkeys(outcome.disturbed for _, outcome in tried if outcome.disturbed)
@@ -137,12 +139,11 @@ def judged(record: Record, mode: Mode, tried: Sequence[tuple[Candidate, Outcome]
     state, reason = "holds", ""
     if disturbed:
         state, reason = "disturbed", disturbed
-    elif is_faster(best, mode, own, mode, LEAST_GAIN):
+    elif is_faster(best, mode, of_winner, mode, LEAST_GAIN):
         state = "slower"
-        reason = (
-            f"{best.variant} takes {best.median_us[mode] / own.median_us[mode]:.0%} of its time"
-        )
-    return Verification(record, state, mode, own.median_us[mode], best.variant, reason)
+        share = best.median_us[mode] / of_winner.median_us[mode]
+        reason = f"{best.variant} takes {share:.0%} of its time"
+    return Verification(record, state, mode, of_winner.median_us[mode], best.variant, reason)
 
 
 def require_held(verdicts: Sequence[Verification]) -> None:

@@ -213,10 +213,10 @@ class TileOperations:
     ) -> None:
         """Add up a tile of all ranks if it is one of this rank's; flags are read at gpu scope."""
         tiles = dst_view.number_of_tiles(tile.block_m, tile.block_n)
-        each = tiles // self.world_size
+        of_rank = tiles // self.world_size
         number = _number(tile, dst_view)
         is_last = self.rank == self.world_size - 1
-        if number < self.rank * each or (number >= (self.rank + 1) * each and not is_last):
+        if number < self.rank * of_rank or (number >= (self.rank + 1) * of_rank and not is_last):
             return
         target, inside = dst_view.tile_ptr(tile)
         total = _wide(tile.data)
