@@ -17,14 +17,15 @@ NEIGHBOUR_OCTAVES = 1.0  # beyond a factor of two another tile shape wins
 
 
 def hardware_fingerprint(hardware: Hardware) -> HardwareFingerprint:
-    """The properties of a device that affect tuning; the backend implies the link."""
+    """The properties of a device that affect tuning; backend and nodes imply the link."""
     links = {"cuda": "nvlink", "hip": "xgmi", "interpreter": "shared memory"}
+    several = f", {hardware.nodes} nodes" if hardware.nodes > 1 else ""
     return HardwareFingerprint(
         gpu=hardware.name,
         architecture=hardware.architecture,
         compute_units=hardware.compute_units,
         memory_bytes=_whole_gib(hardware.memory_bytes),
-        link=links[hardware.backend],
+        link=links[hardware.backend] + several,
         num_xcds=hardware.num_xcds,
     )
 

@@ -23,6 +23,7 @@ VARIABLES: Mapping[str, str] = {
     "TAXFREE_LOG": "a YAML file that collects problems without a record, for `tune --from`",
     "TAXFREE_AUTOTUNE": "time such as 60s: what is planned without a record is tuned before",
     "TAXFREE_TIMEOUT": f"seconds a rank waits for a peer; default: {DEFAULT_TIMEOUT_S:g}",
+    "TAXFREE_NODE": "name of this rank's node, where ranks of one machine are to be several nodes",
     "TAXFREE_DEBUG": "1: errors show a traceback",
 }
 """Name -> one line of help."""

@@ -17,6 +17,7 @@ from taxfree_cli import options
 from taxfree_cli.asked import Asked, what_is_asked
 from taxfree_cli.bench import OnlyVariants, fail_if_broken
 from taxfree_cli.bench_views import us
+from taxfree_cli.explain_scale import explain_scale
 from taxfree_cli.explain_views import print_explanation, print_sweep, print_timelines
 from taxfree_cli.output import note, print_json, print_lines, watched
 from taxfree_cli.pictures import require_picture
@@ -55,6 +56,24 @@ TimelineFile: TypeAlias = Annotated[
     Path | None,
     typer.Option("--timeline", metavar="FILE.png", help="Draw what --trace writes."),
 ]
+Scale: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        "--scale",
+        metavar="RANKS..RANKS",
+        help="Model the recorded problems on more ranks, such as 2..64, doubling: bytes, signals, "
+        "skew and launches; measures nothing.",
+    ),
+]
+BetweenNodes: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        "--link",
+        metavar="GB/s,us",
+        help="With --scale: ranks beyond the largest record are on other nodes, over such a link "
+        "of each rank, one way.",
+    ),
+]
 SavedFile: TypeAlias = Annotated[
     Path | None,
     typer.Option(
@@ -81,6 +100,8 @@ def explain(
     trace: TraceFile = None,
     timeline: TimelineFile = None,
     saved: SavedFile = None,
+    scale: Scale = None,
+    link: BetweenNodes = None,
     layers: Layers = None,
     batch: Batch = None,
     context: Context = None,
@@ -93,13 +114,22 @@ def explain(
     if op == STEP:
         of_problems = {"--hardware": hardware, "--variant": variant, "--sweep": sweep,
                        "--plot": plot, "--trace": trace, "--timeline": timeline,
-                       "--from": saved, "--tp": tp}  # fmt: skip
+                       "--from": saved, "--scale": scale, "--tp": tp}  # fmt: skip
         refuse(of_problems, f"is not for --op {STEP}", "give --model, --layers, --batch, --context")
         step = options.ShapeOptions(op, shapes, gpus, dtype, model)
         explain_step(step, layers, batch or 1, context or 1024, fabric or "auto", db, json)
         return
     of_step = {"--layers": layers, "--batch": batch, "--context": context}
     refuse(of_step, "is for a step of a whole model", f"add --op {STEP} --model MODEL")
+    if scale is not None:
+        measuring = {"--fabric": fabric, "--hardware": hardware, "--variant": variant,
+                     "--sweep": sweep, "--trace": trace, "--timeline": timeline, "--from": saved,
+                     "--model": model, "--tp": tp}  # fmt: skip
+        refuse(measuring, "is not for --scale", "it models what records say, and measures nothing")
+        asked_of = options.ShapeOptions(op, shapes, gpus, dtype)
+        explain_scale(asked_of, scale, link, db, plot, json)
+        return
+    refuse({"--link": link}, "is the link between nodes of --scale", "add --scale 2..64")
     if plot is not None:
         require_picture(plot)
     if timeline is not None:

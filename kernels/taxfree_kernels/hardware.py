@@ -19,6 +19,7 @@ class Hardware:
         registers: 32-bit registers a thread may use.
         memory_bytes: of the device.
         num_xcds: chiplets to which programs are assigned round-robin.
+        nodes: on which the ranks are.
     """
 
     name: str
@@ -30,6 +31,7 @@ class Hardware:
     registers: int
     memory_bytes: int
     num_xcds: int = 1
+    nodes: int = 1
 
 
 GIB = 1 << 30

@@ -340,6 +340,9 @@ class Variant(ABC):
     #: whether it runs the library's kernels and collectives; gains are over the fastest of these.
     is_library: ClassVar[bool] = False
 
+    #: whether it serves ranks of several nodes; the kernels of fused variants cannot.
+    spans_nodes: ClassVar[bool] = False
+
     #: whether a search tries it without being asked by name. False for the paper's steps that are
     #: the fastest nowhere, which are kept to show the gain of each: the folders ``paper``.
     searched: ClassVar[bool] = True
@@ -557,6 +560,13 @@ def is_library(op: str, name: str) -> bool:
     """Whether a variant of an operation is the library's; one that no longer exists is not."""
     variant = variants(op).get(name)
     return variant is not None and variant.is_library
+
+
+def unsupported_reason(variant: Variant, problem: Problem, hardware: Hardware) -> str | None:
+    """The reason why a variant cannot serve a problem on the ranks' devices and nodes, or None."""
+    if hardware.nodes > 1 and not (variant.spans_nodes or variant.name == "baseline"):
+        return "its ranks must be on one node"
+    return variant.unsupported_reason(problem, hardware)
 
 
 def _discover(package: str) -> Iterator[Variant]:

@@ -48,6 +48,23 @@ def reduce_scatter(shard: torch.Tensor, parts: torch.Tensor, group: dist.Process
         _reduce_scatter(shard, parts, group=group)
 
 
+def gather_beside(gathered: torch.Tensor, shard: torch.Tensor, group: dist.ProcessGroup) -> Any:
+    """:func:`all_gather` beside what follows; to be waited for."""
+    return _all_gather(gathered, shard, group=group, async_op=True)
+
+
+def reduce_beside(tensor: torch.Tensor, group: dist.ProcessGroup) -> Any:
+    """:func:`all_reduce` beside what follows; to be waited for."""
+    return dist.all_reduce(tensor, group=group, async_op=True)
+
+
+def reduce_scatter_beside(
+    shard: torch.Tensor, parts: torch.Tensor, group: dist.ProcessGroup
+) -> Any:
+    """:func:`reduce_scatter` beside what follows; to be waited for."""
+    return _reduce_scatter(shard, parts, group=group, async_op=True)
+
+
 def symm_mem_op(name: str, group: dist.ProcessGroup, workspace_bytes: int = 0) -> Any:
     """PyTorch's own fused op ``torch.ops.symm_mem.<name>``, with its group registered; collective.
 

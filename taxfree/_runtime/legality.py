@@ -7,7 +7,13 @@ from typing import Any, Protocol
 
 from taxfree.problems import LARGEST, recorded_problem
 from taxfree_kernels.hardware import KNOWN, Hardware
-from taxfree_kernels.variant import Problem, Variant, operation_names, variants
+from taxfree_kernels.variant import (
+    Problem,
+    Variant,
+    operation_names,
+    unsupported_reason,
+    variants,
+)
 from taxfree_tuning_db import Record
 from taxfree_tuning_db.records import canonical_json
 
@@ -30,7 +36,7 @@ def transferred_illegal_reason(
 ) -> str | None:
     """Why a config that was measured on another problem does not serve this one, or None."""
     variant = variants(op)[measured.variant]
-    if variant.unsupported_reason(problem, hardware) is None:
+    if unsupported_reason(variant, problem, hardware) is None:
         space = variant.space(problem, hardware)
         for parameter, value in measured.config.items():
             if value not in space.get(parameter, ()):
@@ -44,7 +50,7 @@ def candidate_illegal_reason(
 ) -> str | None:
     """Why a measured config does not run today, or None."""
     variant, config = variants(op)[measured.variant], measured.config
-    reason = variant.unsupported_reason(problem, hardware)
+    reason = unsupported_reason(variant, problem, hardware)
     if reason is None:  # else there may be no space
         reason = _out_of_bounds(variant.space(problem, hardware), config)
         reason = reason or illegal_reason(variant, problem, hardware, config)
@@ -55,7 +61,7 @@ def illegal_reason(
     variant: Variant, problem: Problem, hardware: Hardware, config: Mapping[str, Any]
 ) -> str | None:
     """Why a variant refuses a problem or a config today, or None."""
-    reason = variant.unsupported_reason(problem, hardware)
+    reason = unsupported_reason(variant, problem, hardware)
     try:
         return reason or variant.illegal_reason(problem, hardware, config)
     except KeyError as parameter:  # an imported record may hold anything
@@ -75,7 +81,7 @@ def refusal(record: Record) -> str | None:
         variant = variants(record.op).get(measured.variant)
         if variant is None:
             return f"{record.op} has no variant {measured.variant!r}"
-        if hardware is None or variant.unsupported_reason(problem, hardware) is not None:
+        if hardware is None or unsupported_reason(variant, problem, hardware) is not None:
             continue  # whoever looks it up checks it for the device there
         space = variant.space(problem, hardware)
         unknown = sorted(measured.config.keys() - space.keys())

@@ -5,9 +5,8 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
-import socket
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +17,14 @@ from taxfree import fingerprints
 from taxfree._runtime.collectives import vote
 from taxfree._runtime.dispatch import Dispatcher
 from taxfree._runtime.lending import keep_in
+from taxfree._runtime.nodes import Place, names_of, nodes_fabric, place_here
 from taxfree._runtime.runtime import Runtime
 from taxfree._runtime.unrecorded import UnrecordedProblems
 from taxfree._version import __version__
 from taxfree.errors import TaxfreeError, UsageError
 from taxfree.problems import recorded_problem
 from taxfree.settings import Settings
+from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.fabric.heap import arena_bytes
 from taxfree_kernels.fabric.open import hardware_here, open_fabric
 from taxfree_kernels.variant import operation_names
@@ -37,7 +38,6 @@ from taxfree_tuning_db import (
     shipped_records,
 )
 
-_BOOT = Path("/proc/sys/kernel/random/boot_id")  # another on each node, and after each start
 _GPU_SLOT_BYTES = 64 << 20
 _HOST_SLOT_BYTES = 2 << 20
 
@@ -54,7 +54,8 @@ def init(
     """Open a fabric on a group and load the tuning table; collective.
 
     Args:
-        group: the ranks; None for the default group, which must be initialised.
+        group: the ranks; None for the default group, which must be initialised. If they are on
+            several nodes, each must have as many, in order.
         heap_bytes: symmetric memory of each rank; by default sized for the largest problem that
             the table has for this group, with slots of at least 64 MiB (2 MiB on the host fabric).
         timeout_s: longest wait for a peer, in seconds; by default ``TAXFREE_TIMEOUT`` or 30.
@@ -73,8 +74,8 @@ def init(
             keys, and nothing reports it.
 
     Raises:
-        UsageError: there is no process group, it has ranks on several nodes, or an argument or
-            environment variable is invalid.
+        UsageError: there is no process group, its nodes have different numbers of ranks, or an
+            argument or environment variable is invalid.
         DatabaseError: rank 0 cannot read the table.
         TaxfreeError: one of the above happened on another rank, which the message names.
         FabricUnavailable: no fabric serves here; the message says why.
@@ -85,29 +86,45 @@ def init(
             "no process group", "call torch.distributed.init_process_group() before taxfree.init()"
         )
     path = Path(os.path.expanduser(default_path() if db is None else db))
-    settings, records = _agreed(group, heap_bytes, timeout_s, path)
+    settings, records, places = _agreed(group, heap_bytes, timeout_s, path)
+    names = names_of(places)
     if records is None:
         settings, records = dataclasses.replace(settings, disable=True), []
     table = Table(user=records, shipped=shipped_records())
     if heap_bytes is None:
         used = () if settings.disable else table.records()
-        heap_bytes = _heap_bytes(used, dist.get_world_size(group))
-    fabric = open_fabric("auto", group, heap_bytes, timeout_s or settings.timeout_s)
-    fabric.static_weights = static_weights
-    fabric.static_cache = static_cache
-    dispatcher = Dispatcher(table, fabric.hardware, settings)
+        heap_bytes = _heap_bytes(used, len(places) // len(names))
+    bound_s = timeout_s or settings.timeout_s
+
+    def opened(ranks: dist.ProcessGroup | None) -> Fabric:
+        fabric = open_fabric("auto", ranks, heap_bytes, bound_s)
+        fabric.static_weights = static_weights
+        fabric.static_cache = static_cache
+        return fabric
+
+    def runtime(
+        fabric: Fabric, unrecorded: UnrecordedProblems | None, autotune_s: float
+    ) -> Runtime:
+        dispatcher = Dispatcher(table, fabric.hardware, settings)
+        keep = None if fabric.rank else keep_in(path)
+        return Runtime(
+            fabric, dispatcher, plan_on_first_call, heap_bytes, unrecorded, keep, path, autotune_s
+        )
+
+    if len(names) == 1:
+        fabric = opened(group)
+    else:
+        fabric = nodes_fabric(
+            group, names, bound_s, lambda ranks: runtime(opened(ranks), None, 0.0)
+        )
     unrecorded = None if settings.log is None or fabric.rank else UnrecordedProblems(settings.log)
-    keep = None if fabric.rank else keep_in(path)
-    autotune_s = 0.0 if settings.disable else settings.autotune_s or 0.0
-    return Runtime(
-        fabric, dispatcher, plan_on_first_call, heap_bytes, unrecorded, keep, path, autotune_s
-    )
+    return runtime(fabric, unrecorded, 0.0 if settings.disable else settings.autotune_s or 0.0)
 
 
 def _agreed(
     group: dist.ProcessGroup | None, heap_bytes: int | None, timeout_s: float | None, db: Path
-) -> tuple[Settings, list[Record] | None]:
-    """The settings, and rank 0's table if all ranks have the same settings and versions.
+) -> tuple[Settings, list[Record] | None, Sequence[Place]]:
+    """The settings, rank 0's table if all ranks have the same settings and versions, and places.
 
     An error on one rank is raised on all of them.
     """
@@ -122,20 +139,14 @@ def _agreed(
     told = None if problem is None else (problem.message, problem.hint)
     versions = {op: fingerprints.versions(op) for op in operation_names()}
     own = (settings.steering(), __version__, versions)
-    answers = vote(group, (told, table, own, _node()))
+    answers = vote(group, (told, table, own, place_here()))
     if problem is not None:
         raise problem
     for other, (told, *_) in enumerate(answers):
         if told is not None:
             raise TaxfreeError(f"rank {other}: {told[0]}", told[1])
-    elsewhere = [rank for rank, answer in enumerate(answers) if answer[3] != answers[0][3]]
-    if elsewhere:
-        raise UsageError(
-            f"the group spans nodes: ranks {elsewhere} are not on the node of rank 0",
-            "give taxfree the group of each node's ranks, such as the inner dimension of a mesh: "
-            "kernels store into the memory of GPUs of one node",
-        )
     table, everyone = answers[0][1], [own for _, _, own, _ in answers]
+    places = [place for *_, place in answers]
     differing = [rank for rank, other in enumerate(everyone) if other != everyone[0]]
     if differing:
         if rank == 0:
@@ -145,16 +156,8 @@ def _agreed(
                 RuntimeWarning,
                 stacklevel=3,
             )
-        return settings, None
-    return settings, [Record.from_json(document) for document in table]
-
-
-def _node() -> str:
-    """What all processes of this node have in common, also those in containers."""
-    try:
-        return _BOOT.read_text()
-    except OSError:
-        return socket.gethostname()
+        return settings, None, places
+    return settings, [Record.from_json(document) for document in table], places
 
 
 def _require_positive(**arguments: float | None) -> None:

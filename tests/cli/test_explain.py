@@ -508,3 +508,15 @@ class TestSaved:
         outcome = cli("explain", *options)
         assert (outcome.code, outcome.out) == (code, "")
         assert error in outcome.err
+
+
+def test_scale_prints_modelled_calls_of_records_and_the_error(cli) -> None:
+    shown = cli("explain", "--scale", "8..32", "--link", "50,5", "--op", "matmul_all_reduce",
+                 "--shapes", "m=1024 n=8192 k=3584")  # fmt: skip
+    assert shown.code == 0, shown.err
+    assert "8 ranks modelled from fewer are" in shown.out
+    rows = [line.split() for line in shown.out.splitlines() if line[:5].strip().isdigit()]
+    assert [(row[0], row[-1]) for row in rows if "library" in row] == [
+        ("8", "recorded"), ("16", "modelled"), ("32", "modelled"),
+    ]  # fmt: skip
+    assert [row[-1] for row in rows if "rail" in row or "flat" in row] == ["modelled"] * 4

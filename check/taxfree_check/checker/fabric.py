@@ -53,7 +53,7 @@ class SimulatedFabric(GrouplessFabric):
 
     def __init__(self, schedule: Schedule, rank: int, arenas: Sequence[torch.Tensor]) -> None:
         self._schedule = schedule
-        self.backend = schedule.backend  # type: ignore[misc]
+        self.backend = schedule.backend
         self.rank, self.world_size = rank, len(arenas)
         self.device = torch.device("cpu")
         self.hardware = KNOWN["cpu"]

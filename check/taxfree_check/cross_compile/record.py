@@ -56,7 +56,7 @@ class GhostFabric(GrouplessFabric):
     has_graphs = True
 
     def __init__(self, world_size: int, hardware: Hardware, heap_bytes: int) -> None:
-        self.backend = hardware.backend  # type: ignore[misc]
+        self.backend = hardware.backend
         self.rank, self.world_size = 0, world_size
         self.device, self.hardware = META, hardware
         self._arena = torch.empty(heap_bytes, dtype=torch.uint8, device=META)

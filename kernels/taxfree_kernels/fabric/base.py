@@ -55,8 +55,8 @@ class Fabric(ABC):
     """
 
     name: ClassVar[str]
-    backend: ClassVar[str]  # the kernels' BACKEND: "interpreter", "cuda" or "hip"
-    has_graphs: ClassVar[bool]
+    backend: str  # the kernels' BACKEND: "interpreter", "cuda" or "hip"
+    has_graphs: bool
 
     group: dist.ProcessGroup
     rank: int

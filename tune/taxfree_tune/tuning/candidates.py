@@ -9,7 +9,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from taxfree._runtime.legality import illegal_reason
 from taxfree.errors import UsageError
 from taxfree_kernels.hardware import Hardware
-from taxfree_kernels.variant import Config, Problem, Variant, op_of, operation, variants
+from taxfree_kernels.variant import (
+    Config,
+    Problem,
+    Variant,
+    op_of,
+    operation,
+    unsupported_reason,
+    variants,
+)
 from taxfree_tune.measuring.trial import Candidate
 
 _MOST = 100_000  # configs that can be measured within days
@@ -26,7 +34,7 @@ def variants_for(
     return {
         name: variant
         for name, variant in _asked_for(problem, only).items()
-        if variant.unsupported_reason(problem, hardware) is None
+        if unsupported_reason(variant, problem, hardware) is None
     }
 
 
@@ -35,7 +43,7 @@ def unsupported_reasons(
 ) -> dict[str, str]:
     """Why each of the other variants, beside the baseline, cannot; arguments as above."""
     reasons = {
-        name: variant.unsupported_reason(problem, hardware)
+        name: unsupported_reason(variant, problem, hardware)
         for name, variant in _asked_for(problem, only).items()
     }
     return {name: reason for name, reason in reasons.items() if reason is not None}

@@ -1,0 +1,218 @@
+"""`taxfree explain --scale`: where fine-grained signals stop paying, modelled from records."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING
+
+from taxfree.errors import NoRecord, TaxfreeError, UsageError
+from taxfree.files import require_writable
+from taxfree.problems import heading
+from taxfree_cli.options import DEFAULT_OP, ShapeOptions, database_path
+from taxfree_cli.output import note, print_json, print_lines, print_table
+
+if TYPE_CHECKING:
+    from taxfree_tune.cost.scaling import Link, Recorded, Scaled
+
+_MOST = 1024  # ranks
+_LARGEST = 8  # ranks that are predicted from fewer, to say how wrong the model is
+
+
+def explain_scale(
+    given: ShapeOptions,
+    scale: str,
+    link: str | None,
+    db: Path | None,
+    plot: Path | None,
+    json: bool,
+) -> None:
+    """Print, for each record, the parts of a call on more and more ranks.
+
+    Args:
+        scale: "2..64".
+        link: between nodes: "50,5" is 50 GB/s and 5 us; None for one node.
+
+    Raises:
+        UsageError: an option makes no sense.
+        NoRecord: no record is of these problems.
+        TaxfreeError: there is nothing to draw with, or the picture cannot be written.
+    """
+    from taxfree_tune.cost import scaling
+    from taxfree_tune.tuning.history import TuningHistory
+
+    ranks, between = _ranks(scale), _link(link)
+    if plot is not None:
+        _require_altair(plot)
+    records = TuningHistory.read(database_path(db), required=db is not None).records
+    known = scaling.recorded(records)
+    is_asked = given.picks()
+    op = None if given.op or given.shapes else DEFAULT_OP
+    asked = [
+        each
+        for each in known
+        if op in (None, each.op)
+        and any(is_asked(each.op, {**each.problem, "world_size": world}) for world in each.times)
+    ]
+    calls = [(each, [c for w in ranks for c in scaling.scaled(each, w, between)]) for each in asked]
+    calls = [(each, found) for each, found in calls if found]
+    if not calls:
+        raise NoRecord(
+            f"no record of {scaling.GPU} is of these problems", "`taxfree db list` shows them"
+        )
+    note("modelled: nothing was measured on these ranks; docs/scaling.md says how")
+    said = _errors(scaling.left_out(known, _LARGEST))
+    if json:
+        documents = [_json(each, found) for each, found in calls]
+        print_json({"schema": 1, "modelled": True, "errors": said, "problems": documents})
+    else:
+        for each, found in calls:
+            _print(each, found)
+        print_lines(said)
+    if plot is not None:
+        _draw(calls, plot)
+
+
+def _ranks(scale: str) -> list[int]:
+    found = re.fullmatch(r"(\d{1,4})\.\.(\d{1,4})", scale)
+    least, most = map(int, found.groups()) if found else (0, 0)
+    if not 2 <= least <= most <= _MOST:
+        raise UsageError(f"--scale {scale!r} is no range of ranks", f"such as 2..64, to {_MOST}")
+    doubled = [least]
+    while 2 * doubled[-1] <= most:
+        doubled.append(2 * doubled[-1])
+    return doubled
+
+
+def _link(text: str | None) -> Link | None:
+    from taxfree_tune.cost.scaling import Link
+
+    if text is None:
+        return None
+    found = re.fullmatch(r"(\d{1,6}(?:\.\d+)?),(\d{1,6}(?:\.\d+)?)", text)
+    rate, us = map(float, found.groups()) if found else (0.0, 0.0)
+    if rate <= 0:
+        raise UsageError(f"--link {text!r} is no link", "GB/s of a rank and us one way, as 50,5")
+    return Link(rate * 1e9, us)
+
+
+def _errors(left_out: Sequence[tuple[str, float, float]]) -> list[str]:
+    """How wrong the model is where it can be known."""
+    lines = []
+    for op in dict.fromkeys(op for op, *_ in left_out):
+        ours = [abs(apart) for each, apart, _ in left_out if each == op]
+        library = [abs(apart) for each, _, apart in left_out if each == op]
+        lines.append(
+            f"{op}: {_LARGEST} ranks modelled from fewer are {median(ours):.0%} off in the median "
+            f"of {len(ours)} records, {max(ours):.0%} at worst; the library's {median(library):.0%}"
+            f", {max(library):.0%}"
+        )
+    return lines
+
+
+def _json(problem: Recorded, calls: Sequence[Scaled]) -> dict[str, object]:
+    from taxfree_tune.cost.scaling import crossing
+
+    rows = [asdict(each) | {"us": each.us, "is_modelled": not each.is_recorded} for each in calls]
+    return {
+        "op": problem.op,
+        "problem": dict(problem.problem),
+        "crossing": crossing(calls),
+        "calls": rows,
+    }
+
+
+def _print(problem: Recorded, calls: Sequence[Scaled]) -> None:
+    from taxfree_tune.cost.scaling import LIBRARY, PARTS, crossing
+
+    library = {each.ranks: each.us for each in calls if each.way == LIBRARY}
+    rows = [
+        (
+            each.ranks, each.nodes, each.way, *(each.parts[part] for part in PARTS), each.us,
+            library[each.ranks] / each.us, "recorded" if each.is_recorded else "modelled",
+        )
+        for each in calls
+    ]  # fmt: skip
+    columns = ["ranks", "nodes", "way", *PARTS, "us", "speed-up", "the sum is"]
+    print_table(columns, rows, f"{_title(problem)}, parts modelled")
+    print_lines([_crossed(crossing(calls), calls), ""])
+
+
+def _title(problem: Recorded) -> str:
+    return f"{problem.op} {heading(problem.op, problem.problem)}"
+
+
+def _crossed(ranks: int | None, calls: Sequence[Scaled]) -> str:
+    if ranks is None:
+        return f"modelled: ours stays ahead of the library up to {calls[-1].ranks} ranks"
+    return f"modelled: from {ranks} ranks on the library is as fast"
+
+
+# -- the picture --
+
+_COLOURS = {
+    "work": "#4c9f70",
+    "launches": "#cf5c5c",
+    "bytes": "#8fa3bf",
+    "signals": "#e0b04a",
+    "skew": "#b48ead",
+}
+
+
+def _require_altair(path: Path) -> None:
+    """Check that there can be a picture.
+
+    Raises:
+        TaxfreeError: what draws it is not installed, or the file cannot be written.
+        UsageError: it is no kind of picture.
+    """
+    try:
+        import altair  # noqa: F401
+        import vl_convert  # noqa: F401
+    except ImportError as error:
+        raise TaxfreeError(
+            f"--plot of --scale needs {error.name}, which is not installed",
+            "pip install 'taxfree[report]'",
+        ) from error
+    if path.suffix not in (".png", ".svg", ".pdf", ".html"):
+        raise UsageError(f"--plot {path}: no such kind of picture", "one of: html, pdf, png, svg")
+    require_writable(path)
+
+
+def _draw(calls: Sequence[tuple[Recorded, list[Scaled]]], path: Path) -> None:
+    """Draw the parts as stacked bars, a panel per problem, with a bar for each way.
+
+    Raises:
+        TaxfreeError: the picture cannot be written.
+    """
+    import altair as alt
+
+    colours = alt.Scale(domain=list(_COLOURS), range=list(_COLOURS.values()))
+    panels = [
+        alt.Chart(alt.Data(values=_bars(found)), title=f"{_title(problem)}, modelled", height=140)
+        .mark_bar()
+        .encode(
+            x=alt.X("way:N", title=None),
+            y=alt.Y("us:Q", title="us"),
+            color=alt.Color("part:N", scale=colours, title=None),
+            order="depth:Q",
+            column=alt.Column("ranks:O", title="ranks"),
+        )
+        .resolve_scale(y="independent", x="independent")
+        for problem, found in calls
+    ]
+    try:
+        alt.vconcat(*panels).save(str(path))
+    except (OSError, ValueError) as error:
+        raise TaxfreeError(f"{path} cannot be written: {error}", "name a .png file") from error
+
+
+def _bars(calls: Sequence[Scaled]) -> list[dict[str, object]]:
+    return [
+        {"ranks": call.ranks, "way": call.way, "part": part, "us": us, "depth": depth}
+        for call in calls
+        for depth, (part, us) in enumerate(call.parts.items())
+    ]
