@@ -116,7 +116,7 @@ def steps(gpus: int, folder: Path) -> Iterator[Step]:
     cost = folder / "host_cost.json"
     yield Step("host cost", ("-m", "benchmarks.host_cost", *on, "--out", str(cost)), 60,
                dispatched(cost))  # fmt: skip
-    modes = ("--mode", "eager", "--mode", "compiled", "--mode", "graph")
+    modes = [part for mode in ("eager", "compiled", "graph", "step") for part in ("--mode", mode)]
     few = model(on, 2, "--prefill", "1024", "--decode", "1", *modes)
     yield Step("PyTorch", few, 90, modelled, database)
     yield Step("Transformers", launched(gpus, "generate", "--batches", "1"), 120, same, database)
@@ -256,13 +256,22 @@ def explained(out: str) -> tuple[Any, list[str]]:
 
 
 def modelled(out: str) -> tuple[Any, list[str]]:
-    """The gain over PyTorch, and modes that are wrong or fail."""
+    """The gain over PyTorch, and modes that are wrong, fail, or are slower than it."""
     document = json.loads(out)
     names = ("phase", "path", "mode", "median_us", "iqr_us", "tokens_per_s", "speedup",
              "relative_error")  # fmt: skip
     rows = [{name: row[name] for name in names} for row in document["rows"]]
     broken = [each for each in document["skipped"] if each["state"] != "refused"]
-    return rows, [f"{each['path']} {each['mode']}: {each['reason']}" for each in broken]
+    wrong = [f"{each['path']} {each['mode']}: {each['reason']}" for each in broken]
+    for row in rows:
+        median, iqr = row["median_us"], row["iqr_us"]
+        theirs = median * (row["speedup"] or 1.0)
+        if _is_slower((median, iqr), (theirs, iqr)):
+            phase = f"{row['phase']['name']} of batch {row['phase']['batch']}"
+            wrong.append(
+                f"{row['mode']}, {phase}: taxfree takes {median:.0f} us, PyTorch {theirs:.0f}"
+            )
+    return rows, wrong
 
 
 def dispatched(path: Path) -> Judge:

@@ -15,6 +15,7 @@ from benchmarks.accept.__main__ import (
     benched,
     dispatched,
     explained,
+    modelled,
     same,
     trained,
 )
@@ -111,6 +112,28 @@ def test_a_step_of_training_is_no_slower_than_pytorchs(
         "taxfree_us": us, "taxfree_iqr_us": iqr_us,
     }  # fmt: skip
     assert len(trained(json.dumps({"rows": [row]}))[1]) == wrong
+
+
+@pytest.mark.parametrize(
+    ("speedup", "iqr_us", "is_slow"),
+    [
+        (None, 0.0, False),
+        (1.1, 0.0, False),
+        (0.98, 0.0, False),
+        (0.9, 0.0, True),
+        (0.9, 9.0, False),
+    ],
+)
+def test_a_mode_of_a_model_is_no_slower_than_pytorchs(
+    speedup: float | None, iqr_us: float, is_slow: bool
+) -> None:
+    row = {
+        "phase": {"name": "decode", "batch": 1, "length": 1024}, "path": "taxfree",
+        "mode": "graph", "median_us": 100.0, "iqr_us": iqr_us, "tokens_per_s": 1e4,
+        "speedup": speedup, "relative_error": 0.01,
+    }  # fmt: skip
+    _, wrong = modelled(json.dumps({"rows": [row], "skipped": []}))
+    assert bool(wrong) == is_slow
 
 
 def test_a_step_ends_at_its_limit_with_all_that_it_started() -> None:
