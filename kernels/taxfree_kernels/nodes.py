@@ -27,6 +27,7 @@ from taxfree_kernels.variant import Config, MatmulProblem, Plan, Sharded, SizeRa
 from taxfree_kernels.vendor import all_reduce, gather_beside, matmul_into
 
 _CHUNKS = (1, 2, 4)
+_HINT = "see why that one died or is stuck; then start again"
 _ROLL_CALL_S = 5.0  # in which ranks of other nodes say that they are there
 _POLL_S = 0.001
 
@@ -99,8 +100,23 @@ class NodesFabric(Fabric):
                 self.node._run(ALL_GATHER_MATMUL, (shard, weight, bias, 0, None), out)
 
     def share_in_node(self, gathered: torch.Tensor, shard: torch.Tensor) -> Any:
-        """The shards of all ranks of the node, beside what follows; to be waited for."""
+        """The shards of all ranks of the node, beside what follows; for :meth:`wait_in_node`."""
         return gather_beside(gathered, shard, self.node._fabric.group)
+
+    def wait_in_node(self, work: Any) -> None:
+        """Let what follows wait for what the node's ranks share.
+
+        Raises:
+            PeerTimeout: one of them is lost.
+        """
+        try:
+            work.wait()
+        except RuntimeError as error:
+            name, why = self.names[self.own_node], str(error).partition("\n")[0]
+            self.lost = PeerTimeout(
+                f"rank {self.rank} lost a rank of its node {name}: {why}", _HINT
+            )
+            raise self.lost from error
 
     # -- between nodes ------------------------------------------------------------------------
 
@@ -135,7 +151,7 @@ class NodesFabric(Fabric):
         absent = [f"node {self.names[node]} {self._ranks_of(node)}" for node in self._absent()]
         who = " and ".join(absent) or "another node, which is there,"
         message = f"rank {self.rank} of node {self.names[self.own_node]} lost {who}: {why}"
-        self.lost = PeerTimeout(message, "see why that node died or is stuck; then start again")
+        self.lost = PeerTimeout(message, _HINT)
         return self.lost
 
     def _ranks_of(self, node: int) -> str:

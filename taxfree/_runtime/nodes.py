@@ -78,17 +78,19 @@ def nodes_fabric(
     Args:
         group: all ranks, node by node.
         names: of the nodes.
-        timeout_s: for what goes between nodes; the library of GPUs has its own.
+        timeout_s: of the collectives of a CPU; the library of GPUs has its own.
         open_runtime: opens that of the ranks of a node, on their group.
     """
     group = group or dist.distributed_c10d._get_default_group()
     everyone = dist.get_process_group_ranks(group)
     rank, count = dist.get_rank(group), len(everyone) // len(names)
     first = rank // count * count
-    # Ranks outside of the group take no part.
-    inside = dist.new_group(everyone[first : first + count], use_local_synchronization=True)
-    bound = timedelta(seconds=timeout_s) if "gloo" in dist.get_backend(group) else None
-    rail = dist.new_group(
-        everyone[rank % count :: count], timeout=bound, use_local_synchronization=True
-    )
+    bound = timedelta(seconds=timeout_s) if dist.get_backend(group) == "gloo" else None
+
+    def among(ranks: list[int]) -> dist.ProcessGroup:
+        """Their group; ranks outside take no part in making it."""
+        return dist.new_group(ranks, timeout=bound, use_local_synchronization=True)
+
+    inside = among(everyone[first : first + count])
+    rail = among(everyone[rank % count :: count])
     return NodesFabric(group, open_runtime(inside), rail, names)

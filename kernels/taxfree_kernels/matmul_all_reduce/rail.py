@@ -82,7 +82,7 @@ class RailPlan(BaselinePlan):
         gathers.append(self._gather(sums[-1], *summed[-1]))
         for work, (_, whole, target) in zip(gathers, summed, strict=True):
             if work is not None:
-                nodes.wait(work)
+                nodes.wait_in_node(work)
             if whole is not target:
                 target.copy_(whole[: len(target)])
 
