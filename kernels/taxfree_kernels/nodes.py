@@ -65,6 +65,7 @@ class NodesFabric(Fabric):
         self.static_weights = inside.static_weights
         self.static_cache = inside.static_cache
         self.lost: PeerTimeout | None = None
+        self._meet(rail)  # now: no library can set up a group while a graph is captured
 
     @property
     def heap(self) -> SymmetricHeap:
@@ -109,27 +110,13 @@ class NodesFabric(Fabric):
         Raises:
             PeerTimeout: one of them is lost.
         """
-        try:
+        with self._naming_the_node():
             work.wait()
-        except RuntimeError as error:
-            name, why = self.names[self.own_node], str(error).partition("\n")[0]
-            self.lost = PeerTimeout(
-                f"rank {self.rank} lost a rank of its node {name}: {why}", _HINT
-            )
-            raise self.lost from error
 
     # -- between nodes ------------------------------------------------------------------------
 
-    def wait(self, work: Any) -> None:
-        """Let what follows wait for the library, which runs beside.
-
-        Raises:
-            PeerTimeout: a node is lost; the message names it.
-        """
-        try:
-            work.wait()
-        except RuntimeError as error:  # each backend says it in its own way
-            raise self._loss(str(error).partition("\n")[0]) from error
+    def loss(self, error: RuntimeError) -> PeerTimeout | None:
+        return self._loss(_said(error)) if _is_of_library(error) else None
 
     def synchronize(self) -> None:
         """Wait until this rank's device is idle.
@@ -178,13 +165,19 @@ class NodesFabric(Fabric):
 
     @contextlib.contextmanager
     def _naming_the_node(self) -> Iterator[None]:
+        node = f"node {self.names[self.own_node]}"
         try:
             yield
         except PeerTimeout as error:
-            name = self.names[self.own_node]
-            raise PeerTimeout(
-                f"in node {name}: {error.message}", error.hint, error.is_secondary
-            ) from error
+            message = f"in {node}: {error.message}"
+            raise PeerTimeout(message, error.hint, error.is_secondary) from error
+        except RuntimeError as error:
+            if not _is_of_library(error):
+                raise
+            self.lost = PeerTimeout(
+                f"rank {self.rank} lost a rank of its {node}: {_said(error)}", _HINT
+            )
+            raise self.lost from error
 
     def ticks(self, seconds: float) -> int:
         return self.node._fabric.ticks(seconds)
@@ -203,6 +196,15 @@ class NodesFabric(Fabric):
                 super().release()
             finally:
                 node._release()
+
+
+def _is_of_library(error: RuntimeError) -> bool:
+    """Whether a collective has failed: gloo's errors have no class of their own."""
+    return isinstance(error, dist.DistError) or "gloo" in str(error)
+
+
+def _said(error: RuntimeError) -> str:
+    return str(error).partition("\n")[0]
 
 
 class _NodesPool(Pool):

@@ -89,7 +89,10 @@ def nodes_fabric(
 
     def among(ranks: list[int]) -> dist.ProcessGroup:
         """Their group; ranks outside take no part in making it."""
-        return dist.new_group(ranks, timeout=bound, use_local_synchronization=True)
+        found: dist.ProcessGroup = dist.new_group(
+            ranks, timeout=bound, use_local_synchronization=True
+        )
+        return found
 
     inside = among(everyone[first : first + count])
     rail = among(everyone[rank % count :: count])
