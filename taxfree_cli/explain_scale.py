@@ -9,11 +9,11 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING
 
-from taxfree.errors import NoRecord, TaxfreeError, UsageError
-from taxfree.files import require_writable
+from taxfree.errors import NoRecord, UsageError
 from taxfree.problems import heading
 from taxfree_cli.options import DEFAULT_OP, ShapeOptions, database_path
 from taxfree_cli.output import note, print_json, print_lines, print_table
+from taxfree_cli.pictures import require_picture
 
 if TYPE_CHECKING:
     from taxfree_tune.cost.scaling import Link, Recorded, Scaled
@@ -46,7 +46,7 @@ def explain_scale(
 
     ranks, between = _ranks(scale), _link(link)
     if plot is not None:
-        _require_altair(plot)
+        require_picture(plot)
     records = TuningHistory.read(database_path(db), required=db is not None).records
     known = scaling.recorded(records)
     is_asked = given.picks()
@@ -73,7 +73,9 @@ def explain_scale(
             _print(each, found)
         print_lines(said)
     if plot is not None:
-        _draw(calls, plot)
+        from taxfree_tune.reporting.pictures import save_scaled
+
+        save_scaled(_drawn(calls), plot)
 
 
 def _ranks(scale: str) -> list[int]:
@@ -151,68 +153,19 @@ def _crossed(ranks: int | None, calls: Sequence[Scaled]) -> str:
     return f"modelled: from {ranks} ranks on the library is as fast"
 
 
-# -- the picture --
-
-_COLOURS = {
-    "work": "#4c9f70",
-    "launches": "#cf5c5c",
-    "bytes": "#8fa3bf",
-    "signals": "#e0b04a",
-    "skew": "#b48ead",
-}
-
-
-def _require_altair(path: Path) -> None:
-    """Check that there can be a picture.
-
-    Raises:
-        TaxfreeError: what draws it is not installed, or the file cannot be written.
-        UsageError: it is no kind of picture.
-    """
-    try:
-        import altair  # noqa: F401
-        import vl_convert  # noqa: F401
-    except ImportError as error:
-        raise TaxfreeError(
-            f"--plot of --scale needs {error.name}, which is not installed",
-            "pip install 'taxfree[report]'",
-        ) from error
-    if path.suffix not in (".png", ".svg", ".pdf", ".html"):
-        raise UsageError(f"--plot {path}: no such kind of picture", "one of: html, pdf, png, svg")
-    require_writable(path)
-
-
-def _draw(calls: Sequence[tuple[Recorded, list[Scaled]]], path: Path) -> None:
-    """Draw the parts as stacked bars, a panel per problem, with a bar for each way.
-
-    Raises:
-        TaxfreeError: the picture cannot be written.
-    """
-    import altair as alt
-
-    colours = alt.Scale(domain=list(_COLOURS), range=list(_COLOURS.values()))
-    panels = [
-        alt.Chart(alt.Data(values=_bars(found)), title=f"{_title(problem)}, modelled", height=140)
-        .mark_bar()
-        .encode(
-            x=alt.X("way:N", title=None),
-            y=alt.Y("us:Q", title="us"),
-            color=alt.Color("part:N", scale=colours, title=None),
-            order="depth:Q",
-            column=alt.Column("ranks:O", title="ranks"),
-        )
-        .resolve_scale(y="independent", x="independent")
-        for problem, found in calls
-    ]
-    try:
-        alt.vconcat(*panels).save(str(path))
-    except (OSError, ValueError) as error:
-        raise TaxfreeError(f"{path} cannot be written: {error}", "name a .png file") from error
-
-
-def _bars(calls: Sequence[Scaled]) -> list[dict[str, object]]:
+def _drawn(calls: Sequence[tuple[Recorded, list[Scaled]]]) -> list[dict[str, object]]:
+    """The parts of all calls, as a picture takes them."""
     return [
-        {"ranks": call.ranks, "way": call.way, "part": part, "us": us, "depth": depth}
-        for call in calls
+        {
+            "panel": f"{_title(problem)}, modelled",
+            "ranks": call.ranks,
+            "way": call.way,
+            "total_us": call.us,
+            "part": part,
+            "us": us,
+            "depth": depth,
+        }
+        for problem, found in calls
+        for call in found
         for depth, (part, us) in enumerate(call.parts.items())
     ]

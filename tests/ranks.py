@@ -37,8 +37,8 @@ DEADLINE_S = 400.0  # less than a test may take
 
 #: variants without kernels of ours that wait for peers
 LIBRARY = ("baseline", "splits")
-#: variants that the host fabric cannot serve: they need NCCL, CUDA, or a compiled kernel
-ELSEWHERE = ("registered", "torch_fused", "torch_symm_mem", "warp_specialized")
+#: variants that the host fabric cannot serve: they need NCCL, CUDA, a compiled kernel, or nodes
+ELSEWHERE = ("rail", "registered", "torch_fused", "torch_symm_mem", "warp_specialized")
 #: operations whose ranks exchange nothing
 LOCAL = ("attention",)
 

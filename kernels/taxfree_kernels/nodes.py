@@ -27,6 +27,7 @@ from taxfree_kernels.variant import Config, MatmulProblem, Plan, Sharded, SizeRa
 from taxfree_kernels.vendor import all_reduce, gather_beside, matmul_into
 
 _CHUNKS = (1, 2, 4)
+_HINT = "see why that one died or is stuck; then start again"
 _ROLL_CALL_S = 5.0  # in which ranks of other nodes say that they are there
 _POLL_S = 0.001
 
@@ -64,6 +65,7 @@ class NodesFabric(Fabric):
         self.static_weights = inside.static_weights
         self.static_cache = inside.static_cache
         self.lost: PeerTimeout | None = None
+        self._meet(rail)  # now: no library can set up a group while a graph is captured
 
     @property
     def heap(self) -> SymmetricHeap:
@@ -99,21 +101,22 @@ class NodesFabric(Fabric):
                 self.node._run(ALL_GATHER_MATMUL, (shard, weight, bias, 0, None), out)
 
     def share_in_node(self, gathered: torch.Tensor, shard: torch.Tensor) -> Any:
-        """The shards of all ranks of the node, beside what follows; to be waited for."""
+        """The shards of all ranks of the node, beside what follows; for :meth:`wait_in_node`."""
         return gather_beside(gathered, shard, self.node._fabric.group)
+
+    def wait_in_node(self, work: Any) -> None:
+        """Let what follows wait for what the node's ranks share.
+
+        Raises:
+            PeerTimeout: one of them is lost.
+        """
+        with self._naming_the_node():
+            work.wait()
 
     # -- between nodes ------------------------------------------------------------------------
 
-    def wait(self, work: Any) -> None:
-        """Let what follows wait for the library, which runs beside.
-
-        Raises:
-            PeerTimeout: a node is lost; the message names it.
-        """
-        try:
-            work.wait()
-        except RuntimeError as error:  # each backend says it in its own way
-            raise self._loss(str(error).partition("\n")[0]) from error
+    def loss(self, error: RuntimeError) -> PeerTimeout | None:
+        return self._loss(_said(error)) if _is_of_library(error) else None
 
     def synchronize(self) -> None:
         """Wait until this rank's device is idle.
@@ -135,7 +138,7 @@ class NodesFabric(Fabric):
         absent = [f"node {self.names[node]} {self._ranks_of(node)}" for node in self._absent()]
         who = " and ".join(absent) or "another node, which is there,"
         message = f"rank {self.rank} of node {self.names[self.own_node]} lost {who}: {why}"
-        self.lost = PeerTimeout(message, "see why that node died or is stuck; then start again")
+        self.lost = PeerTimeout(message, _HINT)
         return self.lost
 
     def _ranks_of(self, node: int) -> str:
@@ -162,13 +165,19 @@ class NodesFabric(Fabric):
 
     @contextlib.contextmanager
     def _naming_the_node(self) -> Iterator[None]:
+        node = f"node {self.names[self.own_node]}"
         try:
             yield
         except PeerTimeout as error:
-            name = self.names[self.own_node]
-            raise PeerTimeout(
-                f"in node {name}: {error.message}", error.hint, error.is_secondary
-            ) from error
+            message = f"in {node}: {error.message}"
+            raise PeerTimeout(message, error.hint, error.is_secondary) from error
+        except RuntimeError as error:
+            if not _is_of_library(error):
+                raise
+            self.lost = PeerTimeout(
+                f"rank {self.rank} lost a rank of its {node}: {_said(error)}", _HINT
+            )
+            raise self.lost from error
 
     def ticks(self, seconds: float) -> int:
         return self.node._fabric.ticks(seconds)
@@ -187,6 +196,15 @@ class NodesFabric(Fabric):
                 super().release()
             finally:
                 node._release()
+
+
+def _is_of_library(error: RuntimeError) -> bool:
+    """Whether a collective has failed: gloo's errors have no class of their own."""
+    return isinstance(error, dist.DistError) or "gloo" in str(error)
+
+
+def _said(error: RuntimeError) -> str:
+    return str(error).partition("\n")[0]
 
 
 class _NodesPool(Pool):

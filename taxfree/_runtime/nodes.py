@@ -78,17 +78,32 @@ def nodes_fabric(
     Args:
         group: all ranks, node by node.
         names: of the nodes.
-        timeout_s: for what goes between nodes; the library of GPUs has its own.
+        timeout_s: of the collectives of a CPU; the library of GPUs has its own.
         open_runtime: opens that of the ranks of a node, on their group.
+
+    Raises:
+        UsageError: the groups cannot be made without ranks outside of the group.
     """
-    group = group or dist.distributed_c10d._get_default_group()
+    default = dist.distributed_c10d._get_default_group()
+    group = group or default
     everyone = dist.get_process_group_ranks(group)
+    if default.bound_device_id is not None and len(everyone) < default.size():
+        raise UsageError(
+            "the default group is bound to a device: NCCL makes groups of it with all ranks",
+            "call init_process_group without device_id, or taxfree.init with all ranks",
+        )
     rank, count = dist.get_rank(group), len(everyone) // len(names)
     first = rank // count * count
-    # Ranks outside of the group take no part.
-    inside = dist.new_group(everyone[first : first + count], use_local_synchronization=True)
-    bound = timedelta(seconds=timeout_s) if "gloo" in dist.get_backend(group) else None
-    rail = dist.new_group(
-        everyone[rank % count :: count], timeout=bound, use_local_synchronization=True
-    )
+    backend = dist.get_backend_config(group)
+    bound = None if "nccl" in backend else timedelta(seconds=timeout_s)
+
+    def among(ranks: list[int]) -> dist.ProcessGroup:
+        """Their group; ranks outside take no part in making it."""
+        found: dist.ProcessGroup = dist.new_group(
+            ranks, timeout=bound, backend=backend, use_local_synchronization=True
+        )
+        return found
+
+    inside = among(everyone[first : first + count])
+    rail = among(everyone[rank % count :: count])
     return NodesFabric(group, open_runtime(inside), rail, names)

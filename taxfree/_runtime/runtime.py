@@ -604,6 +604,11 @@ class Runtime(contextlib.AbstractContextManager["Runtime"]):
         try:
             entry.calls += 1
             return self._plan_of(entry).run(*inputs, out)
+        except RuntimeError as error:
+            lost = self._fabric.loss(error)
+            if lost is None:
+                raise
+            raise lost from error
         finally:
             self._calling.leave()
 

@@ -18,6 +18,7 @@ from taxfree_kernels.decode_step.tuned import (
     StepProblem,
 )
 from taxfree_kernels.hardware import Hardware
+from taxfree_kernels.variant import unsupported_reason
 from taxfree_tuning_db import Measurement, Query, Record, Table, look_up
 
 
@@ -58,7 +59,7 @@ def choose(problem: StepProblem, dispatcher: Dispatcher, hardware: Hardware) -> 
     """By the record of the problem, or of one within a factor of two; else by the hardware."""
     if dispatcher.is_disabled:
         return StepChoice("operations", why="TAXFREE_DISABLE is set, or ranks differ")
-    unsupported = WAYS["kernel"].unsupported_reason(problem, hardware)
+    unsupported = unsupported_reason(WAYS["kernel"], problem, hardware)
     if unsupported is not None:
         return StepChoice("operations", why=unsupported)
     record = recorded(problem, dispatcher.table, hardware)

@@ -520,3 +520,13 @@ def test_scale_prints_modelled_calls_of_records_and_the_error(cli) -> None:
         ("8", "recorded"), ("16", "modelled"), ("32", "modelled"),
     ]  # fmt: skip
     assert [row[-1] for row in rows if "rail" in row or "flat" in row] == ["modelled"] * 4
+
+
+def test_scale_draws_each_call(cli, tmp_path: Path) -> None:
+    picture = tmp_path / "scale.svg"
+    arguments = ("--op", "matmul_all_reduce", "--shapes", "m=64 n=8192 k=3584")
+    shown = cli("explain", "--scale", "8..16", "--link", "50,5", *arguments, "--plot", picture)
+    assert shown.code == 0, shown.err
+    text = picture.read_text("utf-8")
+    assert "modelled" in text
+    assert all(f"{way} " in text for way in ("in a node", "flat", "rail", "library"))

@@ -165,23 +165,23 @@ def autotuned(fabric: Any, folder: str) -> Any:
     return before, after, later, tried, ours[0].record.hardware.link
 
 
-def lose_a_node(fabric: Any, folder: str) -> Any:
-    """The second node dies; the first says which, in this call and in all later ones."""
+def lose(fabric: Any, folder: str, first: int, is_by_rail: bool = True) -> Any:
+    """The ranks from the first one on die; the others say who, in this call and in later ones."""
     problem = problem_of("matmul_all_reduce", m=M, n=N, k=K)
     with on_nodes(2, 2):
-        rt = init(folder, rail_record(problem, 2, 2), timeout_s=5)
+        rt = init(folder, *[rail_record(problem, 2, 2)] * is_by_rail, timeout_s=5)
         y, expected = called(rt, problem)
         assert torch.equal(y, expected)
         dist.barrier()
-        if dist.get_rank() >= 2:
+        if dist.get_rank() >= first:
             time.sleep(0.2)
             os.kill(os.getpid(), signal.SIGKILL)
         said = []
-        for _ in range(2):
+        while len(said) < 2:
             try:
                 called(rt, problem)
             except PeerTimeout as error:
-                said.append(error.message)
+                said.append(str(error))
         rt._release()
     return said
 
@@ -234,10 +234,12 @@ def test_a_group_that_spans_nodes_is_tuned_on_its_ranks(ranks: Ranks, tmp_path: 
         assert link == "shared memory, 2 nodes"
 
 
-def test_who_loses_a_node_names_it(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_by_rail", [True, False])
+def test_who_loses_a_node_names_it(tmp_path: Path, is_by_rail: bool) -> None:
     with contextlib.closing(start_group(4, "host")) as group:
         found = replies_of_survivors(
-            group, f"{__name__}:on_rank", 120.0, [0, 1], scenario="lose_a_node",
+            group, f"{__name__}:on_rank", 120.0, [0, 1], scenario="lose", first=2,
+            is_by_rail=is_by_rail,
             folder=str(tmp_path),
         )  # fmt: skip
     assert found.keys() == {0, 1}
@@ -245,6 +247,17 @@ def test_who_loses_a_node_names_it(tmp_path: Path) -> None:
         assert len(said) == 2
         for message in said:
             assert message.startswith(f"rank {rank} of node a lost node b (ranks 2 to 3): ")
+
+
+def test_a_node_that_lost_a_rank_is_named_by_the_others(tmp_path: Path) -> None:
+    with contextlib.closing(start_group(4, "host")) as group:
+        found = replies_of_survivors(
+            group, f"{__name__}:on_rank", 120.0, [0, 1, 2], scenario="lose", first=3,
+            folder=str(tmp_path),
+        )  # fmt: skip
+    assert found.keys() == {0, 1, 2}
+    assert found[1][0].startswith("rank 1 of node a lost node b (ranks 2 to 3): ")
+    assert found[2][0].startswith(("in node b: rank 0 ", "rank 2 lost a rank of its node b: "))
 
 
 def test_no_kernel_of_one_node_serves_several() -> None:

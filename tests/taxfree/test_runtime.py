@@ -5,8 +5,6 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import warnings
-from contextlib import nullcontext
-from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -224,17 +222,6 @@ def init_from(fabric: Any, db: str, disable_on: int | None) -> Any:
     return right, choice.kind, choice.variant, memory.plans, text, said
 
 
-def init_across_nodes(fabric: Any, tmp_path: str) -> Any:
-    import taxfree
-
-    boot = Path(tmp_path, "boot_id")
-    boot.write_text("another node's")
-    here = mock.patch("taxfree._runtime.startup._BOOT", boot) if fabric.rank else nullcontext()
-    with here, pytest.raises(UsageError) as error:
-        taxfree.init(db="/nowhere/tuning.sqlite")
-    return error.value.message, error.value.hint
-
-
 def on_a_group(fabric: Any) -> Any:
     import taxfree
 
@@ -315,11 +302,6 @@ class TestInit:
         assert [each[1] for each in results] == ["disabled", "disabled"]
         assert [len(each[-1]) for each in results] == [1, 0]
         assert all(each[0] for each in results)
-
-    def test_a_group_that_spans_nodes_is_refused_by_all(self, ranks: Ranks, tmp_path: Any) -> None:
-        for message, hint in run(ranks, "init_across_nodes", tmp_path=str(tmp_path)):
-            assert message == "the group spans nodes: ranks [1] are not on the node of rank 0"
-            assert "the group of each node's ranks" in hint
 
     def test_each_group_has_a_runtime_of_its_own(self, ranks: Ranks) -> None:
         assert run(ranks, "on_a_group") == [(1, [[8.0] * 3] * 4)] * WORLD

@@ -28,6 +28,7 @@ def test_all_are_read():
         "TAXFREE_AUTOTUNE": "1.5m",
         "TAXFREE_DEBUG": "ON",
         "TAXFREE_VERIFY": "0",
+        "TAXFREE_NODE": "a",
     }
     assert environment.keys() == VARIABLES.keys()
     expected = Settings(True, True, 2.5, Path("/some/problems.yaml"), 90.0, True, False)

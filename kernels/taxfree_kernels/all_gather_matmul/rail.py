@@ -54,7 +54,7 @@ class RailPlan(Plan):
             )
         nodes.gather_in_node(a, weight, bias, by_node[nodes.own_node].flatten(0, 1))
         for begin, gathered, work in pieces:
-            nodes.wait(work)
+            work.wait()
             for node in range(count):
                 if node == nodes.own_node:
                     continue

@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from triton.runtime import jit
 
-from taxfree_kernels.errors import PlanError
+from taxfree_kernels.errors import PeerTimeout, PlanError
 from taxfree_kernels.fabric.heap import Pool, SymmetricHeap, aligned
 
 if TYPE_CHECKING:
@@ -101,6 +101,13 @@ class Fabric(ABC):
     def library_memory(self) -> dict[str, Workspace]:
         """Scratch memory of libraries, by kind, that plans share as well."""
         return {}
+
+    def loss(self, error: RuntimeError) -> PeerTimeout | None:
+        """What to raise in place of an error of a call that means a lost peer; None if it does not.
+
+        On one node nobody is named but by kernels.
+        """
+        return None
 
     @property
     def workspace_bytes(self) -> int:

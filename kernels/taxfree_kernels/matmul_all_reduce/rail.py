@@ -82,7 +82,7 @@ class RailPlan(BaselinePlan):
         gathers.append(self._gather(sums[-1], *summed[-1]))
         for work, (_, whole, target) in zip(gathers, summed, strict=True):
             if work is not None:
-                nodes.wait(work)
+                nodes.wait_in_node(work)
             if whole is not target:
                 target.copy_(whole[: len(target)])
 
@@ -90,7 +90,7 @@ class RailPlan(BaselinePlan):
         self, work: Any, shard: torch.Tensor, whole: torch.Tensor, target: torch.Tensor
     ) -> Any:
         """Gather a chunk once its rail is done; None where a rank has all of it."""
-        self._nodes.wait(work)
+        work.wait()
         return None if shard is target else self._nodes.share_in_node(whole, shard)
 
     def _shard_rows(self, rows: int) -> int:

@@ -56,7 +56,7 @@ class RailPlan(Plan):
             nodes.sum_in_node(part, weight, shard)
             works.append(reduce_scatter_beside(out[begin : begin + rows], shard, nodes.rail))
         for work in works:
-            nodes.wait(work)
+            work.wait()
         return out
 
 

@@ -40,7 +40,7 @@ from tests.sample import PARTS, Sample
 
 OP = "all_gather_matmul"
 WITHOUT_KERNELS = (
-    "baseline", "registered", "splits", "torch_fused", "torch_symm_mem",
+    "baseline", "rail", "registered", "splits", "torch_fused", "torch_symm_mem",
     "warp_specialized",  # is not interpreted
 )  # fmt: skip
 VARIANTS = [(op, name) for op in operation_names() for name in checkable_variants(op)]

@@ -28,6 +28,13 @@ _WRITERS = {
 }
 KINDS = tuple(_WRITERS)
 _COLOURS = {"baseline": "var(--ink)", DISPATCH: "gold"}
+_SCALED = {
+    "work": "var(--bound)",
+    "launches": "var(--launch)",
+    "bytes": "var(--kernel-work)",
+    "signals": "var(--bulk-synchronous)",
+    "skew": "var(--locality)",
+}
 
 
 def _save(drawing: Mapping[str, Any], rows: Sequence[dict[str, Any]], path: Path) -> None:
@@ -137,6 +144,34 @@ def save_timelines(call: dict[str, Any], path: Path) -> None:
     rows = calls.timelines(Sources(timelines=[ResultFile("", {}, [call])]))
     title = {"text": rows[0]["panel"], "anchor": "start"}
     _save(timeline_of(rows).drawing | {"title": title}, rows, path)
+
+
+def save_scaled(rows: Sequence[dict[str, Any]], path: Path) -> None:
+    """Draw calls on more and more ranks as stacked bars, a panel per problem.
+
+    Args:
+        rows: a part of a call each: `panel`, `ranks`, `way`, `part`, `us`, the `depth` of the part
+            in its bar, and `total_us` of the call.
+        path: its name ends in one of `KINDS`.
+
+    Raises:
+        OSError: the picture cannot be written.
+    """
+    chart = alt.Chart(ROWS).encode(y=alt.Y("ranks:O", title="ranks"), yOffset=alt.YOffset("way:N"))
+    bars = chart.mark_bar().encode(
+        x=alt.X("us:Q", title="us, modelled"),
+        color=coloured("part", _SCALED, legend=alt.Legend(orient="top")),
+        order="depth:Q",
+    )
+    names = (
+        chart.transform_filter(alt.datum.depth == 0)
+        .transform_calculate(text="datum.way + ' ' + format(datum.total_us, '.3~g')")
+        .mark_text(align="left", dx=4, fontSize=10, color="var(--ink)")
+        .encode(x="total_us:Q", text="text:N")
+    )
+    layers = alt.layer(bars, names).properties(height=alt.Step(15, **{"for": "offset"}))
+    panels = dict.fromkeys(row["panel"] for row in rows)
+    _save(finished(_stacked(layers, panels)), rows, path)
 
 
 def _stacked(chart: Any, panels: Iterable[str]) -> Any:
