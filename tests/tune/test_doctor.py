@@ -17,7 +17,7 @@ from taxfree_tune.doctor.advice import advice
 from taxfree_tune.doctor.guard import Guard
 from taxfree_tune.doctor.report import (
     ExaminedMachine,
-    Iris,
+    IrisReport,
     MachineReport,
     Package,
     ProbeResults,
@@ -488,7 +488,7 @@ class TestAdvice:
     def report(self, *, vendors=(), iris="missing", measured=None, versions=(), **packages):
         loaded = {"torch": "2.13.0", "triton": "3.9.0", "numpy": "2.4.1"} | packages
         found = tuple(Package(name, each, (f"{name} {each}",)) for name, each in loaded.items())
-        software = Software(dict(versions), found, Iris(iris, ""))
+        software = Software(dict(versions), found, IrisReport(iris, ""))
         return MachineReport("auto", software, ExaminedMachine(vendors=vendors), {}, measured, {})
 
     def said(self, **facts):

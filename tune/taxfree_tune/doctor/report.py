@@ -24,7 +24,7 @@ class Package:
 
 
 @dataclass(frozen=True)
-class Iris:
+class IrisReport:
     """Whether ROCm's Iris is there.
 
     Args:
@@ -48,7 +48,7 @@ class Software:
 
     versions: Mapping[str, str]
     packages: tuple[Package, ...]
-    iris: Iris
+    iris: IrisReport
 
     def loaded(self, name: str) -> str | None:
         """Version of a package that an import gives."""

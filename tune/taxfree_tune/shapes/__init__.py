@@ -16,7 +16,7 @@ from taxfree_tune.shapes.models import known_models
 from taxfree_tune.shapes.request import (
     DEFAULT_SET,
     INTERPRETED_SET,
-    Choice,
+    ChosenProblems,
     ShapeRequest,
     choose,
     expand,
@@ -32,7 +32,7 @@ from taxfree_tune.shapes.sets import named_sets
 __all__ = [
     "DEFAULT_SET",
     "INTERPRETED_SET",
-    "Choice",
+    "ChosenProblems",
     "ShapeRequest",
     "choose",
     "expand",

@@ -24,9 +24,9 @@ from taxfree_tune.shapes.parser import (
     EXAMPLE,
     MODEL_SET,
     Axes,
-    Entry,
     Parser,
     Shape,
+    ShapeEntry,
     Value,
     entries,
 )
@@ -70,7 +70,7 @@ class ShapeRequest:
 
 
 @dataclass(frozen=True)
-class Choice:
+class ChosenProblems:
     """The problems to work on, and why these.
 
     Args:
@@ -112,7 +112,7 @@ def choose(
     request: ShapeRequest,
     recorded: Callable[[], Iterable[Mapping[str, Any]]],
     default: str = DEFAULT_SET,
-) -> Choice:
+) -> ChosenProblems:
     """Return the problems that were asked for; else those already measured; else a named set.
 
     Args:
@@ -126,7 +126,7 @@ def choose(
         UsageError: as for `expand`.
     """
     if request.shapes or request.model or request.tp:
-        return Choice(expand(op, request))
+        return ChosenProblems(expand(op, request))
     recorded_problems = [recorded_problem(op, fields) for fields in recorded()]
     taken = [
         problem
@@ -136,9 +136,9 @@ def choose(
     taken = list(dict.fromkeys(taken))  # a problem may be tuned here, and shipped
     if taken:
         note = f"no --shapes: taking the {len(taken)} that the database holds for this hardware"
-        return Choice(taken, note)
+        return ChosenProblems(taken, note)
     note = f"no --shapes, and the database holds none for this hardware: taking {default!r}"
-    return Choice(_problems(op, request, [default]), note)
+    return ChosenProblems(_problems(op, request, [default]), note)
 
 
 def operations(request: ShapeRequest, default: str) -> list[str]:
@@ -264,7 +264,7 @@ def _arguments(request: ShapeRequest) -> Sequence[str]:
     return request.shapes or ([MODEL_SET] if request.model else [])
 
 
-def _is_of_model(entry: Entry, request: ShapeRequest) -> bool:
+def _is_of_model(entry: ShapeEntry, request: ShapeRequest) -> bool:
     return request.model is not None and entry.text.split()[0] == MODEL_SET
 
 
@@ -279,13 +279,13 @@ def _operations_of_paths(request: ShapeRequest) -> list[str]:
     return [op for op, role in _roles().items() if role in wanted]
 
 
-def _operations_of_model(entry: Entry, request: ShapeRequest) -> list[str]:
+def _operations_of_model(entry: ShapeEntry, request: ShapeRequest) -> list[str]:
     """Operations of the paths with all fields that a shape names; else all that have them."""
     of_paths, having = _operations_of_paths(request), _operations_with_fields(entry)
     return [op for op in having if op in of_paths] or having
 
 
-def _operations_with_fields(entry: Entry) -> list[str]:
+def _operations_with_fields(entry: ShapeEntry) -> list[str]:
     """Operations of models with all fields that a shape names; all where none has them."""
     named = {word.partition("=")[0].lower() for word in entry.text.split()[1:]}
     ops = [*_roles()]
