@@ -81,5 +81,5 @@ def _iris() -> IrisReport:
 
 
 def _is_rocms(module: types.ModuleType) -> bool:
-    context = getattr(module, "IrisReport", None)
+    context = getattr(module, "Iris", None)
     return callable(getattr(module, "iris", None)) and hasattr(context, "get_heap_bases")
