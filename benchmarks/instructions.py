@@ -110,10 +110,10 @@ def recorded_cases(op: str, name: str) -> Iterator[CompiledCase]:
     For a target that no record names it is the first config that a search would try.
     """
     measured = [
-        (problem_class(op)(**record.problem), each.config, record.hardware.gpu)
+        (problem_class(op)(**record.problem), measurement.config, record.hardware.gpu)
         for record in shipped_records()
-        for each in (record.winner, *record.runners_up)
-        if (record.op, each.variant) == (op, name)
+        for measurement in (record.winner, *record.runners_up)
+        if (record.op, measurement.variant) == (op, name)
     ]
     asked = measured or [(problem, {}, "") for problem in operation_shapes(op).aligned]
     variant = variants(op)[name]
@@ -122,9 +122,9 @@ def recorded_cases(op: str, name: str) -> Iterator[CompiledCase]:
         for problem, config, gpu in asked:
             if variant.unsupported_reason(problem, hardware) is None:
                 own = [config] if gpu == hardware.name else []
-                for each in (*own, *variant.seed_configs(problem, hardware)):
-                    if illegal_reason(variant, problem, hardware, each) is None:
-                        case = CompiledCase.of(op, name, target, vars(problem), dict(each))
+                for config in (*own, *variant.seed_configs(problem, hardware)):
+                    if illegal_reason(variant, problem, hardware, config) is None:
+                        case = CompiledCase.of(op, name, target, vars(problem), dict(config))
                         found.setdefault(case.problem, case)
                         break
         every = sorted(found.values())
@@ -140,7 +140,7 @@ def compiled(
     """
     every = [(triton, case) for case in known for triton in pools]
     made = _answers(every, pools, assembly=False)
-    unlike = [each for each in every if not _same(known[each[1]].get(each[0], {}), made[each])]
+    unlike = [pair for pair in every if not _same(known[pair[1]].get(pair[0], {}), made[pair])]
     made |= _answers(unlike, pools, assembly=True)
     found: dict[CompiledCase, dict[str, Digest]] = {}
     for triton, case in every:
@@ -160,10 +160,10 @@ def _answers(
         return request(case.op, problem, case.variant, config, target) | {"assembly": assembly}
 
     answers = {
-        triton: pool.answers([asked(case) for each, case in every if each == triton])
+        triton: pool.answers([asked(case) for under, case in every if under == triton])
         for triton, pool in pools.items()
     }
-    return {each: next(answers[each[0]]) for each in every}
+    return {under: next(answers[under[0]]) for under in every}
 
 
 def _same(was: Digest, now: Digest) -> bool:
