@@ -14,9 +14,9 @@ from taxfree.errors import TaxfreeError, WorkerLost, one_line
 from taxfree_tune import doctor
 from taxfree_tune.doctor import fabrics, machine, measuring, software
 from taxfree_tune.doctor.advice import advice
-from taxfree_tune.doctor.guard import Guard
 from taxfree_tune.doctor.report import (
     ExaminedMachine,
+    Guard,
     IrisReport,
     MachineReport,
     Package,
@@ -25,8 +25,7 @@ from taxfree_tune.doctor.report import (
     StartOrder,
 )
 from taxfree_tune.drivers import amd, nvidia
-from taxfree_tune.drivers.gpu import Gpu, GpuProcess
-from taxfree_tune.drivers.tool import link_matrix, number, output, whole
+from taxfree_tune.drivers.gpu import Gpu, GpuProcess, link_matrix, number, output, whole
 from tests.ranks import on_every_fabric, require
 
 NVIDIA_TOPOLOGY = """\

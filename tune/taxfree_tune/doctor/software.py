@@ -11,8 +11,7 @@ from typing import Any
 
 from taxfree._version import __version__
 from taxfree.errors import one_line
-from taxfree_tune.doctor.guard import Guard
-from taxfree_tune.doctor.report import IrisReport, Package, Software
+from taxfree_tune.doctor.report import Guard, IrisReport, Package, Software
 
 _PACKAGES = ("torch", "triton", "numpy", "optuna", "sqlitedict")
 _NCCL = ("nvidia-nccl-cu13", "nvidia-nccl-cu12")

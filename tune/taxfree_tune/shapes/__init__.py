@@ -23,11 +23,11 @@ from taxfree_tune.shapes.request import (
     is_wanted,
     is_without_dtype,
     left_out,
+    named_sets,
     operations,
     parse_counts,
     parse_paths,
 )
-from taxfree_tune.shapes.sets import named_sets
 
 __all__ = [
     "DEFAULT_SET",

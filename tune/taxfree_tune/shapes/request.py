@@ -30,7 +30,6 @@ from taxfree_tune.shapes.parser import (
     Value,
     entries,
 )
-from taxfree_tune.shapes.sets import scaling_sets
 from taxfree_tune.shapes.text import integer
 
 DEFAULT_SET = "paper"
@@ -332,3 +331,25 @@ def _model_set(op: str, request: ShapeRequest) -> dict[str, Sequence[str]]:
 def _words(layer: Mapping[str, int | str], fields: Collection[str]) -> str:
     """A layer as the words of a shape; a bias that the operation does not add is left out."""
     return " ".join(f"{name}={value}" for name, value in layer.items() if name in fields)
+
+
+_LISTED_WORLD_SIZES = (1, 2, 4, 8)
+
+
+def named_sets(op: str) -> dict[str, list[str]]:
+    """Return the named sets of an operation, each as the shapes it stands for.
+
+    Raises:
+        UsageError: there is no such operation.
+    """
+    require_operation(op)
+    fixed = {name: list(shapes) for name, shapes in operation_shapes(op).sets.items()}
+    return fixed | scaling_sets(op, _LISTED_WORLD_SIZES)
+
+
+def scaling_sets(op: str, world_sizes: Sequence[int]) -> dict[str, list[str]]:
+    """The named sets that depend on the number of ranks, for each of `world_sizes`."""
+    return {
+        name: [f"{shape} world_size={ranks}" for ranks in world_sizes for shape in of_ranks(ranks)]
+        for name, of_ranks in operation_shapes(op).scaling.items()
+    }
