@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+import taxfree_kernels.fabric.open  # noqa: F401 - defines kernels in the mode of this process
 from taxfree.errors import TaxfreeError, WorkerLost, one_line
 from taxfree_tune import doctor
 from taxfree_tune.doctor import fabrics, machine, measuring, software
