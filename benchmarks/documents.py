@@ -28,7 +28,7 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]], text: Sequence[i
         text: the columns of words, which are left-aligned; numbers are right-aligned.
     """
     columns = range(len(header))
-    named = [columns[each] for each in text]
+    named = [columns[name] for name in text]
     rule = ["---" if column in named else "---:" for column in columns]
     return "".join(f"| {' | '.join(line)} |\n" for line in (header, rule, *rows))
 

@@ -124,9 +124,9 @@ def first_and_second_calls(problem: Any, variant: str) -> tuple[float, float]:
     sizes = range(rows_of(problem) // 2 + 1, rows_of(problem))
     problems = [resized(problem, **{name: size}) for size in sizes]
     calls = [
-        _call(runtime, each)
-        for each in problems
-        if runtime.choice(each).variant == variant  # which may not serve all sizes
+        _call(runtime, problem)
+        for problem in problems
+        if runtime.choice(problem).variant == variant  # which may not serve all sizes
     ]
     first, second = (statistics.median(map(_timed, calls)) for _ in range(2))
     return first, second
@@ -153,14 +153,14 @@ def _of_library(options: argparse.Namespace) -> None:
     problems = [problem_class(op)(world_size=options.gpus, **fields) for op, fields in LIBRARY]
     with group_for(problems, fabric) as group:
         limit = deadline_s(group.hardware)
-        found = group.call(host_cost_ranks.time_library, limit, problems=problems)[0]
+        costs = group.call(host_cost_ranks.time_library, limit, problems=problems)[0]
         print("| | library | us | dispatched | added to a given problem | to a method |")
         print("| --- | --- | ---: | ---: | ---: | ---: |")
-        for each in found:
-            times = (each.library_us, each.dispatched_us, each.given_us, each.method_us)
+        for cost in costs:
+            times = (cost.library_us, cost.dispatched_us, cost.given_us, cost.method_us)
             shown = " | ".join(f"{us:.1f}" for us in times)
-            print(f"| {each.problem} | `{each.library}` | {shown} |")
-        rows = [dataclasses.asdict(each) for each in found]
+            print(f"| {cost.problem} | `{cost.library}` | {shown} |")
+        rows = [dataclasses.asdict(cost) for cost in costs]
         keep({"rows": rows}, group, fabric, FOLDER, options.out)
 
 
@@ -177,7 +177,7 @@ def _of_ours() -> None:
                 continue
             us = microseconds(_call(runtime_for(problem, name), problem))
             pairs = [first_and_second_calls(problem, name) for _ in range(3)]
-            first, second = (min(each) for each in zip(*pairs, strict=True))
+            first, second = (min(pair) for pair in zip(*pairs, strict=True))
             costs = f"{us:.1f} | {first:.1f} | {second:.1f} | {first / second:.2f}"
             print(f"| {op} | `{name}` | {costs} |", flush=True)
 

@@ -117,5 +117,5 @@ def _fastest(
                 function()
             if turn:  # the first time, all is cold
                 found.append((time.perf_counter() - begin) / calls * 1e6)
-    everyone = vote(fabric.group, [min(found) for found in times])
+    everyone = vote(fabric.group, [min(of_function) for of_function in times])
     return [max(ranks) for ranks in zip(*everyone, strict=True)]

@@ -48,7 +48,7 @@ Pools = Mapping[str, CompilePool]  # by version of Triton
 
 
 @dataclass(frozen=True, order=True)
-class Case:
+class CompiledCase:
     """A variant with a config on a problem of a target; problem and config are canonical JSON."""
 
     op: str
@@ -58,7 +58,7 @@ class Case:
     config: str
 
     @classmethod
-    def of(cls, op: str, variant: str, target: str, problem: Any, config: Any) -> Case:
+    def of(cls, op: str, variant: str, target: str, problem: Any, config: Any) -> CompiledCase:
         return cls(op, variant, target, canonical_json(problem), canonical_json(config))
 
     def __str__(self) -> str:
@@ -77,7 +77,7 @@ class Digests:
     """
 
     statements: dict[str, tuple[int, str]] = field(default_factory=dict)
-    cases: dict[Case, dict[str, Digest]] = field(default_factory=dict)
+    cases: dict[CompiledCase, dict[str, Digest]] = field(default_factory=dict)
 
     @classmethod
     def load(cls, text: str) -> Digests:
@@ -89,7 +89,7 @@ class Digests:
             found.statements[f"{op} {name}"] = version, because
         for op, name, target, problem, config, digests in document["cases"]:
             new = with_new_names(op, {"variant": name, "problem": problem, "config": config})
-            case = Case.of(op, new["variant"], target, new["problem"], new["config"])
+            case = CompiledCase.of(op, new["variant"], target, new["problem"], new["config"])
             found.cases[case] = digests
         return found
 
@@ -104,43 +104,45 @@ class Digests:
         return f'{{"statements":{statements},\n"cases":[\n{cases}\n]}}\n'
 
 
-def recorded_cases(op: str, name: str) -> Iterator[Case]:
+def recorded_cases(op: str, name: str) -> Iterator[CompiledCase]:
     """Recorded problems of a variant, or those that tests compile, with a config for each target.
 
     For a target that no record names it is the first config that a search would try.
     """
     measured = [
-        (problem_class(op)(**record.problem), each.config, record.hardware.gpu)
+        (problem_class(op)(**record.problem), measurement.config, record.hardware.gpu)
         for record in shipped_records()
-        for each in (record.winner, *record.runners_up)
-        if (record.op, each.variant) == (op, name)
+        for measurement in (record.winner, *record.runners_up)
+        if (record.op, measurement.variant) == (op, name)
     ]
     asked = measured or [(problem, {}, "") for problem in operation_shapes(op).aligned]
     variant = variants(op)[name]
     for target, count in _TARGETS.items():
-        hardware, found = KNOWN[target], dict[str, Case]()
+        hardware, found = KNOWN[target], dict[str, CompiledCase]()
         for problem, config, gpu in asked:
             if variant.unsupported_reason(problem, hardware) is None:
                 own = [config] if gpu == hardware.name else []
-                for each in (*own, *variant.seed_configs(problem, hardware)):
-                    if illegal_reason(variant, problem, hardware, each) is None:
-                        case = Case.of(op, name, target, vars(problem), dict(each))
+                for config in (*own, *variant.seed_configs(problem, hardware)):
+                    if illegal_reason(variant, problem, hardware, config) is None:
+                        case = CompiledCase.of(op, name, target, vars(problem), dict(config))
                         found.setdefault(case.problem, case)
                         break
         every = sorted(found.values())
         yield from every[:: max(1, -(-len(every) // count))]
 
 
-def compiled(known: Mapping[Case, Mapping[str, Digest]], pools: Pools) -> dict[Case, Any]:
+def compiled(
+    known: Mapping[CompiledCase, Mapping[str, Digest]], pools: Pools
+) -> dict[CompiledCase, Any]:
     """The digests of cases under each Triton; assembly is made only where the TTIR has changed.
 
     Cases that launch no kernel of ours are left out, unless they did.
     """
     every = [(triton, case) for case in known for triton in pools]
     made = _answers(every, pools, assembly=False)
-    unlike = [each for each in every if not _same(known[each[1]].get(each[0], {}), made[each])]
+    unlike = [pair for pair in every if not _same(known[pair[1]].get(pair[0], {}), made[pair])]
     made |= _answers(unlike, pools, assembly=True)
-    found: dict[Case, dict[str, Digest]] = {}
+    found: dict[CompiledCase, dict[str, Digest]] = {}
     for triton, case in every:
         was = known[case].get(triton, {})
         now = made[triton, case] if (triton, case) in unlike else was
@@ -150,18 +152,18 @@ def compiled(known: Mapping[Case, Mapping[str, Digest]], pools: Pools) -> dict[C
 
 
 def _answers(
-    every: Sequence[tuple[str, Case]], pools: Pools, assembly: bool
-) -> dict[tuple[str, Case], Digest]:
-    def asked(case: Case) -> dict[str, Any]:
+    every: Sequence[tuple[str, CompiledCase]], pools: Pools, assembly: bool
+) -> dict[tuple[str, CompiledCase], Digest]:
+    def asked(case: CompiledCase) -> dict[str, Any]:
         problem = problem_class(case.op)(**json.loads(case.problem))
         target, config = KNOWN[case.target], json.loads(case.config)
         return request(case.op, problem, case.variant, config, target) | {"assembly": assembly}
 
     answers = {
-        triton: pool.answers([asked(case) for each, case in every if each == triton])
+        triton: pool.answers([asked(case) for under, case in every if under == triton])
         for triton, pool in pools.items()
     }
-    return {each: next(answers[each[0]]) for each in every}
+    return {under: next(answers[under[0]]) for under in every}
 
 
 def _same(was: Digest, now: Digest) -> bool:

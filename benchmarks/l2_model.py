@@ -4,7 +4,7 @@
     python benchmarks/l2_model.py --json    # the same rows
     python benchmarks/l2_model.py --write   # the result file and docs/chiplets.md
 
-The model is :mod:`taxfree_tune.cost.l2`. It takes minutes with numba, which the extra `chiplets`
+The model is :mod:`benchmarks.l2`. It takes minutes with numba, which the extra `chiplets`
 installs. Interpreted it would take hours, so without numba the rows of the result file are printed.
 Hit rates are in percent; traffic is what the L2s read from memory, relative to a kernel that does
 not know the chiplets.
@@ -22,11 +22,11 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
-sys.path[:0] = [str(ROOT / each) for each in ("", "kernels", "tuning_db", "tune")]
+sys.path[:0] = [str(ROOT / folder) for folder in ("", "kernels", "tuning_db", "tune")]
 
+from benchmarks import l2  # noqa: E402
 from benchmarks.documents import table, with_blocks, write_changed  # noqa: E402
 from taxfree_kernels.device.tiles import ATTENTION_MAPPINGS  # noqa: E402
-from taxfree_tune.cost import l2  # noqa: E402
 
 RESULT = ROOT / "benchmarks/results/l2_model/modelled.json"
 #: what ncu counted on one H200, with what the model says of it
@@ -42,7 +42,7 @@ LONG = dict(zip(PAPER_MAPPINGS, [(1.0, 1.0), (1.0, 1.0), (40.0, 60.0), (90.0, 96
 LIGHT = (90.0, 90.0)
 # Measured on MI355X by the authors of github.com/ROCm/FlyDSL/pull/919; not fitted to
 UNFITTED = {"naive_block_first": 2.36, "swizzled_head_first": 93.62}
-LENGTHS = tuple(1024 * each for each in (8, 16, 32, 64, 128))
+LENGTHS = tuple(1024 * thousands for thousands in (8, 16, 32, 64, 128))
 
 # arXiv 2604.15379, Qwen3-8B on MI350X: N and K of QKV, output, gate and up, down projections
 GEMMS = (6144, 4096), (4096, 4096), (24576, 4096), (4096, 12288)
@@ -73,7 +73,9 @@ def row(case: str, low: float, high: float, ours: float, tolerance: float) -> di
 
 def attention_rows(curve: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     """Hit rates of the four mappings."""
-    longest = {each["mapping"]: each["hit_rate"] for each in curve if each["length"] == LENGTHS[-1]}
+    longest = {
+        point["mapping"]: point["hit_rate"] for point in curve if point["length"] == LENGTHS[-1]
+    }
     for mapping, (low, high) in LONG.items():
         case = f"MI300X, 128 heads, 128K keys, {mapping}"
         yield row(case, low, high, longest[mapping], HIT_TOLERANCE)
@@ -93,12 +95,12 @@ def fleet_rows() -> Iterator[dict[str, Any]]:
 
         def total(batch: int = batch, **schedule: Any) -> tuple[int, float]:
             """Bytes missed, and the hit rate in percent."""
-            each = [
+            traffic = [
                 l2.matmul(l2.MI350X, batch, n, k, block_m=_BLOCK_M, **schedule, simulated=range(8))
                 for n, k in GEMMS
             ]
-            missed = sum(one.missed for one in each)
-            return missed, 100 * (1 - missed / sum(one.requested for one in each))
+            missed = sum(one.missed for one in traffic)
+            return missed, 100 * (1 - missed / sum(one.requested for one in traffic))
 
         unaware, unaware_rate = total(xcds=1, group_m=tiles_m, queue=True)
         tiled, tiled_rate = total(xcds=8, group_m=tiles_m)
@@ -190,10 +192,10 @@ def with_model(case: Mapping[str, Any], tile: Mapping[str, Any]) -> dict[str, An
 
 def h200_rows(cases: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
     """Hit rates on H200; what ncu counted stands as published."""
-    for each in cases:
-        case = f"H200, {each['heads']} heads, {each['length'] // 1024}K keys, {each['mapping']}"
-        rate = each["hit_rate"]
-        yield row(case, rate, rate, each["modelled"]["hit_rate"], HIT_TOLERANCE)
+    for gpu in cases:
+        case = f"H200, {gpu['heads']} heads, {gpu['length'] // 1024}K keys, {gpu['mapping']}"
+        rate = gpu["hit_rate"]
+        yield row(case, rate, rate, gpu["modelled"]["hit_rate"], HIT_TOLERANCE)
 
 
 def parameters() -> dict[str, Any]:
@@ -235,12 +237,12 @@ def rows_table(result: Mapping[str, Any]) -> str:
     """Published and ours, in Markdown."""
     rows = (
         (
-            each["case"],
-            span(each["published_low"], each["published_high"]),
-            f"{each['ours']:.2f}" if "traffic" in each["case"] else f"{each['ours']:.1f}",
-            "" if each["within"] else "no",
+            line["case"],
+            span(line["published_low"], line["published_high"]),
+            f"{line['ours']:.2f}" if "traffic" in line["case"] else f"{line['ours']:.1f}",
+            "" if line["within"] else "no",
         )
-        for each in result["rows"]
+        for line in result["rows"]
     )
     return table(("case", "published", "ours", "reproduced"), rows, text=(0, 3))
 
@@ -249,10 +251,10 @@ def sensitivity_table(result: Mapping[str, Any]) -> str:
     """Hit rates with other parameters, in Markdown."""
     rows = (
         (
-            ", ".join(f"{name} {value:g}" for name, value in each["change"].items()) or "as above",
-            *(f"{rate:.1f}" for rate in each["hit_rates"]),
+            ", ".join(f"{name} {value:g}" for name, value in point["change"].items()) or "as above",
+            *(f"{rate:.1f}" for rate in point["hit_rates"]),
         )
-        for each in result["sensitivity"]
+        for point in result["sensitivity"]
     )
     long = ("naive block-first, 128K", "naive head-first, 128K", "swizzled head-first, 128K")
     header = ("parameters", *long, "naive block-first, 64K", "swizzled head-first, 64K")
@@ -263,15 +265,15 @@ def balance_table(result: Mapping[str, Any]) -> str:
     """Our own mapping beside the paper's, in Markdown."""
     rows = (
         (
-            f"{each['heads']} ({each['kv_heads']})",
-            "causal" if each["causal"] else "full",
-            each["mapping"],
-            f"{each['imbalance']:.3f}",
-            f"{each['hit_rate']:.1f}",
-            f"{each['missed_bytes'] / 1e9:.2f}",
-            f"{each['us']:.0f}",
+            f"{point['heads']} ({point['kv_heads']})",
+            "causal" if point["causal"] else "full",
+            point["mapping"],
+            f"{point['imbalance']:.3f}",
+            f"{point['hit_rate']:.1f}",
+            f"{point['missed_bytes'] / 1e9:.2f}",
+            f"{point['us']:.0f}",
         )
-        for each in result["balance"]
+        for point in result["balance"]
     )
     header = (
         *("heads (of K, V)", "mask", "mapping"),
@@ -298,7 +300,7 @@ def h200_table(measured: Mapping[str, Any]) -> str:
         for first, second in zip(cases[::2], cases[1::2], strict=True)
     )
     columns = ("ncu", "ours", "difference", "from DRAM: ncu, ours, GB")
-    named = (f"{order}: {each}" for order in ("block-first", "head-first") for each in columns)
+    named = (f"{order}: {column}" for order in ("block-first", "head-first") for column in columns)
     return table(("heads, keys", *named), rows, text=(0,))
 
 
@@ -328,7 +330,7 @@ def main() -> int:
         made.error("--write needs numba: pip install '.[chiplets]'")
     measured = json.loads(MEASURED.read_text(encoding="utf-8"))
     if has_numba:
-        measured["cases"] = [with_model(each, measured["tile"]) for each in measured["cases"]]
+        measured["cases"] = [with_model(case, measured["tile"]) for case in measured["cases"]]
     if options.write:
         result = computed()
         for path, content in ((RESULT, result), (MEASURED, measured)):

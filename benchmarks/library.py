@@ -33,7 +33,7 @@ RESULTS = ROOT / "benchmarks/results"
 @cache
 def measured() -> tuple[Measured, ...]:
     """The library's paths on all problems of several ranks, by the newest result of each."""
-    found: dict[str, tuple[str, Measured]] = {}
+    newest: dict[str, tuple[str, Measured]] = {}
     files = [file for op in operation_names() for file in sorted(RESULTS.glob(f"{op}/*.json"))]
     for results in map(load, files):
         hardware = HardwareFingerprint(**results.environment["hardware"])
@@ -43,29 +43,29 @@ def measured() -> tuple[Measured, ...]:
             for row in rows:
                 if row.is_library:
                     path = Path(row.variant, row.config)
-                    us = float(f"{row.median_us:.4g}")  # more digits than a measurement has
+                    us = float(f"{row.median_us:.4g}")  # more digits than a timed has
                     paths.setdefault(str(path), path).median_us[row.mode] = us
             is_baseline_alone = paths.keys() <= {str(BASELINE)}
             if problem is None or problem.world_size == 1 or is_baseline_alone:
                 continue
             key, created = repr((hardware, problem)), results.environment["created"]
-            if created > found.get(key, ("",))[0]:
+            if created > newest.get(key, ("",))[0]:
                 made = Measured(rows[0].op, problem, hardware, tuple(paths.values()))
-                found[key] = created, made
-    return tuple(each for _, each in found.values())
+                newest[key] = created, made
+    return tuple(timed for _, timed in newest.values())
 
 
 def text(known: tuple[Measured, ...]) -> str:
     """The content of `taxfree/_runtime/library.json`: a line per problem."""
     groups: dict[str, list[str]] = {}
-    for each in known:
-        place = json.dumps({"op": each.op, "hardware": dataclasses.asdict(each.hardware)})
-        paths = [[path.variant, path.config, path.median_us] for path in each.paths]
-        entry = json.dumps([dataclasses.asdict(each.problem), *paths])
-        groups.setdefault(place, []).append(entry)
+    for timed in known:
+        of_device = json.dumps({"op": timed.op, "hardware": dataclasses.asdict(timed.hardware)})
+        paths = [[path.variant, path.config, path.median_us] for path in timed.paths]
+        entry = json.dumps([dataclasses.asdict(timed.problem), *paths])
+        groups.setdefault(of_device, []).append(entry)
     texts = [
-        f'{place[:-1]}, "measured": [\n' + ",\n".join(lines) + "\n]}"
-        for place, lines in groups.items()
+        f'{of_device[:-1]}, "measured": [\n' + ",\n".join(lines) + "\n]}"
+        for of_device, lines in groups.items()
     ]
     return "[\n" + ",\n".join(texts) + "\n]\n"
 
@@ -90,36 +90,36 @@ class Judged:
 
 def judged(known: tuple[Measured, ...]) -> Iterator[Judged]:
     """Judge the rule on every problem, without its own results."""
-    hardware = {each.name: each for each in KNOWN.values()}
-    for each in known:
-        others = [other for other in known if other.problem != each.problem]
-        limits = hardware[each.hardware.gpu]
-        chosen, _ = library.fastest(each.problem, each.hardware, limits, others)
+    hardware = {hardware.name: hardware for hardware in KNOWN.values()}
+    for timed in known:
+        others = [other for other in known if other.problem != timed.problem]
+        limits = hardware[timed.hardware.gpu]
+        chosen, _ = library.fastest(timed.problem, timed.hardware, limits, others)
         for mode in ("graph", "eager"):
             path = chosen.get(mode)
             if path is None:
-                yield Judged(each, mode, None)
+                yield Judged(timed, mode, None)
                 continue
-            us = each.us(path.variant, mode)
-            best = min(each.us(other.variant, mode) for other in each.paths)
-            yield Judged(each, mode, path, each.us(BASELINE.variant, mode) / us, best / us)
+            us = timed.us(path.variant, mode)
+            best = min(timed.us(other.variant, mode) for other in timed.paths)
+            yield Judged(timed, mode, path, timed.us(BASELINE.variant, mode) / us, best / us)
 
 
 def summary(found: Iterable[Judged]) -> str:
     """A table in Markdown: a line per operation, number of ranks and mode."""
     groups: dict[tuple[str, int, str], list[Judged]] = {}
-    for each in found:
-        place = each.measured.op, each.measured.problem.world_size, each.mode
-        groups.setdefault(place, []).append(each)
+    for verdict in found:
+        key = verdict.measured.op, verdict.measured.problem.world_size, verdict.mode
+        groups.setdefault(key, []).append(verdict)
     lines = []
     for (op, ranks, mode), group in sorted(groups.items()):
-        chosen = [each for each in group if each.path is not None]
-        others = sum(each.path != BASELINE for each in chosen)
-        of_baseline = [each.of_baseline for each in chosen] or [1.0]
+        chosen = [verdict for verdict in group if verdict.path is not None]
+        others = sum(verdict.path != BASELINE for verdict in chosen)
+        of_baseline = [verdict.of_baseline for verdict in chosen] or [1.0]
         figures = min(of_baseline), statistics.median(of_baseline), max(of_baseline)
-        worst = min((each.of_best for each in chosen), default=1.0)
+        worst = min((verdict.of_best for verdict in chosen), default=1.0)
         numbers = map(str, (ranks, len(group), len(chosen), others))
-        speeds = [f"{each:.2f}" for each in (*figures, worst)]
+        speeds = [f"{speed:.2f}" for speed in (*figures, worst)]
         lines.append([op, mode, *numbers, *speeds])
     header = ["operation", "mode", "ranks", "problems", "chosen", "not the baseline"]
     header += ["least of the baseline's speed", "median", "most", "least of the best's"]

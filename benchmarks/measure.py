@@ -55,7 +55,7 @@ SHAPES: Mapping[str, Sequence[str]] = {
 
 
 @dataclasses.dataclass(frozen=True)
-class Step:
+class MeasureStep:
     """A command.
 
     Args:
@@ -115,7 +115,7 @@ class Step:
         return f"exit code {done.returncode}" if done.returncode else None
 
 
-def steps(gpus: int, machine: str, trials: int, budget: int) -> Iterator[Step]:
+def steps(gpus: int, machine: str, trials: int, budget: int) -> Iterator[MeasureStep]:
     """All steps, in order.
 
     Args:
@@ -138,26 +138,26 @@ def steps(gpus: int, machine: str, trials: int, budget: int) -> Iterator[Step]:
     for op, shapes, dtype, suffix in (*wanted, ("all_gather_matmul", (paper,), "fp16", "-fp16")):
         search = ("--trials", str(trials), "--budget", f"{budget}m")
         tuned = taxfree("tune", op, *said(shapes), *search, dtype=dtype)
-        yield Step("tune", tuned, budget + _MINUTES)
+        yield MeasureStep("tune", tuned, budget + _MINUTES)
         timed = taxfree("bench", op, *said(shapes), dtype=dtype)
         file = RESULTS / op / f"{machine}-x{gpus}{suffix}.json"
-        yield Step("bench", timed, 3 * _MINUTES, file, "--out")
+        yield MeasureStep("bench", timed, 3 * _MINUTES, file, "--out")
     for shape, suffix in ((paper, ""), (large, "-large")):
         swept = taxfree("explain", "all_gather_matmul", *said([shape]), "--sweep", "--json")
         file = RESULTS / "explain" / f"{machine}-x{gpus}{suffix}.json"
-        yield Step("explain", swept, _MINUTES, file)
+        yield MeasureStep("explain", swept, _MINUTES, file)
     traced = taxfree("explain", "all_gather_matmul", "--shapes", "m=1024 n=3584 k=8192")
     file = RESULTS / "timeline" / name
-    yield Step("timeline", traced, _MINUTES, file, "--trace")
+    yield MeasureStep("timeline", traced, _MINUTES, file, "--trace")
     tests = ("-m", "pytest", "-q", "-m", "gpu", "tests/tune/test_taxes_gpu.py")
     file = RESULTS / "instrument" / f"{machine}-x2.json"  # the tests take two, whatever is there
-    yield Step("instrument", tests, _MINUTES, file, "TAXFREE_INSTRUMENT_RECORD")
+    yield MeasureStep("instrument", tests, _MINUTES, file, "TAXFREE_INSTRUMENT_RECORD")
     soak = ("-m", "benchmarks.soak", "--gpus", str(gpus))
     file = RESULTS / "soak" / name
-    yield Step("soak", soak, 6 * _MINUTES, file, "--out")
+    yield MeasureStep("soak", soak, 6 * _MINUTES, file, "--out")
 
 
-def run_all(wanted: Sequence[Step]) -> int:
+def run_all(wanted: Sequence[MeasureStep]) -> int:
     """Run all steps in order, also after failures; returns the exit code."""
     failed = []
     for number, step in enumerate(wanted, 1):

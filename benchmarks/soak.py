@@ -113,11 +113,11 @@ def soak(
         alone.setdefault((member.op, member.variant), []).append(index)
     everything = {("all", "mixed"): list(range(len(members)))}
     for kind, mode in itertools.product(pauses, modes):
-        share = SHARES[mode] / sum(SHARES[each] for each in modes)
+        share = SHARES[mode] / sum(SHARES[mode] for mode in modes)
         most = calls * share / len(pauses) / 2
-        for choices, each in ((everything, most), (alone, most / len(alone))):
+        for choices, of_each in ((everything, most), (alone, most / len(alone))):
             for (op, variant), chosen in choices.items():
-                yield _row(group, op, variant, mode, kind, members, chosen, each)
+                yield _row(group, op, variant, mode, kind, members, chosen, of_each)
 
 
 def _members(group: WorkerGroup, **arguments: Any) -> list[Member]:
@@ -165,10 +165,10 @@ def _row(
 def _stretches(calls: float, mode: str) -> list[tuple[int, int]]:
     """First generation and number of calls of each stretch."""
     whole = soak_ranks.GRAPH_CALLS if mode == "graph" else 1
-    each = int(-(-calls // (4 * whole))) * whole
+    length = int(-(-calls // (4 * whole))) * whole
     # A call takes one generation, or a few; the captured ones' first calls take some, too.
-    firsts = (0, 2**31 - each // 2, 2**32 - each // 2, _END - 4 * each)
-    return [(first, each) for first in firsts]
+    firsts = (0, 2**31 - length // 2, 2**32 - length // 2, _END - 4 * length)
+    return [(first, length) for first in firsts]
 
 
 def _require_right(rank: int, stretch: Stretch, members: Sequence[Member], where: str) -> None:
@@ -239,8 +239,10 @@ def _soak_all(options: argparse.Namespace) -> None:
     if shared_gpus is None:
         devices.require(fabric, world_size)
     variables = {} if shared_gpus is None else {SHARING: "1"}
-    problems = [each for text in options.shapes for each in _problems(text, world_size)]
-    tiny = [each for op in operation_names() for each in operation_shapes(op).tiny(world_size)]
+    problems = [problem for text in options.shapes for problem in _problems(text, world_size)]
+    tiny = [
+        problem for op in operation_names() for problem in operation_shapes(op).tiny(world_size)
+    ]
     heap_bytes = devices.heap_bytes(problems or tiny)
     modes = ["eager"] if fabric == "host" else ["graph", "eager"]
     rows: list[SoakRow] = []
@@ -248,7 +250,7 @@ def _soak_all(options: argparse.Namespace) -> None:
     try:
         # pauses inside kernels are compiled into them, in new processes
         for inside in (False, True):
-            pauses = [each for each in options.pauses if (each == "inside") == inside]
+            pauses = [pause for pause in options.pauses if (pause == "inside") == inside]
             if not pauses:
                 continue
             with WorkerGroup(world_size, fabric, heap_bytes, TIMEOUT_S, variables) as group:
@@ -266,14 +268,14 @@ def _soak_all(options: argparse.Namespace) -> None:
         raise
     finally:  # finished rows are kept if a later one fails
         if rows:
-            found = record(rows, options.seed, us_per_load, stopped_by)
+            result = record(rows, options.seed, us_per_load, stopped_by)
             longest_us = us_per_load * soak_ranks.MOST_LOADS
             print(
-                f"{found['calls']:,} calls, {found['mismatches']} mismatches, "
-                f"{found['seconds']:.1f} s, {found['calls_per_s']:,.0f} calls/s; "
+                f"{result['calls']:,} calls, {result['mismatches']} mismatches, "
+                f"{result['seconds']:.1f} s, {result['calls_per_s']:,.0f} calls/s; "
                 f"the longest pause was {longest_us:.0f} us"
             )
-            keep(found, group, fabric, FOLDER, options.out, shared_gpus)
+            keep(result, group, fabric, FOLDER, options.out, shared_gpus)
 
 
 def _problems(text: str, world_size: int) -> list[Any]:

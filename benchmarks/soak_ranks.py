@@ -272,14 +272,14 @@ class _Bank:
         self.inputs: tuple[torch.Tensor | None, ...] = (None,) * len(made[0])
         self.sets = [self.inputs] * SETS
         for is_static in (True, False):
-            part = [_only(each, static, is_static) for each in made]
-            rows = torch.stack([_packed(each) for each in part]).to(device)
+            part = [_only(tensors, static, is_static) for tensors in made]
+            rows = torch.stack([_packed(tensors) for tensors in part]).to(device)
             row = torch.empty_like(rows[0])
             self.parts.append((rows, row))
             self.inputs = _either(self.inputs, _unpacked(row, part[0]))
             self.sets = [
-                _either(before, _unpacked(own, each))
-                for before, own, each in zip(self.sets, rows, part, strict=True)
+                _either(before, _unpacked(own, tensors))
+                for before, own, tensors in zip(self.sets, rows, part, strict=True)
             ]
 
     @cached_property
@@ -290,7 +290,9 @@ class _Bank:
 
 def _only(tensors: _Tensors, static: range, is_static: bool) -> list[torch.Tensor | None]:
     """The static tensors or the others, with None in the places of the rest."""
-    return [each if (at in static) == is_static else None for at, each in enumerate(tensors)]
+    return [
+        tensor if (index in static) == is_static else None for index, tensor in enumerate(tensors)
+    ]
 
 
 def _either(some: _Tensors, others: _Tensors) -> tuple[torch.Tensor | None, ...]:

@@ -39,7 +39,7 @@ _ROUND_S = 20.0  # of steps between two looks at what was found
 _BITS = {2: torch.int16, 4: torch.int32}
 
 
-class Soak:
+class StepSoak:
     """Steps of one rank: what they should give, and what differed."""
 
     def __init__(self, fabric: Fabric, asked: StepToTune, config: dict[str, int], tokens: int):
@@ -99,13 +99,13 @@ class Soak:
         self._fabric.pool.check_at_rest()
 
 
-_soaks: dict[str, Soak] = {}
+_soaks: dict[str, StepSoak] = {}
 
 
 def begin(fabric: Fabric, asked: StepToTune, config: dict[str, int], tokens: int) -> dict[str, Any]:
     """Make the steps; a task of the workers."""
     with torch.no_grad():
-        soak = _soaks["one"] = Soak(fabric, asked, config, tokens)
+        soak = _soaks["one"] = StepSoak(fabric, asked, config, tokens)
     return {"digest": soak.digest, "errors": soak.errors}
 
 

@@ -302,15 +302,15 @@ def acceptance(record: Mapping[str, Any], where: Mapping[str, str]) -> str:
         record: of ``benchmarks/accept``.
         where: with "rows": "models", operations by themselves are left out.
     """
-    found = {step["name"]: step["figures"] for step in record["steps"] if "figures" in step}
+    figures = {step["name"]: step["figures"] for step in record["steps"] if "figures" in step}
     lines = []
-    for row in found["bench"]:
+    for row in figures["bench"]:
         if row["mode"] == "graph" and where.get("rows") != "models":
             fields = {name: v for name, v in row["problem"].items() if name not in _COMMON}
             theirs, ours = f" ({row['library']})", f" ({row['config']['variant']})"
             problem = f"{row['op']} {format_problem(row['op'], fields)}"
             lines.append((problem, row["library_us"], theirs, row["median_us"], ours))
-    for phase, rows in groupby(found["PyTorch"], key=lambda row: row["phase"]):
+    for phase, rows in groupby(figures["PyTorch"], key=lambda row: row["phase"]):
         of_phase = list(rows)
         mode = "graph" if any(row["mode"] == "graph" for row in of_phase) else "eager"
         best = {
@@ -323,10 +323,10 @@ def acceptance(record: Mapping[str, Any], where: Mapping[str, str]) -> str:
         called = f"Llama 8B's shape, 2 layers: {phase['name']} batch={phase['batch']} "
         called += f"length={phase['length']}{', in a graph' if mode == 'graph' else ''}"
         lines.append((called, best["torch"]["median_us"], "", best["taxfree"]["median_us"], ""))
-    for row in found["Transformers"]["rows"]:
+    for row in figures["Transformers"]["rows"]:
         called = f"Transformers, a token of `generate`: {row['cache']} cache, batch={row['batch']}"
         lines.append((called, row["library_us"], "", row["taxfree_us"], ""))
-    for row in found.get("training", {"rows": ()})["rows"]:
+    for row in figures.get("training", {"rows": ()})["rows"]:
         called = f"a training step of an MLP: {'compiled' if row['is_compiled'] else 'eager'}"
         lines.append((called, row["torch_us"], "", row["taxfree_us"], ""))
     cells = [
@@ -334,7 +334,9 @@ def acceptance(record: Mapping[str, Any], where: Mapping[str, str]) -> str:
         for called, theirs, whose, ours, ran in lines
     ]
     header = ["", "library, us", "taxfree, us", "speed-up"]
-    beyond = [f"{step['name']}: {each}" for step in record["steps"] for each in step["failures"]]
+    beyond = [
+        f"{step['name']}: {failure}" for step in record["steps"] for failure in step["failures"]
+    ]
     said = f" Beyond the limits of the script: {'; '.join(beyond)}." if beyond else ""
     where = f"{record['ranks']} {record['gpu']}, {record['created'][:10]}"
     return f"{table(header, cells, text=[0])}\n{where}.{said}\n"
@@ -378,12 +380,12 @@ def _evolution_table(groups: Sequence[Sequence[Row]]) -> str:
     lines = []
     before: list[Row | None] = [None] * len(groups)
     for name, (gone, tax) in EVOLUTION[op].items():
-        found = [
+        rows = [
             fastest([row for row in group if (row.variant, row.mode) == (name, "graph")])
             for group in groups
         ]
-        lines.append([name, gone, tax, *map(_step, found, before)])
-        before = [row or earlier for row, earlier in zip(found, before, strict=True)]
+        lines.append([name, gone, tax, *map(_step, rows, before)])
+        before = [row or earlier for row, earlier in zip(rows, before, strict=True)]
     return table(
         ["step", "what is gone", "tax", *(str(_size(group)) for group in groups)],
         lines,

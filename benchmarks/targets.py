@@ -38,15 +38,15 @@ class Target:
     def from_toml(cls, entry: Mapping[str, Any]) -> Iterator[Target]:
         """Read an entry, which has exactly one of the kinds: a target, or one for each row."""
         fields = dict(entry)
-        ((kind, value),) = [(each, fields.pop(each)) for each in KINDS if each in fields]
+        ((kind, value),) = [(kind, fields.pop(kind)) for kind in KINDS if kind in fields]
         if not isinstance(value, Mapping):
             yield cls(kind=kind, value=value, **fields)
             return
         name, where, aims = fields.pop("name"), fields.pop("where"), fields.pop("aim", {})
         along = interpolated_fields(fields["op"])[-1]
-        for at, each in value.items():
-            own = {"name": f"{name}, {along}={at}", "where": where | {along: int(at)}}
-            yield cls(kind=kind, value=each, aim=aims.get(at), **own, **fields)
+        for size, limit in value.items():
+            own = {"name": f"{name}, {along}={size}", "where": where | {along: int(size)}}
+            yield cls(kind=kind, value=limit, aim=aims.get(size), **own, **fields)
 
     def is_met_by(self, figure: float) -> bool:
         """Whether a measured figure is good enough."""
@@ -63,7 +63,7 @@ class Target:
 
 def figures(target: Target, rows: Iterable[Row]) -> list[Figure]:
     """The figure of each problem that a target is about."""
-    found = []
+    rated = []
     for group in by_problem(row for row in rows if row.op == target.op):
         measured, against = (
             fastest([row for row in group if f"{row.variant} {row.mode}" in names])
@@ -72,11 +72,11 @@ def figures(target: Target, rows: Iterable[Row]) -> list[Figure]:
         if measured is None or not _is_about(target, measured.problem):
             continue
         if target.kind == "at_most_us":
-            found.append((measured.median_us, measured))
+            rated.append((measured.median_us, measured))
         elif against is not None:
             ratio = measured.median_us / against.median_us
-            found.append((1 / ratio if target.kind == "speedup" else ratio, measured))
-    return found
+            rated.append((1 / ratio if target.kind == "speedup" else ratio, measured))
+    return rated
 
 
 def _is_about(target: Target, problem: Mapping[str, Any]) -> bool:
@@ -92,13 +92,13 @@ def report(target: Target, folder: Path) -> list[str]:
     path = folder / target.file
     if not path.exists():
         return [*lines, f"  not measured: there is no {target.file}"]
-    found = figures(target, load(path).rows)
-    if not found:
+    rated = figures(target, load(path).rows)
+    if not rated:
         return [*lines, f"  not measured: {target.file} has no such rows"]
-    worst = (min if target.kind == "speedup" else max)(found, key=lambda figure: figure[0])
-    missed = [figure for figure in found if not target.is_met_by(figure[0])]
-    stale = [row for _, row in found if not is_current(row)]
-    verdict = f"missed on {len(missed)} of {len(found)}" if missed else f"met on all {len(found)}"
+    worst = (min if target.kind == "speedup" else max)(rated, key=lambda figure: figure[0])
+    missed = [figure for figure in rated if not target.is_met_by(figure[0])]
+    stale = [row for _, row in rated if not is_current(row)]
+    verdict = f"missed on {len(missed)} of {len(rated)}" if missed else f"met on all {len(rated)}"
     kernels = f"{len(stale)} of former kernels" if stale else "of current kernels"
     others = [figure for figure in missed if figure is not worst]
     return [
@@ -118,7 +118,7 @@ def main() -> None:
     """Print all targets."""
     with open(FOLDER / "targets.toml", "rb") as file:
         entries = tomllib.load(file)["target"]
-    for target in (each for entry in entries for each in Target.from_toml(entry)):
+    for target in (target for entry in entries for target in Target.from_toml(entry)):
         print("\n".join(report(target, FOLDER / "results")))
 
 

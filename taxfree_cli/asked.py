@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from taxfree_cli import interpreting
+from taxfree.problems import format_problem
 from taxfree_cli.options import ShapeOptions, database_path, note_left_out
-from taxfree_cli.output import note
+from taxfree_cli.output import note, warn
+from taxfree_kernels.variant import op_of
 from taxfree_tune.shapes import choose
 
 if TYPE_CHECKING:
@@ -87,5 +88,29 @@ def problems_here(
     problems = [problem for group in problems_of.values() for problem in group]
     devices.require(fabric, max(problem.world_size for problem in problems))
     if fabric == "host":
-        interpreting.announce(problems)
+        announce(problems)
     return problems_of
+
+
+_FLOPS_PER_S = 4e8  # of an interpreted matmul, on the cores of a laptop
+_LONG_S = 5.0
+_DEMO = "--shapes demo"
+
+
+def announce(
+    problems: Sequence[Any], repeated: str = "a candidate several calls", small: str = _DEMO
+) -> None:
+    """Say that times are not those of a GPU, and how long the largest problem takes.
+
+    Args:
+        repeated: how often it is called.
+        small: options that take less time.
+    """
+    note("host fabric: times are of interpreted kernels on a CPU, not of a GPU, and not compared")
+    largest = max(problems, key=lambda problem: problem.cost.flops)
+    seconds = largest.cost.flops / _FLOPS_PER_S
+    if seconds > _LONG_S:
+        minutes = f"{seconds / 60:.0f} minutes" if seconds < 86400 else "more than a day"
+        times = f"{seconds:.0f} s" if seconds < 120 else minutes
+        shape = format_problem(op_of(largest), asdict(largest))
+        warn(f"an interpreted call of {shape} takes about {times}, {repeated}; {small} is small")

@@ -14,7 +14,7 @@ from rich.text import Text
 from taxfree.errors import TaxfreeError, UsageError, WrongResult
 from taxfree.files import write
 from taxfree.problems import quoted
-from taxfree_cli.interpreting import announce
+from taxfree_cli.asked import announce
 from taxfree_cli.options import ShapeOptions, database_path
 from taxfree_cli.output import print_json, print_table, results, watched
 from taxfree_tune.shapes.text import integer

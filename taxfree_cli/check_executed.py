@@ -18,7 +18,7 @@ from taxfree_kernels.variant import variants
 from taxfree_tuning_db import read_table
 
 if TYPE_CHECKING:
-    from taxfree_check.executed.check import Checked
+    from taxfree_check.executed.check import ExecutedCheck
 
 
 def checked_records(
@@ -27,7 +27,7 @@ def checked_records(
     names: Collection[str] | None,
     seeds: Sequence[int],
     architecture: str | None,
-) -> Iterator[Checked]:
+) -> Iterator[ExecutedCheck]:
     """Execute the winners of a table's records, each config once for problems of a kind.
 
     Args:
@@ -67,7 +67,7 @@ def checked_records(
             )
 
 
-def show_executed(checks: Iterable[Checked], json: bool) -> None:
+def show_executed(checks: Iterable[ExecutedCheck], json: bool) -> None:
     """Execute, and print one report.
 
     Raises:
@@ -94,7 +94,7 @@ def show_executed(checks: Iterable[Checked], json: bool) -> None:
         raise WrongResult(f"not right when executed: {', '.join(names)}", "see the report above")
 
 
-def _print(checks: list[Checked]) -> None:
+def _print(checks: list[ExecutedCheck]) -> None:
     from taxfree_check.executed.check import kernels, rows
 
     columns = ["op", "variant", "verdict", "runs", "gave up", "instructions run", "seconds"]

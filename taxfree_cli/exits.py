@@ -32,7 +32,7 @@ class ExitCode(IntEnum):
 
 
 @dataclass(frozen=True)
-class Failure:
+class CommandFailure:
     """The report of an error to the user.
 
     Args:
@@ -58,34 +58,36 @@ MEANINGS: Mapping[ExitCode, str] = {
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
-def failure(error: BaseException) -> Failure:
+def failure(error: BaseException) -> CommandFailure:
     """Describe an error.
 
     The packages below each have their own errors, without a common base class: an error that is
     written for users has a `message`, and optionally a `hint` and an `exit_code`.
     """
     if isinstance(error, ModuleNotFoundError) and error.name in ("torch", "triton"):
-        return Failure(
+        return CommandFailure(
             f"{error.name} is not installed",
             "pip install 'taxfree[cuda]' or 'taxfree[cpu]'; for AMD, a ROCm build of torch",
             ExitCode.FAILED,
         )
     if isinstance(error, TyperException):
-        return Failure(_one_line(error.format_message()), _usage_hint(error), error.exit_code)
+        return CommandFailure(
+            _one_line(error.format_message()), _usage_hint(error), error.exit_code
+        )
     if isinstance(error, OSError) and error.strerror:
         where = f"{error.filename}: " if error.filename else ""
         room = "free some space, or choose another path"
         hint = room if error.errno in _NO_ROOM else "check the path and its permissions"
-        return Failure(_one_line(where + error.strerror), hint, ExitCode.FAILED)
+        return CommandFailure(_one_line(where + error.strerror), hint, ExitCode.FAILED)
     message = getattr(error, "message", None)
     if not isinstance(message, str):
-        return Failure(
+        return CommandFailure(
             _one_line(f"{type(error).__name__}: {error}"),
             "an internal error; TAXFREE_DEBUG=1 shows where",
             ExitCode.FAILED,
         )
     hint = getattr(error, "hint", "")
-    return Failure(_one_line(message), _one_line(hint), getattr(error, "exit_code", 1))
+    return CommandFailure(_one_line(message), _one_line(hint), getattr(error, "exit_code", 1))
 
 
 def _usage_hint(error: TyperException) -> str:

@@ -20,7 +20,7 @@ from rich.table import Table
 from rich.text import Text
 
 from taxfree.errors import UsageError
-from taxfree_cli.exits import Failure
+from taxfree_cli.exits import CommandFailure
 from taxfree_tune.workers.launch import LaunchedProcess
 
 _T = TypeVar("_T")
@@ -81,7 +81,7 @@ def warn(text: str) -> None:
     _labelled("warning", "yellow", text)
 
 
-def print_failure(failure: Failure) -> None:
+def print_failure(failure: CommandFailure) -> None:
     """Print why the command stops, on every node: each may have its own reason."""
     _labelled("error", "bold red", failure.message)
     if failure.hint:

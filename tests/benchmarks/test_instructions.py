@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.instructions import FILE, Case, Digests, compiled, silent_changes, today
+from benchmarks.instructions import FILE, CompiledCase, Digests, compiled, silent_changes, today
 from taxfree_check.cross_compile.instructions import plain_assembly, plain_ttir
 from taxfree_check.cross_compile.pool import CompilePool
 from taxfree_check.cross_compile.report import triton_version
@@ -19,7 +19,7 @@ from tests.sample import Sample
 
 OP = "all_gather_matmul"
 TRITON = triton_version(None)
-CASE = Case.of(OP, "push", "h200", {"m": 16}, {"BLOCK_M": 16})
+CASE = CompiledCase.of(OP, "push", "h200", {"m": 16}, {"BLOCK_M": 16})
 OLD = {"ttir": "t", "assembly": "a"}
 
 
@@ -61,14 +61,19 @@ class TestTrees:
     """The current sources against edited ones, which only the compiling process sees."""
 
     @pytest.fixture
-    def case(self, recorded: Digests) -> Case:
+    def case(self, recorded: Digests) -> CompiledCase:
         return min(
             each for each in recorded.cases
             if (each.op, each.variant, each.target) == (OP, "push", "h200")
         )  # fmt: skip
 
     def told(
-        self, tree: Path, case: Case, recorded: Digests, pools: Any, patch: pytest.MonkeyPatch
+        self,
+        tree: Path,
+        case: CompiledCase,
+        recorded: Digests,
+        pools: Any,
+        patch: pytest.MonkeyPatch,
     ) -> list[str]:
         if TRITON not in recorded.cases[case]:
             pytest.skip(f"there are no digests of Triton {TRITON}")
@@ -78,7 +83,7 @@ class TestTrees:
 
     @pytest.mark.timeout(900)
     def test_renamed_functions_are_the_same(
-        self, tmp_path: Path, case: Case, recorded: Digests, pools: Any,
+        self, tmp_path: Path, case: CompiledCase, recorded: Digests, pools: Any,
         monkeypatch: pytest.MonkeyPatch,
     ) -> None:  # fmt: skip
         tree = copy_of_kernels(tmp_path)
@@ -89,7 +94,7 @@ class TestTrees:
 
     @pytest.mark.timeout(900)
     def test_another_instruction_is_told(
-        self, tmp_path: Path, case: Case, recorded: Digests, pools: Any,
+        self, tmp_path: Path, case: CompiledCase, recorded: Digests, pools: Any,
         monkeypatch: pytest.MonkeyPatch,
     ) -> None:  # fmt: skip
         tree = copy_of_kernels(tmp_path)
@@ -139,7 +144,7 @@ class TestSilentChanges:
         before = Digests({}, {CASE: {"3.9.0": OLD}})
         other = {"ttir": "x", "assembly": "x"}
         assert silent_changes(before, Digests({f"{OP} push": (1, "")}, {CASE: {"4": other}})) == []
-        new = Case.of(OP, "pull", "h200", {"m": 16}, {})
+        new = CompiledCase.of(OP, "pull", "h200", {"m": 16}, {})
         assert silent_changes(before, Digests({f"{OP} pull": (1, "")}, {new: {"3": other}})) == []
 
 
@@ -147,7 +152,7 @@ def test_digests_are_found_under_new_names(monkeypatch: pytest.MonkeyPatch) -> N
     text = Digests({f"{OP} push": (1, "")}, {CASE: {"3.9.0": OLD}}).text()
     assert Digests.load(text) == Digests({f"{OP} push": (1, "")}, {CASE: {"3.9.0": OLD}})
     monkeypatch.setitem(RENAMED, OP, Renamed({"push": "send"}, {"BLOCK_M": "TILE_M"}))
-    renamed = Case.of(OP, "send", "h200", {"m": 16}, {"TILE_M": 16})
+    renamed = CompiledCase.of(OP, "send", "h200", {"m": 16}, {"TILE_M": 16})
     assert Digests.load(text) == Digests({f"{OP} send": (1, "")}, {renamed: {"3.9.0": OLD}})
 
 

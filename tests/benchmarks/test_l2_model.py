@@ -7,7 +7,7 @@ import json
 import pytest
 
 from benchmarks import l2_model
-from taxfree_tune.cost.l2 import MI300X
+from benchmarks.l2 import MI300X
 
 
 @pytest.fixture

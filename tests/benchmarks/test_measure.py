@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import measure
-from benchmarks.measure import SHAPES, Step, run_all, steps
+from benchmarks.measure import SHAPES, MeasureStep, run_all, steps
 from taxfree_kernels.variant import operation_names
 from taxfree_tune.shapes import ShapeRequest, choose
 from tests.ranks import LOCAL
@@ -57,8 +57,8 @@ def test_every_target_of_8_gpus_has_problems(op):
                     assert {each[field] for each in chosen} == set(values), entry["name"]
 
 
-def python(source: str, **fields: object) -> Step:
-    return Step("test", ("-c", source), 1, **fields)  # type: ignore[arg-type]
+def python(source: str, **fields: object) -> MeasureStep:
+    return MeasureStep("test", ("-c", source), 1, **fields)  # type: ignore[arg-type]
 
 
 PRINTS = "print('{\"rows\": [1]}')"
@@ -80,7 +80,7 @@ def test_a_step_that_fails_leaves_its_file_and_the_others_run(tmp_path, capfd):
     file.write_text("old")
     broken = python(f"{PRINTS}; raise SystemExit(4)", file=file)
     nothing = python("pass", file=file, option="--out")
-    late = Step("test", ("-c", "import time; time.sleep(60)"), 0.005)
+    late = MeasureStep("test", ("-c", "import time; time.sleep(60)"), 0.005)
     done = python("print('ran')")
     assert run_all([broken, nothing, late, done]) == 1
     assert file.read_text() == "old"

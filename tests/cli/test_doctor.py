@@ -11,7 +11,7 @@ from taxfree_tune.doctor.report import (
     BarrierTime,
     Coherence,
     ExaminedMachine,
-    Iris,
+    IrisReport,
     MachineReport,
     MemoryBandwidth,
     Package,
@@ -52,7 +52,7 @@ def report(asked="auto", measured=MEASURED, **changes):
                 Package("optuna", None, ()),
                 Package("numpy", None, ("numpy 2.4.1",)),
             ),
-            Iris("namesake", "another package called iris, not ROCm's"),
+            IrisReport("namesake", "another package called iris, not ROCm's"),
         ),
         "machine": ExaminedMachine(
             {"system": "Linux", "nvidia driver": "580.65"},

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from taxfree_cli.interpreting import announce
+from taxfree_cli.asked import announce
 from taxfree_kernels.all_gather_matmul.problem import AllGatherMatmul
 
 

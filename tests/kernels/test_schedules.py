@@ -8,6 +8,7 @@ import triton.language as tl
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.l2 import on_host
 from taxfree_kernels.device.tiles import (
     ATTENTION_MAPPINGS,
     attention_tile,
@@ -18,7 +19,6 @@ from taxfree_kernels.device.tiles import (
 )
 from taxfree_kernels.reduction.spaces import tiles_per_signal
 from taxfree_kernels.spaces import ALL_ROWS
-from taxfree_tune.cost.on_host import on_host
 
 sizes = st.integers(1, 40)
 chiplets = st.sampled_from([1, 2, 3, 8])

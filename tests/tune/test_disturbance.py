@@ -36,7 +36,7 @@ def driver(monkeypatch):
 
 
 def watched(during=lambda: None):
-    watch = disturbance.Watch(SimpleNamespace(group=None, device=torch.device("meta")))
+    watch = disturbance.DisturbanceWatch(SimpleNamespace(group=None, device=torch.device("meta")))
     during()
     return watch.reasons()
 

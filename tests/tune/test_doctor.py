@@ -10,14 +10,15 @@ from typing import Any
 
 import pytest
 
+import taxfree_kernels.fabric.open  # noqa: F401 - defines kernels in the mode of this process
 from taxfree.errors import TaxfreeError, WorkerLost, one_line
 from taxfree_tune import doctor
 from taxfree_tune.doctor import fabrics, machine, measuring, software
 from taxfree_tune.doctor.advice import advice
-from taxfree_tune.doctor.guard import Guard
 from taxfree_tune.doctor.report import (
     ExaminedMachine,
-    Iris,
+    Guard,
+    IrisReport,
     MachineReport,
     Package,
     ProbeResults,
@@ -25,8 +26,7 @@ from taxfree_tune.doctor.report import (
     StartOrder,
 )
 from taxfree_tune.drivers import amd, nvidia
-from taxfree_tune.drivers.gpu import Gpu, GpuProcess
-from taxfree_tune.drivers.tool import link_matrix, number, output, whole
+from taxfree_tune.drivers.gpu import Gpu, GpuProcess, link_matrix, number, output, whole
 from tests.ranks import on_every_fabric, require
 
 NVIDIA_TOPOLOGY = """\
@@ -488,7 +488,7 @@ class TestAdvice:
     def report(self, *, vendors=(), iris="missing", measured=None, versions=(), **packages):
         loaded = {"torch": "2.13.0", "triton": "3.9.0", "numpy": "2.4.1"} | packages
         found = tuple(Package(name, each, (f"{name} {each}",)) for name, each in loaded.items())
-        software = Software(dict(versions), found, Iris(iris, ""))
+        software = Software(dict(versions), found, IrisReport(iris, ""))
         return MachineReport("auto", software, ExaminedMachine(vendors=vendors), {}, measured, {})
 
     def said(self, **facts):

@@ -19,7 +19,7 @@ from taxfree_check.checker.coverage import Wanted
 from taxfree_check.checker.fabric import SimulatedFabric, Simulation
 from taxfree_check.checker.ranks import Symmetric
 from taxfree_check.checker.report import Reason, Violation
-from taxfree_check.checker.simulate import Outcome
+from taxfree_check.checker.simulate import ScheduleOutcome
 from taxfree_check.checker.world import Overrides, World, overrides
 
 __all__ = [
@@ -27,9 +27,9 @@ __all__ = [
     "STEP",
     "CheckFailed",
     "Checked",
-    "Outcome",
     "Overrides",
     "Reason",
+    "ScheduleOutcome",
     "SimulatedFabric",
     "Simulation",
     "Symmetric",

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 from taxfree_check.checker.checked import Checked, CheckFailed, one_thread
 from taxfree_check.checker.coverage import Coverage, Wanted
-from taxfree_check.checker.simulate import Outcome
+from taxfree_check.checker.simulate import ScheduleOutcome
 from taxfree_check.checker.trial import Trial
 from taxfree_kernels.errors import PlanError
 from taxfree_kernels.fabric.base import NoGroup
@@ -40,7 +40,7 @@ _HARDWARE = KNOWN["cpu"]
 class _Schedule(Protocol):
     """A schedule with all that is drawn for it."""
 
-    def run(self) -> Outcome: ...
+    def run(self) -> ScheduleOutcome: ...
 
 
 #: a problem, and the schedule of a seed

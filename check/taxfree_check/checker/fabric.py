@@ -7,7 +7,7 @@ from functools import partial
 
 import torch
 
-from taxfree_check.checker.simulate import Call, Outcome, Schedule, Sizes, run_schedule
+from taxfree_check.checker.simulate import Call, ClockSlots, Schedule, ScheduleOutcome, run_schedule
 from taxfree_kernels.device import peers
 from taxfree_kernels.fabric.base import GrouplessFabric, SideStream
 from taxfree_kernels.fabric.heap import Pool, SymmetricHeap, aligned
@@ -113,7 +113,7 @@ class Simulation:
     def run(
         self, setup: Setup, seed: int, *, first_generation: int = 1, backend: str = "cuda",
         co_resident: bool = False,
-    ) -> Outcome:  # fmt: skip
+    ) -> ScheduleOutcome:  # fmt: skip
         """Set up each rank and run a schedule of all ranks' calls.
 
         Args:
@@ -135,7 +135,7 @@ class Simulation:
             return [setup(fabric) for fabric in fabrics]
 
         return run_schedule(
-            set_up, self.world_size, seed, Sizes(), co_resident=co_resident, backend=backend,
+            set_up, self.world_size, seed, ClockSlots(), co_resident=co_resident, backend=backend,
             first_call=first_generation,
         )  # fmt: skip
 

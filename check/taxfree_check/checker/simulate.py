@@ -20,7 +20,7 @@ from taxfree_check.checker.memory import Region
 from taxfree_check.checker.report import Violation
 from taxfree_check.checker.schedule import Scheduler
 from taxfree_check.checker.shadow import Shadow
-from taxfree_check.checker.streams import Event, Stream
+from taxfree_check.checker.streams import Stream, StreamEvent
 from taxfree_check.checker.watch import Change, Thread, TorchOperations, Watch, enter_program
 
 _RESIDENTS = (1, 2, 3, 4, None)
@@ -35,7 +35,7 @@ class _TooMany(Exception):
 
 
 @dataclass(frozen=True)
-class Outcome:
+class ScheduleOutcome:
     """The result of one schedule.
 
     Args:
@@ -55,7 +55,7 @@ class Outcome:
 
 
 @dataclass
-class Sizes:
+class ClockSlots:
     """Slots of clocks: they grow when a schedule needs more, which then starts again.
 
     Args:
@@ -71,13 +71,13 @@ def run_schedule(
     setup: Setup,
     ranks: int,
     seed: int,
-    sizes: Sizes,
+    sizes: ClockSlots,
     *,
     co_resident: bool = False,
     launches_fence: bool = False,
     backend: str = "cuda",
     first_call: int = 1,
-) -> Outcome:
+) -> ScheduleOutcome:
     """Run all ranks' calls back to back, with no barrier in between.
 
     Args:
@@ -107,7 +107,7 @@ class Schedule:
         self,
         ranks: int,
         seed: int,
-        sizes: Sizes,
+        sizes: ClockSlots,
         co_resident: bool,
         launches_fence: bool,
         backend: str,
@@ -132,7 +132,7 @@ class Schedule:
         self.on_argument: Callable[[torch.Tensor], object] = lambda tensor: None  # a new one
         self._hosts = [self._make_actor(rank, 0, "host") for rank in range(ranks)]
 
-    def run(self, calls: Sequence[Sequence[Call]]) -> Outcome:
+    def run(self, calls: Sequence[Sequence[Call]]) -> ScheduleOutcome:
         scheduler, watch = self._scheduler, self._watch
         for host, work in zip(self._hosts, calls, strict=True):
             run_host = partial(self._run_host, host, work)
@@ -152,7 +152,7 @@ class Schedule:
         finally:
             scheduler.abandon()
         calls_to_reuse = self._shadow.newest_call - self._first_call + 1
-        return Outcome(
+        return ScheduleOutcome(
             violation, watch.coverage, watch.accesses, has_timed_out, max(0, calls_to_reuse)
         )
 
@@ -213,13 +213,13 @@ class Schedule:
         assert stream is None or isinstance(stream, Stream)
         return stream
 
-    def record(self) -> Event:
+    def record(self) -> StreamEvent:
         """An event after all work that the running host has issued on its present stream."""
         if self.stream is not None:
             return self.stream.record()
         self._close()
         actor = self.thread.actor
-        event = Event(actor.call, clocks=actor.clocks.copy())
+        event = StreamEvent(actor.call, clocks=actor.clocks.copy())
         actor.step()
         return event
 

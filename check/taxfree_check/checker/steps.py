@@ -17,7 +17,7 @@ import torch
 from taxfree.models.decode import ModelStep
 from taxfree_check.checker.fabric import SimulatedFabric, Simulation
 from taxfree_check.checker.report import Reason, Violation
-from taxfree_check.checker.simulate import Call, Outcome
+from taxfree_check.checker.simulate import Call, ScheduleOutcome
 from taxfree_check.checker.trial import FIRST_GENERATIONS
 from taxfree_kernels.decode_step.decoder import Cache, Decoder, Layer
 from taxfree_kernels.decode_step.twin import TwinStep
@@ -79,7 +79,7 @@ class StepTrial:
         self._config = {"SPLITS": rng.choice((1, 2)), "DOWN_PARTS": rng.choice((1, 2))}
         self._found: list[tuple[int, int, torch.Tensor, torch.Tensor]] = []
 
-    def run(self) -> Outcome:
+    def run(self) -> ScheduleOutcome:
         """Run the schedule, and compare tokens and logits of all calls."""
         outcome = Simulation(self._problem.world_size).run(
             self._setup, self._seed, first_generation=self._first, co_resident=True

@@ -26,11 +26,11 @@ class Issuer(Protocol):
     def stream(self) -> Stream | None:
         """The side stream that the running host issues on, or None."""
 
-    def record(self) -> Event:
+    def record(self) -> StreamEvent:
         """An event after all work that the running host has issued on its present stream."""
 
 
-class Event:
+class StreamEvent:
     """A point in the work of an actor.
 
     Args:
@@ -94,9 +94,9 @@ class Stream(SideStream):
         """Queue work."""
         self._work.append(work)
 
-    def record(self) -> Event:
+    def record(self) -> StreamEvent:
         """An event after all work issued here."""
-        event = Event(self._issuer.thread.actor.call, self)
+        event = StreamEvent(self._issuer.thread.actor.call, self)
         self.issue(partial(self._note, event))
         return event
 
@@ -116,10 +116,10 @@ class Stream(SideStream):
         finally:
             thread.actor, thread.stream = before
 
-    def _note(self, event: Event) -> None:
+    def _note(self, event: StreamEvent) -> None:
         event.clocks = self._actor.clocks.copy()
         self._actor.step()
 
-    def _come_after(self, event: Event) -> None:
+    def _come_after(self, event: StreamEvent) -> None:
         self._actor.join(event.reached())
         self._actor.call = event.call

@@ -12,7 +12,7 @@ import torch
 
 from taxfree_check.checker.fabric import Setup, SimulatedFabric, Simulation
 from taxfree_check.checker.report import Reason, Violation
-from taxfree_check.checker.simulate import Call, Outcome
+from taxfree_check.checker.simulate import Call, ScheduleOutcome
 from taxfree_kernels.hardware import KNOWN
 from taxfree_kernels.variant import Problem, Ready, Variant, operation
 
@@ -48,14 +48,14 @@ class Trial:
         """Make the plans, and no calls."""
         self._simulate(lambda fabric: self._setup(fabric)[:0])
 
-    def run(self) -> Outcome:
+    def run(self) -> ScheduleOutcome:
         """Run the schedule and compare all outputs."""
         outcome = self._simulate(self._setup)
         if outcome.violation is not None:
             return outcome
         return replace(outcome, violation=self._wrong_result())
 
-    def _simulate(self, setup: Setup) -> Outcome:
+    def _simulate(self, setup: Setup) -> ScheduleOutcome:
         simulation = Simulation(self._problem.world_size, self._problem.slot_bytes)
         first = self._first_generation
         return simulation.run(setup, self._seed, first_generation=first, backend=self._backend)

@@ -16,7 +16,7 @@ from taxfree_check.checker.conventions import installed
 from taxfree_check.checker.coverage import Coverage, Wanted
 from taxfree_check.checker.ranks import Ranks, Symmetric, entered
 from taxfree_check.checker.report import Reason, Violation
-from taxfree_check.checker.simulate import Outcome, Schedule, Sizes, run_schedule
+from taxfree_check.checker.simulate import ClockSlots, Schedule, ScheduleOutcome, run_schedule
 
 _HEAP_BYTES = 1 << 24
 _FEWEST_CALLS, _MOST_CALLS = 3, 16  # of a run that is not told how many
@@ -81,7 +81,7 @@ class World(Ranks):
         self.seeds = range(first, first + (steering.seeds or seeds))
         self._replay_command = steering.replay
         self.co_resident, self._covered = co_resident, covered
-        self._sizes = Sizes()
+        self._sizes = ClockSlots()
         self.checks: list[Checked] = []
 
     # -- calls ------------------------------------------------------------------------------------
@@ -157,7 +157,7 @@ class World(Ranks):
 
     def _run_schedule(
         self, seed: int, call: Callable[..., object], calls: int, barrier: bool
-    ) -> Outcome:
+    ) -> ScheduleOutcome:
         of_rank = self.of_rank(call, barrier)
 
         def setup(schedule: Schedule) -> list[list[Callable[[], object]]]:

@@ -43,7 +43,7 @@ POLLS = (Role.POLL, Role.VOLATILE)
 
 
 @dataclass(frozen=True)
-class Instruction:
+class AsmInstruction:
     """One instruction.
 
     Args:
@@ -93,7 +93,7 @@ class Syntax:
     comment: str
     branch: re.Pattern[str]
     end: re.Pattern[str]
-    read: Callable[[int, str, str], Instruction]
+    read: Callable[[int, str, str], AsmInstruction]
     opens_release: Callable[[str], str]
 
 
@@ -118,7 +118,7 @@ _PTX_ROLES = {
 }
 
 
-def _read_ptx(number: int, line: str, _pending: str) -> Instruction:
+def _read_ptx(number: int, line: str, _pending: str) -> AsmInstruction:
     text = re.sub(r"^[{}\s]*(@!?%\w+\s+)?", "", line)
     op = text.split()[0].rstrip(";") if text.split() else ""
     parts = frozenset(op.split("."))
@@ -133,7 +133,7 @@ def _read_ptx(number: int, line: str, _pending: str) -> Instruction:
     elif op.startswith("cp.async."):
         size = _PTX_COPY_SIZE.search(text)
         width = int(size.group(1), 0) if size else 0
-    return Instruction(number, line, frozenset(_ptx_roles(op, parts)), scope, width, element)
+    return AsmInstruction(number, line, frozenset(_ptx_roles(op, parts)), scope, width, element)
 
 
 def _ptx_roles(op: str, parts: frozenset[str]) -> Iterator[Role]:
@@ -218,17 +218,17 @@ _AMD_ROLES = {
 }
 
 
-def _read_amdgcn(number: int, line: str, pending: str) -> Instruction:
+def _read_amdgcn(number: int, line: str, pending: str) -> AsmInstruction:
     access = _AMD_ACCESS.match(line)
     if access is not None:
         return _read_amd_access(number, line, access, pending)
     roles = set(_by_prefix(line, _AMD_ROLES))
     if _AMD_DRAINED.match(line):
         roles.add(Role.DRAIN)
-    return Instruction(number, line, frozenset(roles), _cache_scope(line, "buffer_inv"))
+    return AsmInstruction(number, line, frozenset(roles), _cache_scope(line, "buffer_inv"))
 
 
-def _read_amd_access(number: int, line: str, access: re.Match[str], pending: str) -> Instruction:
+def _read_amd_access(number: int, line: str, access: re.Match[str], pending: str) -> AsmInstruction:
     action, kind = access.group(2), access.group(3)
     width = next((size for name, size in _AMD_BYTES if name in kind), 0)
     roles = set()
@@ -251,7 +251,7 @@ def _read_amd_access(number: int, line: str, access: re.Match[str], pending: str
         roles.add(Role.RELEASE)
         # Both the write-back and the access itself have to reach the system.
         scope = "sys" if pending == "sys" and "sc1" in line else "gpu"
-    return Instruction(number, line, frozenset(roles), scope, width, min(width, 8))
+    return AsmInstruction(number, line, frozenset(roles), scope, width, min(width, 8))
 
 
 def _cache_scope(line: str, op: str) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from taxfree_check.cross_compile.assembly import Instruction, Role
+from taxfree_check.cross_compile.assembly import AsmInstruction, Role
 from taxfree_check.cross_compile.control_flow import ControlFlow, Loop, innermost
 from taxfree_check.cross_compile.resources import Resources
 
@@ -85,7 +85,7 @@ class CompiledKernel:
         """Whether its threads run in step, on CDNA: compilers then leave barriers out."""
         return self.num_warps == 1 and not self.code.is_ptx
 
-    def is_barrier(self, instruction: Instruction) -> bool:
+    def is_barrier(self, instruction: AsmInstruction) -> bool:
         """Whether it is a barrier of all threads that run the same code."""
         roles = (Role.BARRIER, Role.WARP_BARRIER) if self.has_roles else (Role.BARRIER,)
         return instruction.has(*roles)
@@ -128,7 +128,7 @@ class CompiledKernel:
                 held.add(target)
         return held
 
-    def loads_static(self, instruction: Instruction) -> bool:
+    def loads_static(self, instruction: AsmInstruction) -> bool:
         """Whether an instruction is a copy of the TMA from memory that nobody writes."""
         source = _TENSOR_MAP.search(instruction.text)
         return source is not None and source[1] in self._static_maps

@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from taxfree_check.cross_compile.assembly import AMDGCN, PTX, Instruction, Role, Syntax
+from taxfree_check.cross_compile.assembly import AMDGCN, PTX, AsmInstruction, Role, Syntax
 
 Place = tuple[int, int]  # block, instruction in it
 
 
 @dataclass
-class Block:
+class BasicBlock:
     """Instructions that run one after the other; then one of `successors`.
 
     Args:
@@ -24,7 +24,7 @@ class Block:
     """
 
     label: str = ""
-    instructions: list[Instruction] = field(default_factory=list)
+    instructions: list[AsmInstruction] = field(default_factory=list)
     target: str = ""
     falls_through: bool = True
     skips_if_masked: bool = False
@@ -89,10 +89,10 @@ class ControlFlow:
     def system_acquires(self) -> list[Place]:
         return [place for place in self.places(Role.ACQUIRE) if self.at(place).is_system_acquire]
 
-    def at(self, place: Place) -> Instruction:
+    def at(self, place: Place) -> AsmInstruction:
         return self.blocks[place[0]].instructions[place[1]]
 
-    def inside(self, loop: Loop) -> list[Instruction]:
+    def inside(self, loop: Loop) -> list[AsmInstruction]:
         """The instructions of a loop, in the order of the text."""
         return [
             instruction
@@ -105,8 +105,8 @@ class ControlFlow:
         return any(instruction.has(*roles) for instruction in self.inside(loop))
 
     def walk(
-        self, start: Place, stop: Callable[[Instruction], bool], backwards: bool = False
-    ) -> Iterator[Instruction]:
+        self, start: Place, stop: Callable[[AsmInstruction], bool], backwards: bool = False
+    ) -> Iterator[AsmInstruction]:
         """Every instruction on any path from `start` until the path's first that `stop` accepts.
 
         Neither the start nor where a path stops are part of it.
@@ -133,10 +133,10 @@ class ControlFlow:
     def first(
         self,
         start: Place,
-        stop: Callable[[Instruction], bool] | Role,
+        stop: Callable[[AsmInstruction], bool] | Role,
         *roles: Role,
         backwards: bool = False,
-    ) -> Instruction | None:
+    ) -> AsmInstruction | None:
         """The first instruction with any of `roles` on the paths from `start`.
 
         Args:
@@ -166,21 +166,21 @@ def innermost(loops: list[Loop], among: list[Loop]) -> list[Loop]:
     return [loop for loop in loops if not any(other.blocks < loop.blocks for other in among)]
 
 
-def _parse(text: str, syntax: Syntax) -> list[Block]:
-    blocks, pending_release = [Block("entry")], ""
+def _parse(text: str, syntax: Syntax) -> list[BasicBlock]:
+    blocks, pending_release = [BasicBlock("entry")], ""
     for number, raw in enumerate(text.splitlines(), 1):
         line, block = raw.split(syntax.comment)[0].strip(), blocks[-1]
         if not line:
             continue
         if label := syntax.label.match(line):
-            blocks.append(Block(label.group(1)))
+            blocks.append(BasicBlock(label.group(1)))
         elif branch := syntax.branch.match(line):
             block.target, block.falls_through = branch["target"], bool(branch["condition"])
             block.skips_if_masked = line.startswith("s_cbranch_execz")
-            blocks.append(Block())
+            blocks.append(BasicBlock())
         elif syntax.end.match(line):
             block.falls_through = False
-            blocks.append(Block())
+            blocks.append(BasicBlock())
         else:
             pending_release = syntax.opens_release(line) or pending_release
             instruction = syntax.read(number, line, pending_release)
@@ -197,7 +197,7 @@ def _jump_tables(text: str) -> dict[str, list[str]]:
     return {name: re.findall(r"\$\w+", labels) for name, labels in tables}
 
 
-def _connect(blocks: list[Block], tables: Mapping[str, list[str]]) -> None:
+def _connect(blocks: list[BasicBlock], tables: Mapping[str, list[str]]) -> None:
     index_of = {block.label: index for index, block in enumerate(blocks) if block.label}
     for index, block in enumerate(blocks):
         targets = tables.get(block.target, [block.target])
@@ -208,10 +208,10 @@ def _connect(blocks: list[Block], tables: Mapping[str, list[str]]) -> None:
     for block in blocks:
         block.successors = [_through_empty(blocks, successor) for successor in block.successors]
     for index in set(range(len(blocks))) - _reach(0, lambda one: blocks[one].successors, set()):
-        blocks[index] = Block("unreachable")
+        blocks[index] = BasicBlock("unreachable")
 
 
-def _through_empty(blocks: list[Block], index: int) -> int:
+def _through_empty(blocks: list[BasicBlock], index: int) -> int:
     """The block that a jump to `index` ends in, past empty ones."""
     seen = {index}
     while not blocks[index].instructions and len(blocks[index].successors) == 1:
@@ -222,7 +222,7 @@ def _through_empty(blocks: list[Block], index: int) -> int:
     return index
 
 
-def _run_masked_acquires(blocks: list[Block]) -> None:
+def _run_masked_acquires(blocks: list[BasicBlock]) -> None:
     """Forget the jump of waves without active lanes over an acquire of the others."""
     for index, block in enumerate(blocks):
         if not block.skips_if_masked:

@@ -15,7 +15,7 @@ from typing import Any
 import platformdirs
 
 import taxfree_kernels
-from taxfree_check.cross_compile.asm_checks import Violation
+from taxfree_check.cross_compile.asm_checks import BrokenRule
 from taxfree_check.cross_compile.coverage import Case
 from taxfree_check.cross_compile.pool import CompilePool
 from taxfree_check.cross_compile.resources import Resources, illegal_reason
@@ -49,7 +49,7 @@ class KernelReport:
     architecture: str
     triton: str
     resources: Resources | None = None
-    violations: list[Violation] = field(default_factory=list)
+    violations: list[BrokenRule] = field(default_factory=list)
     error: str | None = None
 
     @property
@@ -113,11 +113,11 @@ def _reports(case: Case, version: str, answer: dict[str, Any]) -> Iterator[Kerne
         yield KernelReport(kernel="", error=answer["error"], **common)
     for kernel in answer.get("kernels", ()):
         resources = Resources(**kernel["resources"])
-        broken = [Violation(**one) for one in kernel["violations"]]
+        broken = [BrokenRule(**one) for one in kernel["violations"]]
         if not case.is_default:
             broken = [one for one in broken if one.check not in _DEFAULT_ONLY]
         elif reason := illegal_reason(resources, case.hardware, spill_limit=1 << 30):
-            broken.append(Violation("default_fits", reason))
+            broken.append(BrokenRule("default_fits", reason))
         yield KernelReport(
             kernel=kernel["kernel"], resources=resources, violations=broken, **common
         )

@@ -135,7 +135,7 @@ class DeviceMemory:
 
     def __init__(self, grain: str = "any") -> None:
         self.grain = grain
-        self.gpus: list[Gpu] = []
+        self.gpus: list[GpuMemory] = []
         self.level = Level()
         self.version = 0  # counts what changes any level
         self.arrivals = 0  # of these, what may bring new values where atomics read
@@ -204,7 +204,7 @@ class DeviceMemory:
             raise BadAccess(f"access of {size} bytes outside of all tensors: {behind}")
 
 
-class Gpu:
+class GpuMemory:
     """The caches of one GPU; make all before tensors.
 
     Args:
@@ -270,7 +270,9 @@ class View:
         levels: L1, L2, what the GPU's chiplets share, memory.
     """
 
-    def __init__(self, gpu: Gpu, chiplet: int, levels: tuple[Level, Level, Level, Level]) -> None:
+    def __init__(
+        self, gpu: GpuMemory, chiplet: int, levels: tuple[Level, Level, Level, Level]
+    ) -> None:
         self.gpu, self.memory, self.chiplet, self.levels = gpu, gpu.memory, chiplet, levels
 
     def load(self, places: Lanes, size: int, scope: Scope) -> Lanes:

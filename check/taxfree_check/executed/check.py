@@ -11,7 +11,7 @@ from taxfree_check.checker.check import selection
 from taxfree_check.executed.coverage import Hits, InstructionCoverage, coverage
 from taxfree_check.executed.errors import UnknownInstruction
 from taxfree_check.executed.program import Program
-from taxfree_check.executed.run import DEVICES, Executed, run
+from taxfree_check.executed.run import DEVICES, ExecutedCall, run
 from taxfree_kernels.errors import PlanError
 from taxfree_kernels.hardware import KNOWN
 from taxfree_kernels.variant import Config, Problem, operation_shapes, variants
@@ -29,7 +29,7 @@ _SIZES = ("m", "n", "batch", "world_size", *_INNER)
 
 
 @dataclass(frozen=True)
-class Checked:
+class ExecutedCheck:
     """What executing one config of a variant on one problem showed.
 
     Args:
@@ -45,15 +45,15 @@ class Checked:
     problem: Problem
     config: Config
     architecture: str
-    runs: list[Executed]
+    runs: list[ExecutedCall]
     hits: list[Hits]
     selection: str = ""
 
     @property
-    def wrong(self) -> list[Executed]:
+    def wrong(self) -> list[ExecutedCall]:
         return [run for run in self.runs if run.verdict != "right"]
 
-    def replay(self, shown: Executed) -> str:
+    def replay(self, shown: ExecutedCall) -> str:
         """The command that repeats one of the runs, and the one with a silent rank."""
         return (
             "taxfree check --executed "
@@ -78,7 +78,7 @@ def check(
     names: Collection[str] | None = None,
     seeds: Sequence[int] = range(SEEDS),
     architecture: str = "gfx942",
-) -> Iterator[Checked]:
+) -> Iterator[ExecutedCheck]:
     """Execute the default config of variants that have kernels of their own.
 
     Args:
@@ -143,7 +143,7 @@ def check_config(
     config: Config,
     seeds: Sequence[int] = range(SEEDS),
     architecture: str = "gfx942",
-) -> Checked:
+) -> ExecutedCheck:
     """Execute one config of a variant.
 
     Args:
@@ -155,12 +155,12 @@ def check_config(
     """
     programs: dict[str, Program] = {}
 
-    def tried(problem: Problem, seed: int, silent: int | None = None) -> Executed:
+    def tried(problem: Problem, seed: int, silent: int | None = None) -> ExecutedCall:
         case = op, variant, problem, config, seed, architecture
         try:
             return run(*case, silent=silent, programs=programs)
         except UnknownInstruction as error:
-            return Executed(
+            return ExecutedCall(
                 op, variant, problem, config, architecture, seed, "error", error.message
             )
 
@@ -168,7 +168,7 @@ def check_config(
     for seed in seeds:
         shown = tried(_lengthened(op, problem, seed), seed)
         if shown.verdict == "nothing to run":
-            return Checked(op, variant, problem, config, architecture, [], [])
+            return ExecutedCheck(op, variant, problem, config, architecture, [], [])
         runs.append(shown)
     by_all = _hits(programs)
     runs.append(tried(problem, seeds[0], silent=problem.world_size - 1))
@@ -176,7 +176,7 @@ def check_config(
         Hits(key, programs[key].listing, by_all.get(key, frozenset()), every)
         for key, every in _hits(programs).items()
     ]
-    return Checked(op, variant, problem, config, architecture, runs, hits)
+    return ExecutedCheck(op, variant, problem, config, architecture, runs, hits)
 
 
 def _lengthened(op: str, problem: Problem, seed: int) -> Problem:
@@ -199,9 +199,9 @@ def _hits(programs: Mapping[str, Program]) -> dict[str, frozenset[int]]:
     }
 
 
-def rows(checks: Sequence[Checked]) -> list[tuple[Any, ...]]:
+def rows(checks: Sequence[ExecutedCheck]) -> list[tuple[Any, ...]]:
     """A row for each variant: verdict, runs, runs in which ranks gave up, instructions, seconds."""
-    by_variant: dict[tuple[str, str], list[Executed]] = {}
+    by_variant: dict[tuple[str, str], list[ExecutedCall]] = {}
     for checked in checks:
         by_variant.setdefault((checked.op, checked.variant), []).extend(checked.runs)
     result = []
@@ -215,7 +215,7 @@ def rows(checks: Sequence[Checked]) -> list[tuple[Any, ...]]:
     return result
 
 
-def kernels(checks: Sequence[Checked]) -> list[tuple[str, str, InstructionCoverage]]:
+def kernels(checks: Sequence[ExecutedCheck]) -> list[tuple[str, str, InstructionCoverage]]:
     """The coverage of each kernel of each variant."""
     by_kernel: dict[tuple[str, str, str], list[Hits]] = {}
     for checked in checks:

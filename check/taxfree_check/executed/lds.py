@@ -41,7 +41,7 @@ def _store(words: Any, end: int, places: Any, size: int, values: Any) -> int:
     return -1
 
 
-class Shared:
+class SharedMemory:
     """The LDS of a workgroup; undefined until it is written.
 
     Args:

@@ -19,13 +19,13 @@ from taxfree_check.executed import (
     vector,
     vector_memory,
 )
-from taxfree_check.executed.caches import Gpu, View
+from taxfree_check.executed.caches import GpuMemory, View
 from taxfree_check.executed.decode import Instruction, Listing
 from taxfree_check.executed.encoding import INSTRUCTION, Form, Row
 from taxfree_check.executed.errors import BadAccess, Hang
 from taxfree_check.executed.flight import OperationTiming
 from taxfree_check.executed.lanes import WORD
-from taxfree_check.executed.lds import Shared
+from taxfree_check.executed.lds import SharedMemory
 from taxfree_check.executed.operands import row
 from taxfree_check.executed.tactics import Tactics
 from taxfree_check.executed.wave import AGAIN, ASLEEP, AT_BARRIER, END, Step, Wave
@@ -138,7 +138,7 @@ class Workgroup:
     def __init__(self, launch: KernelRun, place: Grid, view: View) -> None:
         listing = launch.program.listing
         ids = [id_ for id_, is_wanted in zip(place, listing.wanted_ids, strict=True) if is_wanted]
-        self.shared = Shared(launch.shared_bytes, launch.timing.poison)
+        self.shared = SharedMemory(launch.shared_bytes, launch.timing.poison)
         self.waves = [
             Wave(launch.program, self, view, launch.timing, wave)
             for wave in range(listing.threads // 64)
@@ -179,7 +179,7 @@ class KernelRun:
         grid: Grid,
         values: Sequence[int],
         shared_bytes: int,
-        gpu: Gpu,
+        gpu: GpuMemory,
         timing: OperationTiming,
         tactics: Tactics,
     ) -> None:

@@ -20,7 +20,7 @@ import torch
 
 from taxfree_check.cross_compile.compile import compile_launch
 from taxfree_check.cross_compile.record import Launch, flat
-from taxfree_check.executed.caches import DeviceMemory, Gpu
+from taxfree_check.executed.caches import DeviceMemory, GpuMemory
 from taxfree_check.executed.decode import Listing, decode
 from taxfree_check.executed.errors import ExecutionError, Hang, UnknownInstruction
 from taxfree_check.executed.fabric import ExecutedFabric, arena_bytes
@@ -49,7 +49,7 @@ _IDLE = 32  # rounds in which every wave polls again, and nothing changes: a han
 
 
 @dataclass
-class Executed:
+class ExecutedCall:
     """The result of a run.
 
     Args:
@@ -97,7 +97,7 @@ def run(
     silent: int | None = None,
     tactics: Tactics | None = None,
     programs: dict[str, Program] | None = None,
-) -> Executed:
+) -> ExecutedCall:
     """Execute four calls of a variant on each of its problem's ranks.
 
     The driver of Triton in this process is replaced, as by
@@ -121,7 +121,7 @@ def run(
     hardware = KNOWN[DEVICES[architecture]]
     if config is None:
         config = registry.variants(op)[variant].seed_configs(problem, hardware)[0]
-    shown = Executed(op, variant, problem, config, architecture, seed, silent=silent)
+    shown = ExecutedCall(op, variant, problem, config, architecture, seed, silent=silent)
     if silent is not None:
         patience = min(patience, FEW_POLLS)
     session = Session(shown, hardware, most_instructions, patience, tactics, programs)
@@ -195,7 +195,7 @@ class Session:
 
     def __init__(
         self,
-        shown: Executed,
+        shown: ExecutedCall,
         hardware: Hardware,
         most_instructions: int,
         patience: int,
@@ -220,7 +220,7 @@ class Session:
         """
         problem, op = self._shown.problem, registry.operation(self._shown.op)
         fabrics, plans = self._planned(problem)
-        self._gpus = [Gpu(self._memory) for _ in fabrics]
+        self._gpus = [GpuMemory(self._memory) for _ in fabrics]
         cpu = torch.device("cpu")
         self._outputs: list[list[torch.Tensor]] = []
         hosts = []

@@ -11,7 +11,7 @@ from taxfree_check.executed.caches import View
 from taxfree_check.executed.encoding import EXEC, SCALARS, SCC, STATE_WORDS, VECTORS, Kind
 from taxfree_check.executed.flight import InFlight, OperationTiming
 from taxfree_check.executed.lanes import ALL, LANES, WORD, Lanes, lanes_of
-from taxfree_check.executed.lds import Shared
+from taxfree_check.executed.lds import SharedMemory
 from taxfree_check.executed.operands import Source
 
 #: what an instruction returns other than the index of the next one, or None for the one behind it
@@ -31,7 +31,7 @@ class Code(Protocol):
 class WaveGroup(Protocol):
     """What the waves of a workgroup share."""
 
-    shared: Shared
+    shared: SharedMemory
 
 
 class Wave:

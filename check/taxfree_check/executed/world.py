@@ -18,9 +18,16 @@ import torch
 from triton.runtime.jit import JITFunction
 
 from taxfree_check.checker.ranks import Allocator, Symmetric
-from taxfree_check.executed.caches import Gpu
+from taxfree_check.executed.caches import GpuMemory
 from taxfree_check.executed.errors import Hang
-from taxfree_check.executed.run import DEVICES, MOST_INSTRUCTIONS, NEVER, Executed, Host, Session
+from taxfree_check.executed.run import (
+    DEVICES,
+    MOST_INSTRUCTIONS,
+    NEVER,
+    ExecutedCall,
+    Host,
+    Session,
+)
 from taxfree_check.executed.tactics import Tactics
 from taxfree_kernels.hardware import KNOWN
 from taxfree_kernels.launch import Kernel
@@ -53,7 +60,7 @@ class ExecutedWorld(Allocator):
     ) -> None:
         self.ranks, self.seed, self.architecture = ranks, seed, architecture
         self._session = _Session(ranks, seed, architecture, most_instructions)
-        self.runs: list[Executed] = []
+        self.runs: list[ExecutedCall] = []
         self._made: list[list[torch.Tensor]] = []
 
     def empty(
@@ -105,14 +112,14 @@ class _Session(Session):
         self._of = architecture, seed, tactics, most
         super().__init__(self._shown_of(""), KNOWN[DEVICES[architecture]], most, NEVER, tactics)
         self.memory = self._memory = self.new_memory()
-        self._gpus = [Gpu(self.memory) for _ in range(ranks)]
+        self._gpus = [GpuMemory(self.memory) for _ in range(ranks)]
 
-    def _shown_of(self, name: str) -> Executed:
+    def _shown_of(self, name: str) -> ExecutedCall:
         architecture, seed, *_ = self._of
         nothing: Any = None  # of no operation
-        return Executed("", name, nothing, {}, architecture, seed)
+        return ExecutedCall("", name, nothing, {}, architecture, seed)
 
-    def run_calls(self, name: str, of_rank: Callable[[int, int], None], calls: int) -> Executed:
+    def run_calls(self, name: str, of_rank: Callable[[int, int], None], calls: int) -> ExecutedCall:
         self._shown = shown = self._shown_of(name)
         self._waiting: list[_WorldHost] = []
         begin, compiled = time.perf_counter(), self.compiling

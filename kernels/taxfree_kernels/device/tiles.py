@@ -3,9 +3,8 @@
 Devices with several chiplets (XCDs) assign programs to them round-robin: program p runs on chiplet
 p % num_xcds, which has its own L2 cache. A schedule decides which tiles share an L2: it is a
 bijection from program ids to tiles, as integer arithmetic. num_xcds is 1 on devices with one L2.
-These functions also run on NumPy arrays of program ids, through
-:func:`~taxfree_tune.cost.on_host.on_host`: the cache model (:mod:`taxfree_tune.cost.l2`)
-sees kernels' order.
+These functions may also run on NumPy arrays of program ids, so that a model of caches sees the
+order of kernels.
 
 Schedules of a matmul are :func:`xcd_swizzle` followed by :func:`swizzle2d`, which have a parameter
 each:

@@ -8,7 +8,7 @@ import torch
 import triton
 import triton.language as tl
 
-from taxfree_check.checker import Outcome, Reason, SimulatedFabric, Simulation, Violation
+from taxfree_check.checker import Reason, ScheduleOutcome, SimulatedFabric, Simulation, Violation
 from taxfree_kernels.device import packets, sync
 from taxfree_kernels.device.peers import SIGNALS, Group, Peers, translate
 from taxfree_kernels.device.sync import gdc_launch_dependents, gdc_wait
@@ -200,7 +200,7 @@ def _second_of_two(
     sync.leave(control_ptr)
 
 
-def early(broken: str = "", seed: int = 0) -> Outcome:
+def early(broken: str = "", seed: int = 0) -> ScheduleOutcome:
     """A kernel that may begin before the one before it has ended."""
     group = Group(2, "cuda")  # the only backend with early kernels
     first = Kernel(_first_of_two, 3, {"GROUP": group})
@@ -218,21 +218,21 @@ def early(broken: str = "", seed: int = 0) -> Outcome:
     return Simulation(2).run(setup, seed)
 
 
-def exchange(broken: str = "", seed: int = 0) -> Outcome:
+def exchange(broken: str = "", seed: int = 0) -> ScheduleOutcome:
     constants = {"LANES": LANES, "BREAK": broken}
     return _run(_exchange, 3, constants, seed, heap_bases=True)
 
 
-def relay(sender: int, seed: int = 0) -> Outcome:
+def relay(sender: int, seed: int = 0) -> ScheduleOutcome:
     return _run(_relay, 2, {"SENDER": sender}, seed, heap_bases=False)
 
 
-def one_way(*, signals_empty: bool, awaits_empty: bool, seed: int = 0) -> Outcome:
+def one_way(*, signals_empty: bool, awaits_empty: bool, seed: int = 0) -> ScheduleOutcome:
     constants = {"SIGNALS_EMPTY": signals_empty, "AWAITS_EMPTY": awaits_empty}
     return _run(_one_way, 1, constants, seed, heap_bases=True)
 
 
-def flag_in_data(broken: str = "", seed: int = 0) -> Outcome:
+def flag_in_data(broken: str = "", seed: int = 0) -> ScheduleOutcome:
     """In the last call's output is what was received in it, if nothing is wrong."""
     constants = {"LANES": LANES, "BREAK": broken}
     if broken == "other data":
@@ -260,7 +260,7 @@ def flag_in_data(broken: str = "", seed: int = 0) -> Outcome:
     return outcome
 
 
-def handshake(*, waits_first: bool, seed: int = 0) -> Outcome:
+def handshake(*, waits_first: bool, seed: int = 0) -> ScheduleOutcome:
     def setup(fabric: SimulatedFabric) -> list:
         kernel = Kernel(_handshake, 1, {"WAITS_FIRST": waits_first})
         flag = fabric.heap.empty(1, torch.int64).zero_()
@@ -270,7 +270,7 @@ def handshake(*, waits_first: bool, seed: int = 0) -> Outcome:
     return Simulation(2).run(setup, seed)
 
 
-def host_cleared_flag(*, barriers: bool, seed: int = 0) -> Outcome:
+def host_cleared_flag(*, barriers: bool, seed: int = 0) -> ScheduleOutcome:
     """A flag of constant value that the host clears before each call."""
 
     def setup(fabric: SimulatedFabric) -> list:
@@ -300,7 +300,7 @@ def _run(
     seed: int,
     *,
     heap_bases: bool,
-) -> Outcome:
+) -> ScheduleOutcome:
     kernel = Kernel(function, grid, constants)
 
     def setup(fabric: SimulatedFabric) -> list:

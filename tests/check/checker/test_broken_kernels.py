@@ -6,7 +6,7 @@ from functools import partial
 
 import pytest
 
-from taxfree_check.checker import Outcome, Reason
+from taxfree_check.checker import Reason, ScheduleOutcome
 
 from . import broken
 
@@ -52,7 +52,7 @@ TWINS = {
 
 
 def _violations(run, seeds=SEEDS) -> list:
-    outcomes: list[Outcome] = [run(seed=seed) for seed in seeds]
+    outcomes: list[ScheduleOutcome] = [run(seed=seed) for seed in seeds]
     return [each.violation for each in outcomes if each.violation is not None]
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from taxfree_check.cross_compile.asm_checks import Violation
+from taxfree_check.cross_compile.asm_checks import BrokenRule
 from taxfree_check.cross_compile.pool import CompilePool
 from taxfree_check.cross_compile.record import GhostFabric, record
 from taxfree_check.cross_compile.report import (
@@ -240,7 +240,7 @@ class TestReport:
     def test_text(self) -> None:
         report = KernelReport(
             OP, {"m": 1}, "push", {"BLOCK_M": 16}, "h200", "push", "sm_90", "3.6.0",
-            Resources(90, 8, 1024, 2), [Violation("pipelined", "no copy", 3, "bar.sync")],
+            Resources(90, 8, 1024, 2), [BrokenRule("pipelined", "no copy", 3, "bar.sync")],
         )  # fmt: skip
         assert format_report(report).splitlines() == [
             "all_gather_matmul push push: sm_90, Triton 3.6.0",

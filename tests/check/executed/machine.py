@@ -7,10 +7,10 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from taxfree_check.executed.caches import DeviceMemory, Gpu
+from taxfree_check.executed.caches import DeviceMemory, GpuMemory
 from taxfree_check.executed.decode import instruction
 from taxfree_check.executed.flight import OperationTiming
-from taxfree_check.executed.lds import Shared
+from taxfree_check.executed.lds import SharedMemory
 from taxfree_check.executed.program import build_step
 from taxfree_check.executed.tactics import Tactics
 from taxfree_check.executed.wave import Wave
@@ -24,8 +24,8 @@ class Machine:
 
     def __init__(self, promptness: float = PROMPT, view=None) -> None:
         self.memory = view.memory if view else DeviceMemory()
-        self.view = view or Gpu(self.memory).views[0][0]
-        group = SimpleNamespace(shared=Shared(1024))
+        self.view = view or GpuMemory(self.memory).views[0][0]
+        group = SimpleNamespace(shared=SharedMemory(1024))
         self.timing = OperationTiming(Random(0), Tactics(promptness))
         self.wave = Wave(SimpleNamespace(), group, self.view, self.timing, 0)
 

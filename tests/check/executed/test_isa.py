@@ -23,7 +23,7 @@ from taxfree_check.executed import scalar, vector
 from taxfree_check.executed.decode import instruction
 from taxfree_check.executed.encoding import SCC, VCC
 from taxfree_check.executed.errors import UnknownInstruction
-from taxfree_check.executed.lds import Shared
+from taxfree_check.executed.lds import SharedMemory
 from taxfree_check.executed.program import build_step
 from taxfree_check.executed.wave import Wave
 from tests.check.executed.machine import Machine
@@ -461,7 +461,7 @@ def test_memory_instructions_do_what_their_pseudo_code_says(text):
     tensor = machine.memory.empty(16384, torch.uint8)
     tensor.copy_(torch.frombuffer(bytearray(start), dtype=torch.uint8))
     machine.view.gpu.begin_launch()
-    wave.group.shared = Shared(16384)
+    wave.group.shared = SharedMemory(16384)
     every, words = np.arange(4096)[:, None] * 4, np.frombuffer(start, np.uint32)[:, None]
     wave.group.shared.store(every[:, 0], words)
     base = 0 if opcode.startswith("ds_") else tensor.data_ptr()

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from taxfree_check.executed.caches import DeviceMemory, Gpu
+from taxfree_check.executed.caches import DeviceMemory, GpuMemory
 from taxfree_check.executed.decode import Argument, Listing, instruction
 from taxfree_check.executed.flight import OperationTiming
 from taxfree_check.executed.program import KernelRun, Program
@@ -107,7 +107,7 @@ def passes(writer, reader, seed, grain="any", gpus=2, owner=None):
         by_priority=rng.random() < 0.5, grain=grain, resident=1,
     )  # fmt: skip
     memory, timing = DeviceMemory(grain), OperationTiming(rng, tactics)
-    devices = [Gpu(memory) for _ in range(gpus)]
+    devices = [GpuMemory(memory) for _ in range(gpus)]
     owner = gpus - 1 if owner is None else owner
     data, flag, result = (memory.empty(128, torch.int32, owner).zero_() for _ in range(3))
     addresses = [each.data_ptr() for each in (data, flag, result)]

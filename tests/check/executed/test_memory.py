@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from taxfree_check.executed.caches import DeviceMemory, Gpu
+from taxfree_check.executed.caches import DeviceMemory, GpuMemory
 from taxfree_check.executed.errors import BadAccess, UnknownInstruction
 from taxfree_check.executed.tactics import POISON
 from tests.check.executed.machine import LATE, Machine
@@ -21,7 +21,7 @@ RELEASED = {  # how a store is released -> who sees it behind an acquire at that
 @pytest.fixture
 def gpus():
     memory = DeviceMemory()
-    made = [Gpu(memory), Gpu(memory)]
+    made = [GpuMemory(memory), GpuMemory(memory)]
     word = memory.empty(64, torch.int32).zero_()
     for gpu in made:
         gpu.begin_launch()

@@ -44,7 +44,7 @@ def try_steps(
             one; the others are those of ``taxfree_kernels.decode_step.tuned``.
         records: by which the operations are chosen.
     """
-    watch = disturbance.Watch(fabric)
+    watch = disturbance.DisturbanceWatch(fabric)
     bench, exact = _opened(fabric, model, dtype, phase, records)
     mode = "graph" if fabric.has_graphs else "eager"
     with torch.no_grad():

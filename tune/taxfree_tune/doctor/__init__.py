@@ -8,8 +8,7 @@ from dataclasses import replace
 from taxfree.errors import one_line
 from taxfree_tune import devices
 from taxfree_tune.doctor import advice, fabrics, machine, measuring, software
-from taxfree_tune.doctor.guard import Guard
-from taxfree_tune.doctor.report import MachineReport, ProbeResults
+from taxfree_tune.doctor.report import Guard, MachineReport, ProbeResults
 
 __all__ = ["MachineReport", "examine"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 
-from taxfree_tune.doctor.guard import Guard
+from taxfree_tune.doctor.report import Guard
 
 #: in the order in which `auto` tries them
 ORDER = ("cuda", "rocm", "host")

@@ -9,8 +9,7 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import replace
 
-from taxfree_tune.doctor.guard import Guard
-from taxfree_tune.doctor.report import ExaminedMachine
+from taxfree_tune.doctor.report import ExaminedMachine, Guard
 from taxfree_tune.drivers import amd, nvidia
 from taxfree_tune.drivers.gpu import GpuProcess
 from taxfree_tune.measuring.environment import cpu_name

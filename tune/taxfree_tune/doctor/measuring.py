@@ -9,8 +9,7 @@ from typing import Any
 
 from taxfree.settings import Settings
 from taxfree_kernels.fabric.heap import arena_bytes
-from taxfree_tune.doctor.guard import Guard
-from taxfree_tune.doctor.report import ProbeResults
+from taxfree_tune.doctor.report import Guard, ProbeResults
 from taxfree_tune.workers.group import WorkerGroup, Workers
 
 #: field of ProbeResults, and task -> its name in messages; last those whose lost signals leave the

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import TypeVar
 
+from taxfree.errors import one_line
 from taxfree_tune.drivers.gpu import Gpu, GpuProcess
 
 
@@ -24,7 +26,7 @@ class Package:
 
 
 @dataclass(frozen=True)
-class Iris:
+class IrisReport:
     """Whether ROCm's Iris is there.
 
     Args:
@@ -48,7 +50,7 @@ class Software:
 
     versions: Mapping[str, str]
     packages: tuple[Package, ...]
-    iris: Iris
+    iris: IrisReport
 
     def loaded(self, name: str) -> str | None:
         """Version of a package that an import gives."""
@@ -244,3 +246,25 @@ class MachineReport:
         if self.asked == "auto":
             return "no fabric can serve on this machine"
         return f"fabric {self.asked}: {self.fabrics.get(self.asked) or 'unknown'}"
+
+
+_T = TypeVar("_T")
+
+
+class Guard:
+    """Runs probes; one that raises leaves its reason in `problems`.
+
+    Attributes:
+        problems: what was looked at -> why it could not be found out, in one line.
+    """
+
+    def __init__(self) -> None:
+        self.problems: dict[str, str] = {}
+
+    def __call__(self, what: str, probe: Callable[[], _T], default: _T) -> _T:
+        """Return the probe's result, or `default` if it raises."""
+        try:
+            return probe()
+        except Exception as error:
+            self.problems[what] = one_line(error)
+            return default

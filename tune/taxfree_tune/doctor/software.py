@@ -11,8 +11,7 @@ from typing import Any
 
 from taxfree._version import __version__
 from taxfree.errors import one_line
-from taxfree_tune.doctor.guard import Guard
-from taxfree_tune.doctor.report import Iris, Package, Software
+from taxfree_tune.doctor.report import Guard, IrisReport, Package, Software
 
 _PACKAGES = ("torch", "triton", "numpy", "optuna", "sqlitedict")
 _NCCL = ("nvidia-nccl-cu13", "nvidia-nccl-cu12")
@@ -66,18 +65,18 @@ def _nccl(torch: Any) -> str:
     return f"{loaded} ({', '.join(installed)})" if installed else loaded
 
 
-def _iris() -> Iris:
+def _iris() -> IrisReport:
     try:
         module = importlib.import_module("iris")
     except ModuleNotFoundError as error:
         if error.name == "iris":
-            return Iris("missing", "not installed")
-        return Iris("broken", one_line(error))
+            return IrisReport("missing", "not installed")
+        return IrisReport("broken", one_line(error))
     except Exception as error:  # it loads the HIP runtime: OSError where there is none
-        return Iris("broken", one_line(error))
+        return IrisReport("broken", one_line(error))
     if not _is_rocms(module):
-        return Iris("namesake", "another package called iris, not ROCm's")
-    return Iris("present", str(getattr(module, "__version__", "version unknown")))
+        return IrisReport("namesake", "another package called iris, not ROCm's")
+    return IrisReport("present", str(getattr(module, "__version__", "version unknown")))
 
 
 def _is_rocms(module: types.ModuleType) -> bool:

@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from taxfree_tune.drivers.gpu import Gpu, GpuProcess
-from taxfree_tune.drivers.tool import link_matrix, number, output, whole
+from taxfree_tune.drivers.gpu import Gpu, GpuProcess, link_matrix, number, output, whole
 
 TOOL = "rocm-smi"
 DRIVER = Path("/dev/kfd")

@@ -6,8 +6,7 @@ import csv
 from collections.abc import Sequence
 from pathlib import Path
 
-from taxfree_tune.drivers.gpu import Gpu, GpuProcess
-from taxfree_tune.drivers.tool import link_matrix, number, output, whole
+from taxfree_tune.drivers.gpu import Gpu, GpuProcess, link_matrix, number, output, whole
 
 TOOL = "nvidia-smi"
 DRIVER = Path("/proc/driver/nvidia/version")

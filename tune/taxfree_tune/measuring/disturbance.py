@@ -21,7 +21,7 @@ _MOST_IDLE_PERCENT = 5.0
 _QUIET_S = 2.0  # the driver averages utilization over up to a second
 
 
-class Watch:
+class DisturbanceWatch:
     """Watches the GPUs of all ranks from construction until `reasons`; both are collective."""
 
     def __init__(self, fabric: Fabric) -> None:

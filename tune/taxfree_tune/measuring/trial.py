@@ -270,7 +270,7 @@ def try_candidates(
     Returns:
         One outcome per candidate, the same on every rank.
     """
-    watch = disturbance.Watch(fabric)
+    watch = disturbance.DisturbanceWatch(fabric)
     bench = open_bench(fabric, op, problem)
     keys = [(key(candidate), *modes) for candidate in candidates]
     bench.right = {checked: bench.right[checked] for checked in keys if checked in bench.right}

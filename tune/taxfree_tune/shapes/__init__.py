@@ -16,23 +16,23 @@ from taxfree_tune.shapes.models import known_models
 from taxfree_tune.shapes.request import (
     DEFAULT_SET,
     INTERPRETED_SET,
-    Choice,
+    ChosenProblems,
     ShapeRequest,
     choose,
     expand,
     is_wanted,
     is_without_dtype,
     left_out,
+    named_sets,
     operations,
     parse_counts,
     parse_paths,
 )
-from taxfree_tune.shapes.sets import named_sets
 
 __all__ = [
     "DEFAULT_SET",
     "INTERPRETED_SET",
-    "Choice",
+    "ChosenProblems",
     "ShapeRequest",
     "choose",
     "expand",

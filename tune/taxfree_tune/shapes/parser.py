@@ -28,7 +28,7 @@ _FLAGS = {"0": False, "false": False, "no": False, "1": True, "true": True, "yes
 
 
 @dataclass(frozen=True)
-class Entry:
+class ShapeEntry:
     """A shape that is not parsed yet.
 
     Args:
@@ -169,7 +169,7 @@ def _bad(text: str, why: str, hint: str = EXAMPLE) -> UsageError:
 # -- files --
 
 
-def entries(argument: str) -> list[Entry]:
+def entries(argument: str) -> list[ShapeEntry]:
     """The shapes of one argument: those of a YAML file, in its order, or the argument itself.
 
     Raises:
@@ -178,11 +178,11 @@ def entries(argument: str) -> list[Entry]:
     if not argument.strip():
         raise UsageError("a shape is empty", EXAMPLE)
     if not argument.endswith((".yaml", ".yml")):
-        return [Entry(argument)]
+        return [ShapeEntry(argument)]
     return _yaml_entries(Path(argument))
 
 
-def _yaml_entries(path: Path) -> list[Entry]:
+def _yaml_entries(path: Path) -> list[ShapeEntry]:
     """The entries of a YAML list of shapes; mappings are written out."""
     name = quoted(str(path))
     hint = 'a list of shapes: - "m=1,16 n=3584 k=8192", or - {m: [1, 16], n: 3584, k: 8192}'
@@ -208,9 +208,9 @@ class _Loader(yaml.BaseLoader):
         return mapping
 
 
-def _entry(name: str, entry: object, hint: str) -> Entry:
+def _entry(name: str, entry: object, hint: str) -> ShapeEntry:
     if isinstance(entry, str) and entry.strip():
-        return Entry(entry)
+        return ShapeEntry(entry)
     if not isinstance(entry, dict) or not entry.keys() - {"op", "calls"}:
         raise UsageError(f"shape file {name}: an entry is not a shape", hint)
     op, calls = entry.get("op"), entry.get("calls", "0")
@@ -226,7 +226,7 @@ def _entry(name: str, entry: object, hint: str) -> Entry:
         )
     fields = {key: value for key, value in entry.items() if key not in ("op", "calls")}
     words = (f"{key}={_values_text(name, value, hint)}" for key, value in fields.items())
-    return Entry(" ".join(words), op)
+    return ShapeEntry(" ".join(words), op)
 
 
 def _shown(value: object) -> str:

@@ -24,13 +24,12 @@ from taxfree_tune.shapes.parser import (
     EXAMPLE,
     MODEL_SET,
     Axes,
-    Entry,
     Parser,
     Shape,
+    ShapeEntry,
     Value,
     entries,
 )
-from taxfree_tune.shapes.sets import scaling_sets
 from taxfree_tune.shapes.text import integer
 
 DEFAULT_SET = "paper"
@@ -70,7 +69,7 @@ class ShapeRequest:
 
 
 @dataclass(frozen=True)
-class Choice:
+class ChosenProblems:
     """The problems to work on, and why these.
 
     Args:
@@ -112,7 +111,7 @@ def choose(
     request: ShapeRequest,
     recorded: Callable[[], Iterable[Mapping[str, Any]]],
     default: str = DEFAULT_SET,
-) -> Choice:
+) -> ChosenProblems:
     """Return the problems that were asked for; else those already measured; else a named set.
 
     Args:
@@ -126,7 +125,7 @@ def choose(
         UsageError: as for `expand`.
     """
     if request.shapes or request.model or request.tp:
-        return Choice(expand(op, request))
+        return ChosenProblems(expand(op, request))
     recorded_problems = [recorded_problem(op, fields) for fields in recorded()]
     taken = [
         problem
@@ -136,9 +135,9 @@ def choose(
     taken = list(dict.fromkeys(taken))  # a problem may be tuned here, and shipped
     if taken:
         note = f"no --shapes: taking the {len(taken)} that the database holds for this hardware"
-        return Choice(taken, note)
+        return ChosenProblems(taken, note)
     note = f"no --shapes, and the database holds none for this hardware: taking {default!r}"
-    return Choice(_problems(op, request, [default]), note)
+    return ChosenProblems(_problems(op, request, [default]), note)
 
 
 def operations(request: ShapeRequest, default: str) -> list[str]:
@@ -264,7 +263,7 @@ def _arguments(request: ShapeRequest) -> Sequence[str]:
     return request.shapes or ([MODEL_SET] if request.model else [])
 
 
-def _is_of_model(entry: Entry, request: ShapeRequest) -> bool:
+def _is_of_model(entry: ShapeEntry, request: ShapeRequest) -> bool:
     return request.model is not None and entry.text.split()[0] == MODEL_SET
 
 
@@ -279,13 +278,13 @@ def _operations_of_paths(request: ShapeRequest) -> list[str]:
     return [op for op, role in _roles().items() if role in wanted]
 
 
-def _operations_of_model(entry: Entry, request: ShapeRequest) -> list[str]:
+def _operations_of_model(entry: ShapeEntry, request: ShapeRequest) -> list[str]:
     """Operations of the paths with all fields that a shape names; else all that have them."""
     of_paths, having = _operations_of_paths(request), _operations_with_fields(entry)
     return [op for op in having if op in of_paths] or having
 
 
-def _operations_with_fields(entry: Entry) -> list[str]:
+def _operations_with_fields(entry: ShapeEntry) -> list[str]:
     """Operations of models with all fields that a shape names; all where none has them."""
     named = {word.partition("=")[0].lower() for word in entry.text.split()[1:]}
     ops = [*_roles()]
@@ -332,3 +331,25 @@ def _model_set(op: str, request: ShapeRequest) -> dict[str, Sequence[str]]:
 def _words(layer: Mapping[str, int | str], fields: Collection[str]) -> str:
     """A layer as the words of a shape; a bias that the operation does not add is left out."""
     return " ".join(f"{name}={value}" for name, value in layer.items() if name in fields)
+
+
+_LISTED_WORLD_SIZES = (1, 2, 4, 8)
+
+
+def named_sets(op: str) -> dict[str, list[str]]:
+    """Return the named sets of an operation, each as the shapes it stands for.
+
+    Raises:
+        UsageError: there is no such operation.
+    """
+    require_operation(op)
+    fixed = {name: list(shapes) for name, shapes in operation_shapes(op).sets.items()}
+    return fixed | scaling_sets(op, _LISTED_WORLD_SIZES)
+
+
+def scaling_sets(op: str, world_sizes: Sequence[int]) -> dict[str, list[str]]:
+    """The named sets that depend on the number of ranks, for each of `world_sizes`."""
+    return {
+        name: [f"{shape} world_size={ranks}" for ranks in world_sizes for shape in of_ranks(ranks)]
+        for name, of_ranks in operation_shapes(op).scaling.items()
+    }

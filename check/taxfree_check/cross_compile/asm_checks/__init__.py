@@ -15,8 +15,8 @@ from taxfree_check.cross_compile.asm_checks import (  # noqa: F401
 from taxfree_check.cross_compile.asm_checks.rules import (
     CHECKS,
     SPEED_CHECKS,
-    Violation,
+    BrokenRule,
     violations,
 )
 
-__all__ = ["CHECKS", "SPEED_CHECKS", "Violation", "violations"]
+__all__ = ["CHECKS", "SPEED_CHECKS", "BrokenRule", "violations"]

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Iterator
 
 from taxfree_check.cross_compile.asm_checks.rules import Finding, assembly_check
-from taxfree_check.cross_compile.assembly import POLLS, Instruction, Role
+from taxfree_check.cross_compile.assembly import POLLS, AsmInstruction, Role
 from taxfree_check.cross_compile.compiled_kernel import (
     WORD_POLL,
     WORD_STORE,
@@ -55,12 +55,12 @@ def whole_words(kernel: CompiledKernel) -> Iterator[Finding]:
             yield Finding("a word in parts", one)
 
 
-def _loads_words(instruction: Instruction) -> bool:
+def _loads_words(instruction: AsmInstruction) -> bool:
     """Whether it may be a poll of words; atomics poll signals."""
     return instruction.has(*POLLS) and not instruction.has(Role.ATOMIC)
 
 
-def _past_caches(accesses: Iterable[Instruction]) -> int:
+def _past_caches(accesses: Iterable[AsmInstruction]) -> int:
     """Bytes of accesses that bypass all caches, for each thread."""
     return sum(one.width for one in accesses if one.scope == "sys")
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 
 from taxfree_check.cross_compile.asm_checks.rules import Finding, assembly_check
-from taxfree_check.cross_compile.assembly import Instruction, Role
+from taxfree_check.cross_compile.assembly import AsmInstruction, Role
 from taxfree_check.cross_compile.compiled_kernel import CompiledKernel
 
 #: in Triton's IR: layouts of what the TMA fills; a load of it into registers; a fence of the
@@ -84,6 +84,6 @@ def stages_fenced(kernel: CompiledKernel) -> Iterator[Finding]:
             yield Finding("a load behind the fence of its stage", late)
 
 
-def _hands_on(instruction: Instruction) -> bool:
+def _hands_on(instruction: AsmInstruction) -> bool:
     """An arrival at a barrier, another fence, or the copy that a fence of the compiler is for."""
     return instruction.has(Role.ARRIVAL, Role.SHARED_FENCE, Role.BULK_COPY, Role.BULK_STORE)

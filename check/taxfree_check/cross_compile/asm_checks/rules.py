@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from taxfree_check.cross_compile.assembly import Instruction
+from taxfree_check.cross_compile.assembly import AsmInstruction
 from taxfree_check.cross_compile.compiled_kernel import CompiledKernel
 
 
 @dataclass(frozen=True)
-class Violation:
+class BrokenRule:
     """A broken rule, and the line of the assembly that shows it."""
 
     check: str
@@ -28,7 +28,7 @@ class Finding(NamedTuple):
     """The way a kernel breaks a rule, and the instruction that shows it."""
 
     message: str
-    at: Instruction | None = None
+    at: AsmInstruction | None = None
 
 
 Check = Callable[[CompiledKernel], Iterator[Finding]]
@@ -49,7 +49,7 @@ def speed_check(function: Check) -> Check:
     return assembly_check(function)
 
 
-def violations(kernel: CompiledKernel, speed: bool = True) -> list[Violation]:
+def violations(kernel: CompiledKernel, speed: bool = True) -> list[BrokenRule]:
     """The rules that `kernel` breaks, check by check.
 
     Args:
@@ -60,5 +60,5 @@ def violations(kernel: CompiledKernel, speed: bool = True) -> list[Violation]:
         if speed or name not in SPEED_CHECKS:
             for message, at in check(kernel):
                 line, text = (at.line, at.text) if at is not None else (0, "")
-                violations.append(Violation(name, message, line, text))
+                violations.append(BrokenRule(name, message, line, text))
     return violations

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 
 from taxfree_check.cross_compile.asm_checks.rules import Finding, assembly_check
-from taxfree_check.cross_compile.assembly import Instruction, Role
+from taxfree_check.cross_compile.assembly import AsmInstruction, Role
 from taxfree_check.cross_compile.compiled_kernel import CompiledKernel
 from taxfree_check.cross_compile.control_flow import ControlFlow, Place
 
@@ -100,9 +100,9 @@ def _orders(ttir: str) -> list[tuple[str, str]]:
 
 def _last_barriers(code: ControlFlow, place: Place) -> list[Place]:
     """The first barriers met on the ways back from `place`."""
-    met: list[Instruction] = []
+    met: list[AsmInstruction] = []
 
-    def stop(instruction: Instruction) -> bool:
+    def stop(instruction: AsmInstruction) -> bool:
         if instruction.has(Role.BARRIER):
             met.append(instruction)
         return instruction.has(Role.BARRIER)

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 
 from taxfree_check.cross_compile.asm_checks.rules import Finding, speed_check
-from taxfree_check.cross_compile.assembly import Instruction, Role
+from taxfree_check.cross_compile.assembly import AsmInstruction, Role
 from taxfree_check.cross_compile.compiled_kernel import WORD_STORE, CompiledKernel, elements
 
 
@@ -68,7 +68,7 @@ def wide_accesses(kernel: CompiledKernel) -> Iterator[Finding]:
     code = kernel.code
     shares = _small_shares(kernel)
 
-    def is_narrow(one: Instruction) -> bool:
+    def is_narrow(one: AsmInstruction) -> bool:
         width = 2 * one.width if one.has(Role.COPY) and not code.is_ptx else one.width
         return one.width < 16 and not shares & {one.width, width}
 
@@ -127,7 +127,7 @@ def _small_shares(kernel: CompiledKernel) -> set[int]:
     return {share for share in shares if share < 16}
 
 
-def _reads_shared_first(inside: list[Instruction]) -> bool:
+def _reads_shared_first(inside: list[AsmInstruction]) -> bool:
     """Whether a loop begins with what an earlier iteration, or its prologue, has put into LDS."""
     reads = (Role.SHARED_LOAD, Role.COPY, Role.MATRIX)
     first = next((one for one in inside if one.has(*reads, Role.SHARED_STORE)), None)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from functools import partial
 
 from taxfree_check.cross_compile.asm_checks.rules import Finding, assembly_check
-from taxfree_check.cross_compile.assembly import POLLS, Instruction, Role
+from taxfree_check.cross_compile.assembly import POLLS, AsmInstruction, Role
 from taxfree_check.cross_compile.compiled_kernel import CompiledKernel
 
 #: one of these lets a loop get on
@@ -157,15 +157,15 @@ def no_blind_spin(kernel: CompiledKernel) -> Iterator[Finding]:
             yield Finding("a loop that waits for a thread outside of it", barriers[0])
 
 
-def _ends_wait(kernel: CompiledKernel, instruction: Instruction) -> bool:
+def _ends_wait(kernel: CompiledKernel, instruction: AsmInstruction) -> bool:
     """A barrier; or the exchange of the thread that alone reports a timeout."""
     reports = _REPORTS_TIMEOUT.search(instruction.text) is not None
     return reports or kernel.is_barrier(instruction)
 
 
-def _acquires(instruction: Instruction) -> bool:
+def _acquires(instruction: AsmInstruction) -> bool:
     return instruction.is_system_acquire
 
 
-def _never(instruction: Instruction) -> bool:
+def _never(instruction: AsmInstruction) -> bool:
     return False

@@ -18,18 +18,20 @@ With numba installed the simulation takes seconds per shape; without, it is the 
 
 from __future__ import annotations
 
+import functools
 import heapq
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from types import FunctionType, SimpleNamespace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from triton.runtime.jit import KernelInterface
 
 from taxfree_kernels.device.tiles import attention_tile, swizzle2d, xcd_swizzle
 from taxfree_kernels.hardware import KNOWN, Hardware
 from taxfree_tune.cost.machines import SHEETS, DataSheet
-from taxfree_tune.cost.on_host import on_host
 from taxfree_tune.cost.pieces import ITEM_BYTES
 
 try:
@@ -45,6 +47,28 @@ _NORMALS = 1 << 16
 _HASH = 2654435761  # Knuth's: odd, near 2**32 divided by the golden ratio
 
 Integers = NDArray[np.int64]
+
+
+_NUMPY = {
+    "min": np.minimum,
+    "max": np.maximum,
+    "tl": SimpleNamespace(where=np.where),
+}
+
+
+@functools.cache
+def on_host(function: KernelInterface[Any]) -> Callable[..., Any]:
+    """A device function as a Python function of integers and NumPy arrays of them.
+
+    The function, and those that it calls, may use arithmetic, min, max and tl.where.
+    """
+    python: FunctionType = function.fn
+    names = {
+        name: on_host(value) if isinstance(value, KernelInterface) else value
+        for name, value in python.__globals__.items()
+        if name in python.__code__.co_names
+    }
+    return FunctionType(python.__code__, names | _NUMPY, python.__name__)
 
 
 @dataclass(frozen=True)
@@ -87,7 +111,6 @@ class L2:
 # Sizes, ways and rates are the vendors'. The three latencies are assumed, of the size that public
 # pointer chases show. Jitter is the one fitted number: see docs/chiplets.md.
 MI300X = L2(KNOWN["mi300x"], SHEETS["mi300x"], 8, 4 << 20, 16, 17.2e12)
-MI325X = L2(KNOWN["mi325x"], SHEETS["mi325x"], 8, 4 << 20, 16, 17.2e12)
 MI350X = L2(KNOWN["mi350x"], SHEETS["mi350x"], 8, 4 << 20, 16, 17.2e12)
 # Assumed: each of two partitions keeps its own copy of what its SMs read, with 16 ways; what the
 # other has comes from there, at memory's rate.

@@ -6,8 +6,8 @@ import dataclasses
 
 import pytest
 
+from benchmarks.l2 import H200, L2, MI300X, attention, matmul
 from taxfree_kernels.hardware import Hardware
-from taxfree_tune.cost.l2 import H200, L2, MI300X, attention, matmul
 
 TILE = 64 * 128 * 2  # bytes of a step's K, or V; and of 64 rows of Q
 
