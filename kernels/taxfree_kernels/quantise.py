@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 
 from taxfree_kernels.errors import PlanError
-from taxfree_kernels.fp8 import LEAST_SCALE, fp8_dtype, quantised, scale_of
+from taxfree_kernels.fp8 import DTYPES, LEAST_SCALE, fp8_dtype, quantised, scale_of
 from taxfree_kernels.interpreter import is_interpreting
 from taxfree_kernels.launch import Kernel, compile_options
 from taxfree_kernels.spaces import power_of_2
@@ -20,13 +20,44 @@ from taxfree_kernels.variant import BLOCK, SCALES
 
 _MOST_OF_A_ROW = 1 << 16  # elements that one program holds
 _ELEMENTS = 1 << 12  # of a program, of several groups
+_MOST_OF_FN, _MOST_OF_FNUZ = (torch.finfo(dtype).max for dtype in DTYPES)
+_LEAST_SCALE = tl.constexpr(LEAST_SCALE)
+
+
+@triton.constexpr_function
+def largest_of(element):
+    """The largest magnitude of an e4m3."""
+    return _MOST_OF_FNUZ if element == tl.float8e4b8 else _MOST_OF_FN
+
+
+@triton.jit
+def quantised_groups(x, scale, ELEMENT: tl.constexpr):
+    """Groups of x in fp8, and their scales.
+
+    Args:
+        x: float32 [groups, elements]; elements that do not exist are 0.
+        scale: float32, that of all groups; None: each has its own.
+        ELEMENT: the e4m3.
+
+    Returns:
+        ELEMENT [groups, elements]; float32 [groups].
+    """
+    MOST: tl.constexpr = largest_of(ELEMENT)
+    LEAST: tl.constexpr = _LEAST_SCALE
+    if scale is None:
+        largest = tl.max(tl.where(x == x, tl.abs(x), 0.0), 1)  # without NaNs
+        scale = tl.maximum(tl.div_rn(largest, tl.full((x.shape[0],), MOST, tl.float32)), LEAST)
+    else:
+        scale = scale + tl.zeros((x.shape[0],), tl.float32)
+    divided = tl.div_rn(x, tl.broadcast_to(scale[:, None], x.shape))
+    clamped = tl.minimum(tl.maximum(divided, -MOST), MOST)
+    return tl.where(divided == divided, clamped, divided).to(ELEMENT), scale
 
 
 @triton.jit
 def _quantise(
     x_ptr, scale_ptr, values_ptr, k, stride_row, groups,
-    WIDTH: tl.constexpr, GROUPS: tl.constexpr, IS_STATIC: tl.constexpr, MOST: tl.constexpr,
-    LEAST: tl.constexpr,
+    WIDTH: tl.constexpr, GROUPS: tl.constexpr, IS_STATIC: tl.constexpr,
 ):  # fmt: skip
     """Quantise GROUPS groups of a row, of WIDTH elements or fewer; k is what a row has."""
     parts = tl.cdiv(groups, GROUPS)
@@ -35,16 +66,12 @@ def _quantise(
     column = group[:, None] * WIDTH + tl.arange(0, WIDTH)[None, :]
     mask = column < k
     x = tl.load(x_ptr + row * stride_row + column, mask=mask, other=0.0).to(tl.float32)
+    given = None
     if IS_STATIC:
-        scale = tl.load(scale_ptr) + tl.zeros((GROUPS,), tl.float32)
-    else:
-        largest = tl.max(tl.where(x == x, tl.abs(x), 0.0), 1)  # without NaNs
-        scale = tl.maximum(tl.div_rn(largest, tl.full((GROUPS,), MOST, tl.float32)), LEAST)
+        given = tl.load(scale_ptr)
+    values, scale = quantised_groups(x, given, values_ptr.dtype.element_ty)
+    if not IS_STATIC:
         tl.store(scale_ptr + row * groups + group, scale, mask=group < groups)
-    scales = tl.broadcast_to(scale[:, None], (GROUPS, WIDTH))
-    divided = tl.div_rn(x, scales)
-    clamped = tl.minimum(tl.maximum(divided, -MOST), MOST)
-    values = tl.where(divided == divided, clamped, divided).to(values_ptr.dtype.element_ty)
     tl.store(values_ptr + row * k + column, values, mask=mask)
 
 
@@ -76,27 +103,25 @@ def quantise(
     has_kernel = x.is_cuda or is_interpreting()
     if torch.compiler.is_compiling() or not has_kernel or not m or k > _MOST_OF_A_ROW:
         return quantised(x, scales, scale, dtype)
-    most = torch.finfo(dtype).max
     if scales == "tensor" and scale is None:
         magnitudes = torch.where(x.isnan(), 0.0, x.abs())
-        scale = scale_of(magnitudes.amax().float().view(1), most)
+        scale = scale_of(magnitudes.amax().float().view(1), torch.finfo(dtype).max)
     width = power_of_2(k, 1) if scales == "channel" else BLOCK
     groups, at_once = -(-k // width), max(1, _ELEMENTS // width)
     values = torch.empty(m, k, dtype=dtype, device=x.device)
     found = torch.empty(m, groups, device=x.device) if scale is None else scale
     backend = "interpreter" if not x.is_cuda else "hip" if torch.version.hip else "cuda"
-    kernel = _kernel(backend, width, at_once, scale is not None, most)
+    kernel = _kernel(backend, width, at_once, scale is not None)
     kernel.resized(m * -(-groups // at_once), (k, x.stride(0), groups))(x, found, values)
     return values, found
 
 
 @cache
-def _kernel(backend: str, width: int, groups: int, is_static: bool, most: float) -> Kernel:
-    sizes = {"WIDTH": width, "GROUPS": groups, "IS_STATIC": is_static}
+def _kernel(backend: str, width: int, groups: int, is_static: bool) -> Kernel:
     warps = min(16, max(1, width * groups // 1024))
     return Kernel(
         _quantise,
         grid=0,
-        constants={**sizes, "MOST": most, "LEAST": LEAST_SCALE},
+        constants={"WIDTH": width, "GROUPS": groups, "IS_STATIC": is_static},
         options=compile_options(backend, {"num_warps": warps}),
     )

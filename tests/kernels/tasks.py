@@ -20,7 +20,7 @@ import torch.distributed as dist
 from taxfree_kernels.errors import KernelError
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.fabric.open import open_fabric
-from taxfree_kernels.fp8 import quantised
+from taxfree_kernels.fp8 import dequantised, fp8_dtype, quantised
 from taxfree_kernels.interpreter import is_interpreting
 from taxfree_kernels.launch import compiling
 from taxfree_kernels.quantise import quantise
@@ -81,9 +81,14 @@ class Inputs:
 
     def __init__(self, fabric: Fabric, case: Case, seed: int, integers: bool) -> None:
         problem = case.problem(fabric.world_size)
-        self._dtype = getattr(torch, problem.dtype)
+        found = operation(case.op)
+        self._empty = partial(found.empty_output, problem, fabric.device)
+        self._result = partial(found.result, problem)
         self.tensors = case.tensors(fabric, seed, integers)
-        self._find_exact = partial(_EXACT[case.op], fabric, problem, *self.tensors)
+        exact = partial(_EXACT[case.op], fabric, problem, *self.tensors)
+        self._find_exact = exact
+        if integers and getattr(problem, "out_scales", "none") != "none":
+            self._find_exact = lambda: _in_fp8(problem, exact(), *self.tensors)
         self.exact = self._find_exact()
 
     def changed(self) -> None:
@@ -91,9 +96,9 @@ class Inputs:
         self.exact = self._find_exact()
 
     def run(self, plan: Ready) -> torch.Tensor:
-        out = self.exact.new_full(self.exact.shape, float("nan"), dtype=self._dtype)
+        out = self._empty().fill_(float("nan"))
         assert plan(*self.tensors, out) is out
-        return out
+        return self._result(out)
 
     def relative_error(self, out: torch.Tensor) -> float:
         norm = float(self.exact.norm())
@@ -123,6 +128,7 @@ def _reduced_matmul(
     eps: torch.Tensor | None,
     *scales: torch.Tensor,
 ) -> torch.Tensor:
+    scales = scales[problem.norm_inputs - 2 :]
     total = _sum_of_products(fabric, problem, x, weight, *scales)
     replicated = [each for each in (bias, residual, norm_weight, eps) if each is not None]
     for tensor in replicated:
@@ -134,6 +140,15 @@ def _reduced_matmul(
         return total
     sizes = (total.square().mean(1) + eps.double()).sqrt()
     return torch.stack([total / sizes[:, None] * norm_weight.double(), total])
+
+
+def _in_fp8(problem: Any, exact: torch.Tensor, *tensors: Any) -> torch.Tensor:
+    """A normalised sum and the sum, the first rounded to the problem's dtype and quantised."""
+    normed, total = exact
+    given = tensors[6] if problem.out_scales == "tensor" else None
+    rounded = normed.to(getattr(torch, problem.dtype))
+    quantised_norm = quantised(rounded, problem.out_scales, given, fp8_dtype(normed.device))
+    return torch.stack([dequantised(*quantised_norm), total])
 
 
 def _sum_of_products(

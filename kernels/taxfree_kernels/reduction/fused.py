@@ -32,6 +32,7 @@ from taxfree_kernels.device.tiles import (
 )
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.fabric.heap import Pool
+from taxfree_kernels.fp8 import dtype_of
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.launch import (
     Kernel,
@@ -41,8 +42,12 @@ from taxfree_kernels.launch import (
     pdl_options,
     weight_descriptors,
 )
+from taxfree_kernels.quantise import quantised_groups
 from taxfree_kernels.reduction import spaces
+from taxfree_kernels.reduction.outputs import parts_of
 from taxfree_kernels.variant import BLOCK, Config, PartialSum, Plan, Space, Variant, resized
+
+_BLOCK = tl.constexpr(BLOCK)
 
 
 class ScaledStrides(NamedTuple):
@@ -322,11 +327,13 @@ class Epilogue(NamedTuple):
 
     Args:
         BLOCK_ROW: lanes for a normalised row, at least n; 0 without RMSNorm.
+        OUT_SCALES: see :class:`PartialSum`.
     """
 
     HAS_BIAS: bool
     HAS_RESIDUAL: bool
     BLOCK_ROW: int = 0
+    OUT_SCALES: str = "none"
 
 
 class Addends(NamedTuple):
@@ -336,13 +343,21 @@ class Addends(NamedTuple):
     residual_ptr: Any
 
 
+class Quantised(NamedTuple):
+    """A normalised sum in fp8 [m, n], and its scales; see :mod:`taxfree_kernels.fp8`."""
+
+    values_ptr: Any
+    scale_ptr: Any
+
+
 class EpilogueTensors(NamedTuple):
-    """:class:`Addends`, the weight [n] of RMSNorm, and its epsilon, float32 [1]."""
+    """:class:`Addends`, the weight [n] of RMSNorm, its epsilon, float32 [1]; :class:`Quantised`."""
 
     bias_ptr: Any
     residual_ptr: Any
     norm_weight_ptr: Any
     eps_ptr: Any
+    quantised: Any = None
 
 
 @triton.jit
@@ -385,23 +400,56 @@ def sum_and_normalise(
         total, row * stride_row + column, mask, own_ptr, inbox_ptr, stride_source, peers.rank, GROUP
     )
     total = tl.where(arrived, total, float("nan"))
-    store_normalised(total, offsets, mask, norm_weight, epilogue.eps_ptr, out_ptr, count, n)
+    store_normalised(
+        total, row, offsets, mask, norm_weight, epilogue.eps_ptr, epilogue.quantised, out_ptr,
+        count, n, EPILOGUE.OUT_SCALES,
+    )  # fmt: skip
 
 
 @triton.jit
-def store_normalised(total, offsets, mask, norm_weight, eps_ptr, out_ptr, count, n):
+def store_normalised(
+    total, row, offsets, mask, norm_weight, eps_ptr, quantised, out_ptr, count, n,
+    OUT_SCALES: tl.constexpr,
+):  # fmt: skip
     """Store a row and its RMSNorm.
 
     Args:
         total: float32, the row; 0 where it is masked. offsets, mask: its place in a sum [m, n].
         norm_weight: of the row's columns. eps_ptr: float32 [1].
-        out_ptr: [2, m, n]: the normalised sum, then the sum, `count` elements.
+        quantised: see :class:`Quantised`; None without OUT_SCALES.
+        out_ptr: [2, m, n]: the normalised sum, then the sum, `count` elements; with OUT_SCALES
+            the sum alone.
     """
     total_square = tl.sum(total * total, 0)
     scale = tl.rsqrt(total_square / n + tl.load(eps_ptr))
-    normalised = total * scale * norm_weight.to(tl.float32)
-    tl.store(out_ptr + offsets, normalised.to(out_ptr.dtype.element_ty), mask=mask)
-    tl.store(out_ptr + count + offsets, total.to(out_ptr.dtype.element_ty), mask=mask)
+    normalised = (total * scale * norm_weight.to(tl.float32)).to(out_ptr.dtype.element_ty)
+    if OUT_SCALES == "none":
+        tl.store(out_ptr + offsets, normalised, mask=mask)
+        tl.store(out_ptr + count + offsets, total.to(out_ptr.dtype.element_ty), mask=mask)
+    else:
+        _store_quantised(normalised.to(tl.float32), row, offsets, mask, n, quantised, OUT_SCALES)
+        tl.store(out_ptr + offsets, total.to(out_ptr.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def _store_quantised(x, row, offsets, mask, n, quantised, OUT_SCALES: tl.constexpr):
+    """Store a row of n elements in fp8, and its scales; arguments as of :func:`store_normalised`.
+
+    What is quantised was rounded to 16 bits: so all variants find the bits of the library.
+    """
+    WIDTH: tl.constexpr = min(_BLOCK, x.numel) if OUT_SCALES == "block" else x.numel
+    GROUPS: tl.constexpr = x.numel // WIDTH
+    given = None
+    if OUT_SCALES == "tensor":
+        given = tl.load(quantised.scale_ptr)
+    values, scale = quantised_groups(
+        tl.reshape(x, (GROUPS, WIDTH)), given, quantised.values_ptr.dtype.element_ty
+    )
+    tl.store(quantised.values_ptr + offsets, tl.reshape(values, (x.numel,)), mask=mask)
+    if OUT_SCALES != "tensor":
+        group, groups = tl.arange(0, GROUPS), tl.cdiv(n, WIDTH)
+        at_ptr = quantised.scale_ptr + row.to(tl.int64) * groups + group
+        tl.store(at_ptr, scale, mask=group < groups)
 
 
 @dataclass(frozen=True)
@@ -443,6 +491,7 @@ class FusedReductionPlan(Plan):
         constants: Mapping[str, Any],
     ) -> None:
         self._problem, self._layout, self._split_k = problem, layout, config["SPLIT_K"]
+        self._kind = dtype_of(fabric.hardware.architecture)
         top = layout(problem)
         self._tma = config["TMA"]
         self._x_descriptors, self._w_descriptors = self.descriptors(problem, config)
@@ -521,6 +570,10 @@ class FusedReductionPlan(Plan):
     ) -> tuple[tuple[torch.Tensor, ...], ...]:
         """The kernel's argument for the addends of the sum, if the operation has any."""
         tensors = [out if tensor is None else tensor for tensor in addends]
+        if self._problem.out_scales != "none":
+            problem = self._problem
+            parts = parts_of(out, problem.n, problem.out_scales, self._kind, *tensors[4:])
+            tensors[4:] = [Quantised(parts.values, parts.scale)]
         return (EpilogueTensors(*tensors),) if tensors else ()
 
 
