@@ -11,8 +11,9 @@ import torch
 import triton
 import triton.language as tl
 
+from taxfree_kernels.device.tiles import quantised_groups
 from taxfree_kernels.errors import PlanError
-from taxfree_kernels.fp8 import DTYPES, LEAST_SCALE, fp8_dtype, quantised, scale_of
+from taxfree_kernels.fp8 import fp8_dtype, quantised, scale_of
 from taxfree_kernels.interpreter import is_interpreting
 from taxfree_kernels.launch import Kernel, compile_options
 from taxfree_kernels.spaces import power_of_2
@@ -20,38 +21,6 @@ from taxfree_kernels.variant import BLOCK, SCALES
 
 _MOST_OF_A_ROW = 1 << 16  # elements that one program holds
 _ELEMENTS = 1 << 12  # of a program, of several groups
-_MOST_OF_FN, _MOST_OF_FNUZ = (torch.finfo(dtype).max for dtype in DTYPES)
-_LEAST_SCALE = tl.constexpr(LEAST_SCALE)
-
-
-@triton.constexpr_function
-def largest_of(element):
-    """The largest magnitude of an e4m3."""
-    return _MOST_OF_FNUZ if element == tl.float8e4b8 else _MOST_OF_FN
-
-
-@triton.jit
-def quantised_groups(x, scale, ELEMENT: tl.constexpr):
-    """Groups of x in fp8, and their scales.
-
-    Args:
-        x: float32 [groups, elements]; elements that do not exist are 0.
-        scale: float32, that of all groups; None: each has its own.
-        ELEMENT: the e4m3.
-
-    Returns:
-        ELEMENT [groups, elements]; float32 [groups].
-    """
-    MOST: tl.constexpr = largest_of(ELEMENT)
-    LEAST: tl.constexpr = _LEAST_SCALE
-    if scale is None:
-        largest = tl.max(tl.where(x == x, tl.abs(x), 0.0), 1)  # without NaNs
-        scale = tl.maximum(tl.div_rn(largest, tl.full((x.shape[0],), MOST, tl.float32)), LEAST)
-    else:
-        scale = scale + tl.zeros((x.shape[0],), tl.float32)
-    divided = tl.div_rn(x, tl.broadcast_to(scale[:, None], x.shape))
-    clamped = tl.minimum(tl.maximum(divided, -MOST), MOST)
-    return tl.where(divided == divided, clamped, divided).to(ELEMENT), scale
 
 
 @triton.jit

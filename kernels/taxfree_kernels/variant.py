@@ -36,6 +36,7 @@ ITEM_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4}
 #: of fp8 operands: who has a scale; see :mod:`taxfree_kernels.fp8`
 SCALES = ("tensor", "channel", "block")
 BLOCK = 128  # elements that share a scale, along a dimension
+LEAST_SCALE = 2.0**-126  # so that of zeros: the smallest normal float32
 
 
 def groups_of(k: int, scales: str) -> int:

@@ -61,7 +61,7 @@ from taxfree_kernels.matmul_reduce_scatter.signature import (
     MATMUL_REDUCE_SCATTER,
     SCALED_MATMUL_REDUCE_SCATTER,
 )
-from taxfree_kernels.reduction.outputs import parts_of
+from taxfree_kernels.reduction.fused import parts_of
 from taxfree_kernels.signature import Signature, signatures
 from taxfree_kernels.variant import Problem, Ready, SizeRange, op_of
 from taxfree_tuning_db import Record, Table

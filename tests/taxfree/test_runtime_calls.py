@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_map_only
 
 from taxfree.errors import UsageError
 from taxfree_kernels.fp8 import dequantised
-from taxfree_kernels.reduction.outputs import parts_of
+from taxfree_kernels.reduction.fused import parts_of
 from taxfree_kernels.signature import signatures
 from taxfree_kernels.variant import SCALES
 from tests.ranks import Ranks, on_every_fabric

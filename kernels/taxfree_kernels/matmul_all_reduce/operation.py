@@ -7,8 +7,8 @@ import torch
 from taxfree_kernels.fp8 import dequantised, fp8_dtype, quantised
 from taxfree_kernels.inputs import random_tensor
 from taxfree_kernels.matmul_all_reduce.problem import MatmulAllReduce
+from taxfree_kernels.reduction.fused import columns_of, parts_of
 from taxfree_kernels.reduction.inputs import make_factors, partial_matmul, sum_of_products
-from taxfree_kernels.reduction.outputs import columns_of, parts_of
 from taxfree_kernels.variant import Operation
 
 _EPS = 1e-5
@@ -109,7 +109,7 @@ def reference(
 def empty_output(problem: MatmulAllReduce, device: torch.device) -> torch.Tensor:
     """out [m, n], or [2, m, n] of the normalised sum and the sum; uninitialised.
 
-    With a normalised sum in fp8: :mod:`taxfree_kernels.reduction.outputs`.
+    With a normalised sum in fp8: :class:`~taxfree_kernels.reduction.fused.OutputParts`.
     """
     size: tuple[int, ...] = (problem.m, problem.n)
     if problem.is_quantised:

@@ -21,7 +21,8 @@ class MatmulAllReduce(PartialSum):
     Bias and residual are the same on all ranks and are added once, to the sum. With `rms_norm`,
     out[2, M, N] holds that sum normalised, sum * rsqrt(mean of its row's squares + eps) *
     norm_weight[N], followed by the sum itself. Eps is read on the device. With `out_scales` the
-    normalised sum is rounded to `dtype`, then to fp8: :mod:`taxfree_kernels.reduction.outputs`.
+    normalised sum is rounded to `dtype`, then to fp8, and an output holds it, its scales and the
+    sum: see :mod:`taxfree_kernels.reduction.fused`.
 
     Args:
         m: rows of x and of the output.

@@ -14,12 +14,10 @@ import triton
 import triton.language as tl
 
 from taxfree_kernels.fabric.base import Fabric
-from taxfree_kernels.fp8 import dtype_of
-from taxfree_kernels.hardware import Hardware
+from taxfree_kernels.hardware import Hardware, fp8_of
 from taxfree_kernels.launch import Kernel, compile_options
 from taxfree_kernels.matmul_all_reduce.problem import MatmulAllReduce
-from taxfree_kernels.reduction.fused import Quantised, store_normalised
-from taxfree_kernels.reduction.outputs import Parts, parts_of
+from taxfree_kernels.reduction.fused import OutputParts, Quantised, parts_of, store_normalised
 from taxfree_kernels.spaces import power_of_2
 from taxfree_kernels.variant import Config, Plan, Space, Variant
 
@@ -51,7 +49,8 @@ class RMSNorm:
     def __init__(self, problem: MatmulAllReduce, fabric: Fabric) -> None:
         block, warp_size = power_of_2(problem.n, 1), fabric.hardware.warp_size
         threads = min(_MOST_THREADS, max(warp_size, block // _A_THREAD))
-        self._problem, self._kind = problem, dtype_of(fabric.hardware.architecture)
+        self._problem = problem
+        self._kind = getattr(torch, fp8_of(fabric.hardware.architecture))
         self._kernel = Kernel(
             _add_and_normalise,
             grid=0,
@@ -73,7 +72,7 @@ class RMSNorm:
         """The sum's part of the output."""
         return self._parts(out).total if self._problem.is_quantised else out[1]
 
-    def _parts(self, out: torch.Tensor, *scale: torch.Tensor) -> Parts:
+    def _parts(self, out: torch.Tensor, *scale: torch.Tensor) -> OutputParts:
         return parts_of(out, self._problem.n, self._problem.out_scales, self._kind, *scale)
 
     def __call__(

@@ -27,8 +27,9 @@ from taxfree_kernels.fp8 import product
 from taxfree_kernels.gradients import Gradients
 from taxfree_kernels.matmul_all_reduce.problem import MatmulAllReduce
 from taxfree_kernels.quantise import quantise
-from taxfree_kernels.reduction.outputs import columns_of, packed
+from taxfree_kernels.reduction.fused import columns_of, packed
 from taxfree_kernels.signature import Signature
+from taxfree_kernels.variant import Problem
 
 
 def _problem(
@@ -225,7 +226,7 @@ SCALED_MATMUL_ALL_REDUCE_RMS_NORM = dataclasses.replace(
 def _with_quantised(signature: Signature) -> Signature:
     """That of a normalised sum in fp8: who has a scale, and the scale if it is given, come last."""
 
-    def problem(fabric: Fabric, *arguments: Any) -> MatmulAllReduce:
+    def problem(fabric: Fabric, *arguments: Any) -> Problem:
         *others, out_scales, out_scale = arguments
         require_given_scale(fabric, out_scales, out_scale)
         return dataclasses.replace(signature.problem(fabric, *others), out_scales=out_scales)

@@ -22,6 +22,7 @@ from taxfree_kernels.device.tiles import (
     Tile,
     accumulate,
     accumulate_tma,
+    quantised_groups,
     scaled_tile,
     scales_of_tile,
     select,
@@ -32,8 +33,7 @@ from taxfree_kernels.device.tiles import (
 )
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.fabric.heap import Pool
-from taxfree_kernels.fp8 import dtype_of
-from taxfree_kernels.hardware import Hardware
+from taxfree_kernels.hardware import Hardware, fp8_of
 from taxfree_kernels.launch import (
     Kernel,
     OperandDescriptors,
@@ -42,12 +42,20 @@ from taxfree_kernels.launch import (
     pdl_options,
     weight_descriptors,
 )
-from taxfree_kernels.quantise import quantised_groups
 from taxfree_kernels.reduction import spaces
-from taxfree_kernels.reduction.outputs import parts_of
-from taxfree_kernels.variant import BLOCK, Config, PartialSum, Plan, Space, Variant, resized
+from taxfree_kernels.variant import (
+    BLOCK,
+    Config,
+    PartialSum,
+    Plan,
+    Space,
+    Variant,
+    groups_of,
+    resized,
+)
 
 _BLOCK = tl.constexpr(BLOCK)
+_ALIGNED = 8  # elements of 16 bits, so that each part begins at a multiple of 16 bytes
 
 
 class ScaledStrides(NamedTuple):
@@ -452,6 +460,65 @@ def _store_quantised(x, row, offsets, mask, n, quantised, OUT_SCALES: tl.constex
         tl.store(at_ptr, scale, mask=group < groups)
 
 
+class OutputParts(NamedTuple):
+    """Views of an output that is quantised: an operation has one output, which holds them all.
+
+    Args:
+        values: the normalised sum in fp8, [m, n].
+        scale: its scales, float32; see :mod:`taxfree_kernels.fp8`.
+        total: the sum, [m, n].
+    """
+
+    values: torch.Tensor
+    scale: torch.Tensor
+    total: torch.Tensor
+
+
+def columns_of(n: int, out_scales: str) -> int:
+    """Columns of an output [m, columns] that has room for the parts of m rows."""
+    return n + -(-n // 2) + 2 * groups_of(n, out_scales) + 2 * _ALIGNED
+
+
+def parts_of(
+    out: torch.Tensor,
+    n: int,
+    out_scales: str,
+    kind: torch.dtype,
+    scale: torch.Tensor | None = None,
+) -> OutputParts:
+    """The parts of an output.
+
+    Args:
+        out: [m, :func:`columns_of`], contiguous, of 16 bits: the sum, the values, the scales.
+        kind: the e4m3 of the values.
+        scale: float32 [1], if it is given and not found.
+    """
+    m, flat = len(out), out.view(-1)
+    values = _padded(m * n)
+    if scale is None:
+        begin, groups = values + _padded(-(-m * n // 2)), groups_of(n, out_scales)
+        scale = flat[begin : begin + 2 * m * groups].view(torch.float32).view(m, groups)
+    in_bytes = flat[values:].view(kind)
+    return OutputParts(in_bytes[: m * n].view(m, n), scale, flat[: m * n].view(m, n))
+
+
+def packed(
+    values: torch.Tensor, scale: torch.Tensor, total: torch.Tensor, out_scales: str
+) -> torch.Tensor:
+    """The output that has these parts; see :class:`OutputParts`."""
+    m, n = total.shape
+    out = total.new_empty(m, columns_of(n, out_scales))
+    given = (scale,) if out_scales == "tensor" else ()
+    parts = parts_of(out, n, out_scales, values.dtype, *given)
+    for part, own in zip(parts, (values, scale, total), strict=True):
+        part.copy_(own)
+    return out
+
+
+def _padded(elements: int) -> int:
+    return -(-elements // _ALIGNED) * _ALIGNED
+
+
 @dataclass(frozen=True)
 class Layout:
     """The layout of a launch for a problem.
@@ -491,7 +558,7 @@ class FusedReductionPlan(Plan):
         constants: Mapping[str, Any],
     ) -> None:
         self._problem, self._layout, self._split_k = problem, layout, config["SPLIT_K"]
-        self._kind = dtype_of(fabric.hardware.architecture)
+        self._kind = getattr(torch, fp8_of(fabric.hardware.architecture))
         top = layout(problem)
         self._tma = config["TMA"]
         self._x_descriptors, self._w_descriptors = self.descriptors(problem, config)
@@ -569,7 +636,7 @@ class FusedReductionPlan(Plan):
         self, addends: Sequence[torch.Tensor | None], out: torch.Tensor
     ) -> tuple[tuple[torch.Tensor, ...], ...]:
         """The kernel's argument for the addends of the sum, if the operation has any."""
-        tensors = [out if tensor is None else tensor for tensor in addends]
+        tensors: list[Any] = [out if tensor is None else tensor for tensor in addends]
         if self._problem.out_scales != "none":
             problem = self._problem
             parts = parts_of(out, problem.n, problem.out_scales, self._kind, *tensors[4:])
