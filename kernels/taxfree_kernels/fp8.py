@@ -57,6 +57,12 @@ def quantised(
     return _quantised(x, height, width, scale, dtype, scales == "tensor")
 
 
+def silu_and_mul(x: torch.Tensor) -> torch.Tensor:
+    """silu(gate) * up of x = [gate, up], [m, 2 * k]: [m, k], in float32, rounded once."""
+    gate, up = x.float().chunk(2, 1)
+    return (gate / (1 + torch.exp(-gate)) * up).to(x.dtype)
+
+
 def quantised_weight(
     weight: torch.Tensor, scales: str, dtype: torch.dtype = torch.float8_e4m3fn
 ) -> tuple[torch.Tensor, torch.Tensor]:

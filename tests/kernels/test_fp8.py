@@ -13,7 +13,9 @@ from taxfree_kernels.fp8 import (
     dequantised,
     quantised,
     quantised_weight,
+    silu_and_mul,
 )
+from taxfree_kernels.quantise import silu_and_mul_quantise
 from taxfree_kernels.variant import SCALES, problem_class
 from tests.kernels.contract import (
     ALL_REDUCE,
@@ -94,6 +96,14 @@ class TestQuantisation:
         values, scale = quantised(x, "channel")
         assert scale.item() == float("inf")
         assert values.float().isnan().tolist() == [[False, True, False, False]]
+
+
+def test_a_gate_multiplies_before_it_is_quantised():
+    x = torch.randn(3, 8)
+    wanted = torch.nn.functional.silu(x[:, :4]) * x[:, 4:]
+    assert torch.allclose(silu_and_mul(x), wanted)
+    with pytest.raises(PlanError, match="no gate for each"):
+        silu_and_mul_quantise(x[:, :7], "channel")
 
 
 class TestConversion:
@@ -195,6 +205,9 @@ def test_what_is_quantised_is_a_normalised_sum():
 
 @on_every_fabric
 def test_the_kernel_quantises_as_the_reference_does(ranks):
-    """Bit for bit: rows of zeros, of a NaN, of an infinity, tiny ones, and those of padded rows."""
+    """Bit for bit: rows of zeros, of a NaN, of an infinity, tiny ones, and those of padded rows.
+
+    Also what is gated before.
+    """
     found = ranks.run(1, "tests.kernels.tasks:quantised_otherwise")[0]
     assert found == []
