@@ -107,9 +107,14 @@ def _quantised(
     if is_gated and x.shape[1] % 2:
         raise PlanError(f"x has {x.shape[1]} columns: no gate for each")
     m, k, dtype = x.shape[0], x.shape[1] >> is_gated, fp8_dtype(x.device)
-    has_kernel = (x.is_cuda or is_interpreting()) and m > 0 and k <= _MOST_OF_A_ROW
     finds_one = scales == "tensor" and scale is None
-    if torch.compiler.is_compiling() or not has_kernel or (is_gated and finds_one):
+    has_kernel = (
+        not torch.compiler.is_compiling()  # first: no compiler traces what follows
+        and (x.is_cuda or is_interpreting())
+        and m > 0
+        and k <= _MOST_OF_A_ROW
+    )
+    if not has_kernel or (is_gated and finds_one):
         return quantised(silu_and_mul(x) if is_gated else x, scales, scale, dtype)
     if finds_one:
         magnitudes = torch.where(x.isnan(), 0.0, x.abs())
