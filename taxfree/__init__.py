@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from taxfree_kernels.flash_decode.problem import FlashDecode
     from taxfree_kernels.matmul_all_reduce.problem import MatmulAllReduce
     from taxfree_kernels.matmul_reduce_scatter.problem import MatmulReduceScatter
-    from taxfree_kernels.quantise import quantise
+    from taxfree_kernels.quantise import quantise, silu_and_mul_quantise
     from taxfree_kernels.variant import SizeRange
 
 _HOMES = {
@@ -59,6 +59,7 @@ _HOMES = {
     "init": "taxfree._runtime.startup",
     "quantise": "taxfree_kernels.quantise",
     "report": "taxfree.models.report",
+    "silu_and_mul_quantise": "taxfree_kernels.quantise",
 }
 
 __all__ = [
@@ -87,6 +88,7 @@ __all__ = [
     "init",
     "quantise",
     "report",
+    "silu_and_mul_quantise",
 ]
 
 

@@ -12,7 +12,7 @@ import torch
 from taxfree_kernels.errors import PlanError
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.fp8 import dtype_of
-from taxfree_kernels.variant import BLOCK
+from taxfree_kernels.variant import BLOCK, SCALES
 
 _DTYPES = {torch.float16: "float16", torch.bfloat16: "bfloat16"}
 _FLOAT32 = torch.finfo(torch.float32)
@@ -136,6 +136,18 @@ def require_scales(
         )
     require(weight_scale.t().is_contiguous(), "weight_scale's rows, of k, are not contiguous")
     return scales
+
+
+def require_given_scale(fabric: Fabric, scales: str, scale: torch.Tensor | None) -> None:
+    """Check who has a scale in a result in fp8; that of a tensor is given, float32 [1]."""
+    require(scales in SCALES, f"out_scales is {scales!r}, not one of {', '.join(SCALES)}")
+    is_given = scale is not None and scale.shape == (1,) and scale.dtype == torch.float32
+    if scales == "tensor":
+        require(is_given, "out_scale is no float32 [1], as out_scales 'tensor' has")
+    else:
+        require(scale is None, f"out_scale is given, but out_scales {scales!r} are found")
+    if scale is not None:
+        _require_on(fabric, "out_scale", scale)
 
 
 def require_addends(fabric: Fabric, dtype: torch.dtype, **tensors: torch.Tensor | None) -> str:

@@ -14,11 +14,10 @@ from __future__ import annotations
 import torch
 
 from taxfree_kernels.errors import PlanError
-from taxfree_kernels.variant import BLOCK
+from taxfree_kernels.hardware import fp8_of
+from taxfree_kernels.variant import BLOCK, LEAST_SCALE
 
 DTYPES = (torch.float8_e4m3fn, torch.float8_e4m3fnuz)
-#: the least scale, so that of zeros: the smallest normal float32
-LEAST_SCALE = 2.0**-126
 _NEGATIVE_ZERO, _NAN, _OTHER_NAN = 0x80, 0x7F, 0xFF  # of e4m3fn; fnuz has NaN for the first alone
 
 
@@ -32,7 +31,7 @@ def fp8_dtype(device: torch.device) -> torch.dtype:
 
 def dtype_of(architecture: str) -> torch.dtype:
     """The e4m3 that an architecture multiplies."""
-    return torch.float8_e4m3fnuz if architecture == "gfx942" else torch.float8_e4m3fn
+    return getattr(torch, fp8_of(architecture))
 
 
 def quantised(
@@ -56,6 +55,12 @@ def quantised(
     m, k = x.shape
     height, width = {"tensor": (m, k), "channel": (1, k), "block": (1, BLOCK)}[scales]
     return _quantised(x, height, width, scale, dtype, scales == "tensor")
+
+
+def silu_and_mul(x: torch.Tensor) -> torch.Tensor:
+    """silu(gate) * up of x = [gate, up], [m, 2 * k]: [m, k], in float32, rounded once."""
+    gate, up = x.float().chunk(2, 1)
+    return (gate / (1 + torch.exp(-gate)) * up).to(x.dtype)
 
 
 def quantised_weight(

@@ -34,6 +34,11 @@ class Hardware:
     nodes: int = 1
 
 
+def fp8_of(architecture: str) -> str:
+    """The e4m3 that an architecture multiplies, as torch names it."""
+    return "float8_e4m3fnuz" if architecture == "gfx942" else "float8_e4m3fn"
+
+
 GIB = 1 << 30
 KNOWN = {
     "h100": Hardware("NVIDIA H100 80GB HBM3", "cuda", "sm_90", 132, 32, 227 * 1024, 255, 80 * GIB),

@@ -186,7 +186,7 @@ def _kind(arg: Any) -> Any:
         return arg.base.dtype, *arg.block_shape
     if isinstance(arg, tuple):
         return tuple([element if type(element) is int else _kind(element) for element in arg])
-    return arg.dtype, arg.data_ptr() % 16 == 0
+    return None if arg is None else (arg.dtype, arg.data_ptr() % 16 == 0)
 
 
 def compile_options(backend: str, config: Mapping[str, Any]) -> dict[str, Any]:

@@ -36,6 +36,12 @@ ITEM_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4}
 #: of fp8 operands: who has a scale; see :mod:`taxfree_kernels.fp8`
 SCALES = ("tensor", "channel", "block")
 BLOCK = 128  # elements that share a scale, along a dimension
+LEAST_SCALE = 2.0**-126  # so that of zeros: the smallest normal float32
+
+
+def groups_of(k: int, scales: str) -> int:
+    """Scales of a token of k elements in fp8: none of its own where a tensor has one."""
+    return {"channel": 1, "block": -(-k // BLOCK)}.get(scales, 0)
 
 
 @dataclass(frozen=True)
@@ -169,12 +175,15 @@ class PartialSum(MatmulProblem):
 
     Attributes:
         bias, residual, rms_norm: whether the sum is finished with these.
+        out_scales: who has a scale in the normalised sum, if it is quantised to fp8: one of
+            ``SCALES``, where that of "tensor" is given; else "none".
         scatter_dim: the dimension of the sum that ranks split, if they do.
     """
 
     bias: bool = False
     residual: bool = False
     rms_norm: bool = False
+    out_scales: str = "none"
     scatter_dim: int = 0
 
     @property
@@ -410,6 +419,8 @@ class Operation:
             give results that are exact in any order of summation.
         reference: (problem, rank, seed, device, integers) -> the rank's result in float64.
         empty_output: (problem, device) -> an uninitialised output.
+        result: (problem, output) -> what is compared with the reference: the output itself, or a
+            tensor of its own made of it.
         ignored_fields: fields that rarely change which config is fastest; a record may differ in
             them and still serve. The dtype is one: both 16-bit types multiply at the same rate.
         family_fields: sizes in which results may differ and still tell the library's fastest path.
@@ -426,6 +437,7 @@ class Operation:
     make_inputs: Callable[..., tuple[torch.Tensor | None, ...]]
     reference: Callable[..., torch.Tensor]
     empty_output: Callable[..., torch.Tensor]
+    result: Callable[..., torch.Tensor] = lambda problem, out: out
     ignored_fields: tuple[str, ...] = ()
     family_fields: tuple[str, ...] = ()
     first_variants: Callable[..., Sequence[str]] = lambda problem: ()

@@ -48,16 +48,20 @@ from taxfree_kernels.attention.plans import split
 from taxfree_kernels.attention.signature import ATTENTION, ATTENTION_LSE
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.flash_decode.signature import FLASH_DECODE
+from taxfree_kernels.fp8 import dtype_of
 from taxfree_kernels.matmul_all_reduce.signature import (
     MATMUL_ALL_REDUCE,
     MATMUL_ALL_REDUCE_RMS_NORM,
+    MATMUL_ALL_REDUCE_RMS_NORM_QUANTISE,
     SCALED_MATMUL_ALL_REDUCE,
     SCALED_MATMUL_ALL_REDUCE_RMS_NORM,
+    SCALED_MATMUL_ALL_REDUCE_RMS_NORM_QUANTISE,
 )
 from taxfree_kernels.matmul_reduce_scatter.signature import (
     MATMUL_REDUCE_SCATTER,
     SCALED_MATMUL_REDUCE_SCATTER,
 )
+from taxfree_kernels.reduction.fused import parts_of
 from taxfree_kernels.signature import Signature, signatures
 from taxfree_kernels.variant import Problem, Ready, SizeRange, op_of
 from taxfree_tuning_db import Record, Table
@@ -343,6 +347,38 @@ class Runtime(contextlib.AbstractContextManager["Runtime"]):
         normalised, total = self._call(MATMUL_ALL_REDUCE_RMS_NORM, arguments, out).unbind()
         return normalised, total
 
+    def matmul_all_reduce_rms_norm_quantise(
+        self,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        norm_weight: torch.Tensor,
+        bias: torch.Tensor | None = None,
+        residual: torch.Tensor | None = None,
+        eps: float = 1e-6,
+        out_scales: str = "channel",
+        out_scale: torch.Tensor | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """:meth:`matmul_all_reduce_rms_norm`, with the normalised sum in fp8 for the next layer.
+
+        It is rounded to the inputs' dtype, then quantised as by :func:`taxfree.quantise`.
+
+        Args:
+            x, weight, norm_weight, bias, residual, eps: as there.
+            out_scales: who has a scale: "channel" for each token, "block" for each 128 elements of
+                one, or "tensor", whose scale is given.
+            out_scale: float32 [1], for "tensor" alone.
+
+        Returns:
+            The normalised sum, e4m3 [m, n]; its scales, float32 [m, 1], [m, ceil(n / 128)] or
+            `out_scale`; the sum, which is the next layer's residual, [m, n] of the inputs' dtype.
+
+        Raises:
+            UsageError: as there, or the scale does not fit `out_scales`.
+            PeerTimeout: an earlier call lost a peer.
+        """
+        arguments = (x, weight, bias, residual, norm_weight, eps, out_scales, out_scale)
+        return self._quantised(MATMUL_ALL_REDUCE_RMS_NORM_QUANTISE, arguments)
+
     def scaled_matmul_all_reduce(
         self,
         x: torch.Tensor,
@@ -415,6 +451,37 @@ class Runtime(contextlib.AbstractContextManager["Runtime"]):
         normalised, total = self._call(SCALED_MATMUL_ALL_REDUCE_RMS_NORM, arguments, out).unbind()
         return normalised, total
 
+    def scaled_matmul_all_reduce_rms_norm_quantise(
+        self,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        x_scale: torch.Tensor,
+        weight_scale: torch.Tensor,
+        norm_weight: torch.Tensor,
+        bias: torch.Tensor | None = None,
+        residual: torch.Tensor | None = None,
+        eps: float = 1e-6,
+        dtype: torch.dtype = torch.bfloat16,
+        out_scales: str = "channel",
+        out_scale: torch.Tensor | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """:meth:`scaled_matmul_all_reduce_rms_norm`, with the normalised sum in fp8.
+
+        Args:
+            x, weight, x_scale, weight_scale, norm_weight, bias, residual, eps, dtype: as there.
+            out_scales, out_scale: as of :meth:`matmul_all_reduce_rms_norm_quantise`.
+
+        Returns:
+            As :meth:`matmul_all_reduce_rms_norm_quantise`; the sum is of `dtype`.
+
+        Raises:
+            UsageError: as there, or the scale does not fit `out_scales`.
+            PeerTimeout: an earlier call lost a peer.
+        """
+        factors, added = (x, weight, x_scale, weight_scale), (bias, residual, dtype)
+        arguments = (*factors, *added, norm_weight, eps, out_scales, out_scale)
+        return self._quantised(SCALED_MATMUL_ALL_REDUCE_RMS_NORM_QUANTISE, arguments)
+
     def matmul_reduce_scatter(
         self,
         x: torch.Tensor,
@@ -469,6 +536,18 @@ class Runtime(contextlib.AbstractContextManager["Runtime"]):
         """
         arguments = (x, weight, x_scale, weight_scale, scatter_dim, dtype)
         return self._call(SCALED_MATMUL_REDUCE_SCATTER, arguments, out)
+
+    def _quantised(
+        self, signature: Signature, arguments: tuple[Any, ...]
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Run an operation whose normalised sum is in fp8: the values, their scales, the sum."""
+        _, weight, *_, out_scales, out_scale = arguments
+        out, kind = (
+            self._call(signature, arguments, None),
+            dtype_of(self._fabric.hardware.architecture),
+        )
+        values, scale, total = parts_of(out, weight.shape[1], out_scales, kind, out_scale)
+        return values, scale, total
 
     def call(
         self, problem: Problem, tensors: Sequence[torch.Tensor | None], out: torch.Tensor

@@ -20,10 +20,10 @@ import torch.distributed as dist
 from taxfree_kernels.errors import KernelError
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.fabric.open import open_fabric
-from taxfree_kernels.fp8 import quantised
+from taxfree_kernels.fp8 import dequantised, fp8_dtype, quantised, silu_and_mul
 from taxfree_kernels.interpreter import is_interpreting
 from taxfree_kernels.launch import compiling
-from taxfree_kernels.quantise import quantise
+from taxfree_kernels.quantise import quantise, silu_and_mul_quantise
 from taxfree_kernels.variant import SCALES, Plan, Ready, operation, problem_class, variants
 from tests.ranks import OP
 
@@ -81,9 +81,14 @@ class Inputs:
 
     def __init__(self, fabric: Fabric, case: Case, seed: int, integers: bool) -> None:
         problem = case.problem(fabric.world_size)
-        self._dtype = getattr(torch, problem.dtype)
+        found = operation(case.op)
+        self._empty = partial(found.empty_output, problem, fabric.device)
+        self._result = partial(found.result, problem)
         self.tensors = case.tensors(fabric, seed, integers)
-        self._find_exact = partial(_EXACT[case.op], fabric, problem, *self.tensors)
+        exact = partial(_EXACT[case.op], fabric, problem, *self.tensors)
+        self._find_exact = exact
+        if integers and getattr(problem, "out_scales", "none") != "none":
+            self._find_exact = lambda: _in_fp8(problem, exact(), *self.tensors)
         self.exact = self._find_exact()
 
     def changed(self) -> None:
@@ -91,9 +96,9 @@ class Inputs:
         self.exact = self._find_exact()
 
     def run(self, plan: Ready) -> torch.Tensor:
-        out = self.exact.new_full(self.exact.shape, float("nan"), dtype=self._dtype)
+        out = self._empty().fill_(float("nan"))
         assert plan(*self.tensors, out) is out
-        return out
+        return self._result(out)
 
     def relative_error(self, out: torch.Tensor) -> float:
         norm = float(self.exact.norm())
@@ -123,6 +128,7 @@ def _reduced_matmul(
     eps: torch.Tensor | None,
     *scales: torch.Tensor,
 ) -> torch.Tensor:
+    scales = scales[problem.norm_inputs - 2 :]
     total = _sum_of_products(fabric, problem, x, weight, *scales)
     replicated = [each for each in (bias, residual, norm_weight, eps) if each is not None]
     for tensor in replicated:
@@ -134,6 +140,15 @@ def _reduced_matmul(
         return total
     sizes = (total.square().mean(1) + eps.double()).sqrt()
     return torch.stack([total / sizes[:, None] * norm_weight.double(), total])
+
+
+def _in_fp8(problem: Any, exact: torch.Tensor, *tensors: Any) -> torch.Tensor:
+    """A normalised sum and the sum, the first rounded to the problem's dtype and quantised."""
+    normed, total = exact
+    given = tensors[6] if problem.out_scales == "tensor" else None
+    rounded = normed.to(getattr(torch, problem.dtype))
+    quantised_norm = quantised(rounded, problem.out_scales, given, fp8_dtype(normed.device))
+    return torch.stack([dequantised(*quantised_norm), total])
 
 
 def _sum_of_products(
@@ -560,7 +575,7 @@ def _mapped_heaps() -> list[str]:
 
 
 def quantised_otherwise(fabric: Fabric) -> list[str]:
-    """What the kernel quantises otherwise than the reference."""
+    """What the kernels quantise otherwise than the reference."""
     generator = torch.Generator().manual_seed(0)
     found = []
     for k, dtype in ((300, torch.bfloat16), (64, torch.float16), (1, torch.float32)):
@@ -572,9 +587,25 @@ def quantised_otherwise(fabric: Fabric) -> list[str]:
                 [None, torch.tensor([0.01], device=x.device)] if scales == "tensor" else [None]
             )
             for static in statics:
-                pairs = zip(quantise(x, scales, static), quantised(x, scales, static), strict=True)
-                for own, wanted in pairs:
-                    same = own.float().cpu().nan_to_num(-3) == wanted.float().cpu().nan_to_num(-3)
-                    if own.shape != wanted.shape or not bool(same.all()):
-                        found.append(f"{scales} {dtype} k={k} static={static is not None}")
+                name = f"{scales} {dtype} k={k} static={static is not None}"
+                if _share_otherwise(quantise(x, scales, static), quantised(x, scales, static)):
+                    found.append(name)
+                if k % 2:
+                    continue
+                share = _share_otherwise(
+                    silu_and_mul_quantise(x, scales, static),
+                    quantised(silu_and_mul(x), scales, static),
+                )
+                if share > (0.01 if x.is_cuda else 0):  # exponentials may differ in their last bit
+                    found.append(f"silu {name}: {share}")
     return found
+
+
+def _share_otherwise(own: tuple[torch.Tensor, ...], wanted: tuple[torch.Tensor, ...]) -> float:
+    """The share of values or of scales that differ, whichever is larger."""
+    shares = []
+    for one, other in zip(own, wanted, strict=True):
+        assert one.shape == other.shape
+        differs = one.float().cpu().nan_to_num(-3) != other.float().cpu().nan_to_num(-3)
+        shares.append(float(differs.float().mean()))
+    return max(shares)

@@ -13,9 +13,18 @@ from taxfree_kernels.fp8 import (
     dequantised,
     quantised,
     quantised_weight,
+    silu_and_mul,
 )
+from taxfree_kernels.quantise import silu_and_mul_quantise
 from taxfree_kernels.variant import SCALES, problem_class
-from tests.kernels.contract import ALL_REDUCE, SCATTER, case, complaints, unsupported_reasons
+from tests.kernels.contract import (
+    ALL_REDUCE,
+    NORMALISING,
+    SCATTER,
+    case,
+    complaints,
+    unsupported_reasons,
+)
 from tests.ranks import on_every_fabric, served_names
 
 FN, FNUZ = DTYPES
@@ -87,6 +96,14 @@ class TestQuantisation:
         values, scale = quantised(x, "channel")
         assert scale.item() == float("inf")
         assert values.float().isnan().tolist() == [[False, True, False, False]]
+
+
+def test_a_gate_multiplies_before_it_is_quantised():
+    x = torch.randn(3, 8)
+    wanted = torch.nn.functional.silu(x[:, :4]) * x[:, 4:]
+    assert torch.allclose(silu_and_mul(x), wanted)
+    with pytest.raises(PlanError, match="no gate for each"):
+        silu_and_mul_quantise(x[:, :7], "channel")
 
 
 class TestConversion:
@@ -168,7 +185,29 @@ def test_every_way_to_multiply_scales_alike(ranks, variant, config, scales):
 
 
 @on_every_fabric
+@pytest.mark.parametrize("out_scales", SCALES)
+@pytest.mark.parametrize("variant", NORMALISING)
+def test_a_normalised_sum_is_quantised_for_the_next_layer(ranks, variant, out_scales):
+    """Of both kinds of factors, in rows of one group, of two and a part, with all that is added."""
+    kind = {"rms_norm": True, "residual": True, "out_scales": out_scales}
+    fp8 = {"x_dtype": "fp8", "scales": "block", "bias": True}
+    sizes = [{"m": 5, "n": 37, "k": 33, "dtype": "bfloat16"}, {"m": 17, "n": 296, "k": 40}]
+    cases = [case(ALL_REDUCE, variant, **kind | size) for size in sizes]
+    if variant not in OF_16_BITS:
+        cases.append(case(ALL_REDUCE, variant, **kind | fp8 | sizes[1]))
+    assert complaints(ranks, ranks.few, cases) == []
+
+
+def test_what_is_quantised_is_a_normalised_sum():
+    with pytest.raises(PlanError, match="out_scales is 'block'"):
+        problem_class(ALL_REDUCE)(16, 32, 64, out_scales="block")
+
+
+@on_every_fabric
 def test_the_kernel_quantises_as_the_reference_does(ranks):
-    """Bit for bit: rows of zeros, of a NaN, of an infinity, tiny ones, and those of padded rows."""
+    """Bit for bit: rows of zeros, of a NaN, of an infinity, tiny ones, and those of padded rows.
+
+    Also what is gated before.
+    """
     found = ranks.run(1, "tests.kernels.tasks:quantised_otherwise")[0]
     assert found == []

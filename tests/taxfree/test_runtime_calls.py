@@ -11,6 +11,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_map_only
 
 from taxfree.errors import UsageError
+from taxfree_kernels.fp8 import dequantised
+from taxfree_kernels.reduction.fused import parts_of
+from taxfree_kernels.signature import signatures
 from taxfree_kernels.variant import SCALES
 from tests.ranks import Ranks, on_every_fabric
 from tests.taxfree.runtime_tasks import OP, K, M, N, problem_of, record_of, runtime_of, tensors_of
@@ -118,6 +121,60 @@ def call(fabric: Any, op: str, fields: dict[str, Any], variant: str) -> Any:
         right.append(joined(method(*faked, **others)).shape == expected.shape)
     rt.check()
     return right, rt.choice(problem).variant, list(rt.stats().values())
+
+
+def call_quantising(fabric: Any, fields: dict[str, Any], variant: str) -> list[bool]:
+    """Whether calls whose norm is in fp8 are right: plain, compiled, and without memory."""
+    problem = problem_of(ALL_REDUCE, rms_norm=True, residual=True, **fields)
+    records = [] if variant == "baseline" else [record_of(fabric, problem, variant)]
+    rt = runtime_of(fabric, *records)
+    inputs, expected = tensors_of(fabric, problem)
+    given = {"out_scales": problem.out_scales}
+    if problem.out_scales == "tensor":
+        *first, given["out_scale"] = inputs[:7]
+        inputs = (*first, *inputs[7:])
+    name, arguments, options = method_of(ALL_REDUCE, problem, inputs)
+    method = getattr(rt, f"{name}_quantise")
+
+    def call(arguments: Any, options: Any) -> Any:
+        return method(*arguments, **options)
+
+    def found(results: Any) -> torch.Tensor:
+        values, scale, total = results
+        return torch.stack([dequantised(values, scale), total.double()])
+
+    options |= given
+    compiled = torch.compile(call, fullgraph=True, backend="aot_eager")
+    right = [torch.equal(found(each(arguments, options)), expected) for each in (call, compiled)]
+    with FakeTensorMode() as mode:
+        faked = tree_map_only(torch.Tensor, mode.from_tensor, (arguments, options))
+        shapes = [each.shape for each in call(*faked)]
+    right.append(shapes == [each.shape for each in call(arguments, options)])
+    rt.check()
+    signature = signatures()[f"{name}_quantise"]
+    x, weight, bias, residual, norm_weight, eps, *scales = inputs
+    kind = [getattr(torch, problem.dtype)] if scales else []
+    tensors = (x, weight, *scales, bias, residual, *kind, norm_weight, float(eps))
+    named = problem.out_scales, options.get("out_scale")
+    assert signature.library is not None
+    packed = signature.library(fabric.world_size, rt.group_name, *tensors, *named)
+    parts = parts_of(packed, problem.n, named[0], torch.float8_e4m3fn, named[1])
+    right.append(torch.allclose(found(parts), expected, rtol=0.1))  # the norm is rounded otherwise
+    return right
+
+
+def call_badly_quantising(fabric: Any, options: dict[str, Any]) -> str:
+    problem = problem_of(ALL_REDUCE, rms_norm=True, residual=True)
+    rt = runtime_of(fabric)
+    inputs, _ = tensors_of(fabric, problem)
+    _, arguments, _ = method_of(ALL_REDUCE, problem, inputs)
+    if "out_scale" in options:
+        options["out_scale"] = torch.full((1,), options["out_scale"], device=fabric.device)
+    try:
+        rt.matmul_all_reduce_rms_norm_quantise(*arguments, **options)
+    except UsageError as error:
+        return error.message
+    return "no error"
 
 
 def call_with_another_eps(fabric: Any) -> float:
@@ -305,6 +362,38 @@ def test_calls_are_right_and_counted_also_in_compiled_code(
         assert all(right), right
         assert chosen == variant
         assert stats == [{"baseline" if variant == "baseline" else "exact": 7}]
+
+
+@on_every_fabric
+@pytest.mark.parametrize(
+    ("fields", "variant"),
+    [
+        ({"out_scales": "channel"}, "push"),
+        ({"out_scales": "tensor", "dtype": "bfloat16"}, "baseline"),
+        ({"out_scales": "block", "x_dtype": "fp8", "scales": "channel"}, "push_two_shot"),
+        ({"out_scales": "tensor", "x_dtype": "fp8", "scales": "tensor"}, "push"),
+    ],
+)
+def test_a_norm_in_fp8_is_right_also_in_compiled_code(
+    ranks: Ranks, fields: dict[str, Any], variant: str
+) -> None:
+    for right in run(ranks, "call_quantising", fields=fields, variant=variant):
+        assert all(right), right
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"out_scales": "row"}, "not one of tensor, channel, block"),
+        ({"out_scales": "tensor"}, "no float32 [1]"),
+        ({"out_scales": "block", "out_scale": 1.0}, "are found"),
+    ],
+)
+def test_scales_of_a_result_that_no_format_has_are_refused(
+    ranks: Ranks, options: dict[str, Any], message: str
+) -> None:
+    for said in run(ranks, "call_badly_quantising", options=options):
+        assert message in said
 
 
 def test_the_eps_of_a_call_counts(ranks: Ranks) -> None:

@@ -54,7 +54,7 @@ RENAMED: dict[str, Renamed] = {
     "matmul_all_reduce": Renamed(
         config={"IN_DATA": "LL"},
         constants={"push_two_shot_lamport_specialized": _OVERLAPPING},
-        added=_NOT_FP8,
+        added={**_NOT_FP8, "out_scales": "none"},
     ),
     "matmul_reduce_scatter": Renamed(
         constants={

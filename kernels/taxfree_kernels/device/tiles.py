@@ -28,9 +28,10 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from taxfree_kernels.variant import BLOCK as _BLOCK
+from taxfree_kernels import variant
 
-BLOCK = tl.constexpr(_BLOCK)
+BLOCK = tl.constexpr(variant.BLOCK)
+LEAST_SCALE = tl.constexpr(variant.LEAST_SCALE)
 
 
 class Tile(NamedTuple):
@@ -469,3 +470,34 @@ def scaled_tile(acc, scales, TILE: tl.constexpr):
         of_rows, of_cols = scales
         acc = acc * of_rows[:, None] * of_cols[None, :]
     return acc
+
+
+@triton.constexpr_function
+def largest_of(element):
+    """The largest magnitude of an e4m3."""
+    return 240.0 if element == tl.float8e4b8 else 448.0
+
+
+@triton.jit
+def quantised_groups(x, scale, ELEMENT: tl.constexpr):
+    """Groups of x in fp8, and their scales.
+
+    Args:
+        x: float32 [groups, elements]; elements that do not exist are 0.
+        scale: float32, that of all groups; None: each has its own.
+        ELEMENT: the e4m3.
+
+    Returns:
+        ELEMENT [groups, elements]; float32 [groups].
+    """
+    MOST: tl.constexpr = largest_of(ELEMENT)
+    if scale is None:
+        largest = tl.max(tl.where(x == x, tl.abs(x), 0.0), 1)  # without NaNs
+        scale = tl.maximum(
+            tl.div_rn(largest, tl.full((x.shape[0],), MOST, tl.float32)), LEAST_SCALE
+        )
+    else:
+        scale = scale + tl.zeros((x.shape[0],), tl.float32)
+    divided = tl.div_rn(x, tl.broadcast_to(scale[:, None], x.shape))
+    clamped = tl.minimum(tl.maximum(divided, -MOST), MOST)
+    return tl.where(divided == divided, clamped, divided).to(ELEMENT), scale

@@ -3,7 +3,8 @@
 Pays all three taxes: at least two launches, a collective that starts when the slowest rank's matmul
 is done, and a partial sum that goes through memory. Rank 0's matmul adds the bias in its epilogue.
 The residual is added after the sum, because no vendor's matmul adds a matrix for free. If there is
-a normalisation kernel, that kernel adds it.
+a normalisation kernel, that kernel adds it; it also quantises what it normalised, as code that a
+compiler fuses does.
 """
 
 from __future__ import annotations
@@ -22,14 +23,14 @@ from taxfree_kernels.vendor import all_reduce
 
 
 class BaselinePlan(Plan):
-    """Matmul into the output, all-reduce in place, one kernel for a residual and RMSNorm."""
+    """Matmul into the output, all-reduce in place, one kernel for what follows the sum."""
 
     #: name of that kernel in reports when it does not normalise
     _finish_name = "residual"
 
     def __init__(self, problem: MatmulAllReduce, fabric: Fabric) -> None:
         self._group, self._adds_bias = fabric.group, fabric.rank == 0
-        self._n = problem.n
+        self._n, self._norm_inputs = problem.n, problem.norm_inputs
         try_fp8(problem, fabric.device, problem.bias and self._adds_bias)
         self._norm = RMSNorm(problem, fabric) if problem.rms_norm else None
         self._scratch = self._reserve(problem, fabric)
@@ -44,14 +45,16 @@ class BaselinePlan(Plan):
         return () if self._norm is None else (self._norm.kernel(size),)
 
     def run(self, *tensors: Any) -> torch.Tensor:
-        x, weight, bias, residual, norm_weight, eps, *scales, out = tensors
+        x, weight, bias, residual, *others, out = tensors
+        norm, scales = others[: self._norm_inputs], others[self._norm_inputs :]
         total = self._total(out, residual)
         self._multiply(x, weight, bias, total, *scales)
         self._reduce(total)
-        return self._finish(total, residual, norm_weight, eps, out)
+        return self._finish(total, residual, out, *norm)
 
     def steps(self, *tensors: Any) -> list[Step]:
-        x, weight, bias, residual, norm_weight, eps, *scales, out = tensors
+        x, weight, bias, residual, *others, out = tensors
+        norm, scales = others[: self._norm_inputs], others[self._norm_inputs :]
         total = self._total(out, residual)
         steps = [
             Step("matmul", "producer", lambda: self._multiply(x, weight, bias, total, *scales)),
@@ -69,7 +72,7 @@ class BaselinePlan(Plan):
                 Step(
                     name,
                     "copy",
-                    lambda: self._finish(total, residual, norm_weight, eps, out),
+                    lambda: self._finish(total, residual, out, *norm),
                     memory_bytes=moved,
                 )
             )
@@ -77,7 +80,7 @@ class BaselinePlan(Plan):
 
     def _total(self, out: torch.Tensor, residual: torch.Tensor | None) -> torch.Tensor:
         """The buffer of the all-reduce."""
-        total = out if self._norm is None else out[1]
+        total = out if self._norm is None else self._norm.total_of(out)
         if residual is not None and residual.data_ptr() == total.data_ptr():
             return self._in_scratch(len(total))
         return total
@@ -102,12 +105,11 @@ class BaselinePlan(Plan):
         self,
         total: torch.Tensor,
         residual: torch.Tensor | None,
-        norm_weight: torch.Tensor | None,
-        eps: torch.Tensor | None,
         out: torch.Tensor,
+        *norm: torch.Tensor,
     ) -> torch.Tensor:
         if self._norm is not None:
-            return self._norm(total, residual, norm_weight, eps, out)
+            return self._norm(total, residual, out, *norm)
         if residual is not None:
             return torch.add(total, residual, out=out)
         return out if total is out else out.copy_(total)

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import torch
 
+from taxfree_kernels.fp8 import dequantised, fp8_dtype, quantised
 from taxfree_kernels.inputs import random_tensor
 from taxfree_kernels.matmul_all_reduce.problem import MatmulAllReduce
+from taxfree_kernels.reduction.fused import columns_of, parts_of
 from taxfree_kernels.reduction.inputs import make_factors, partial_matmul, sum_of_products
 from taxfree_kernels.variant import Operation
 
 _EPS = 1e-5
+_ERROR_OF_FP8 = 16  # times that of 16 bits
+_OUT_SCALE = 1 / 8  # where it is given
 
 
 def _addends(
@@ -28,11 +32,13 @@ def _addends(
 def _norm_weight(problem: MatmulAllReduce, seed: int, device: torch.device) -> torch.Tensor:
     """[n], the same on all ranks; scaled so that the normalised sum is about as large as the sum.
 
-    An error in either then shows in the norm of their joint error.
+    An error in either then shows in the norm of their joint error. One that is quantised is
+    smaller, so that the error of fp8 does not hide others.
     """
     dtype = getattr(torch, problem.dtype)
     weight = random_tensor((problem.n,), seed + 4_000_000, device, dtype, integers=False)
-    return weight * (problem.k * problem.world_size) ** 0.5
+    smaller = _ERROR_OF_FP8 if problem.is_quantised else 1
+    return weight * (problem.k * problem.world_size) ** 0.5 / smaller
 
 
 def _alike(columns: torch.Tensor, seed: int) -> torch.Tensor:
@@ -54,7 +60,8 @@ def make_inputs(
 
     Returns:
         x [m, k]; weight [k, n]; bias [n] or None; residual [m, n] or None;
-        norm_weight [n] and eps float32 [1], or None and None; in fp8 the scales of x and weight.
+        norm_weight [n] and eps float32 [1], or None and None; if it is given, the scale of the
+        normalised sum, float32 [1]; in fp8 the scales of x and weight.
     """
     x, weight, *scales = make_factors(problem, rank, seed, device, integers)
     addends = _addends(problem, seed, device, integers)
@@ -67,15 +74,19 @@ def make_inputs(
         if scales:
             scales[1].copy_(scales[1][..., :1].clone())
     eps = torch.full((1,), _EPS, dtype=torch.float32, device=device)
-    return x, weight, *addends, _norm_weight(problem, seed, device), eps, *scales
+    norm = [_norm_weight(problem, seed, device), eps]
+    if problem.out_scales == "tensor":
+        norm.append(torch.full_like(eps, _OUT_SCALE))
+    return x, weight, *addends, *norm, *scales
 
 
 def reference(
     problem: MatmulAllReduce, rank: int, seed: int, device: torch.device, integers: bool = False
 ) -> torch.Tensor:
-    """out float64, the same on all ranks, from the inputs of :func:`make_inputs`.
+    """The result in float64, the same on all ranks, from the inputs of :func:`make_inputs`.
 
-    [m, n], or [2, m, n] of the normalised sum and the sum.
+    [m, n], or [2, m, n] of the normalised sum and the sum. Of integers, a normalised sum that is
+    quantised has been rounded as there.
     """
     total = sum_of_products(problem, seed, device, integers)
     for addend in _addends(problem, seed, device, integers):
@@ -86,14 +97,37 @@ def reference(
     if integers:
         _alike(total, seed)
     scale = torch.rsqrt(total.square().mean(1, keepdim=True) + _EPS)
-    return torch.stack([total * scale * _norm_weight(problem, seed, device).double(), total])
+    normed = total * scale * _norm_weight(problem, seed, device).double()
+    if problem.is_quantised and integers:
+        rounded, given = normed.to(getattr(torch, problem.dtype)), None
+        if problem.out_scales == "tensor":
+            given = torch.tensor([_OUT_SCALE], device=device)
+        normed = dequantised(*quantised(rounded, problem.out_scales, given, fp8_dtype(device)))
+    return torch.stack([normed, total])
 
 
 def empty_output(problem: MatmulAllReduce, device: torch.device) -> torch.Tensor:
-    """out [m, n], or [2, m, n] of the normalised sum and the sum; uninitialised."""
-    outputs = (2,) if problem.rms_norm else ()
-    size = (*outputs, problem.m, problem.n)
+    """out [m, n], or [2, m, n] of the normalised sum and the sum; uninitialised.
+
+    With a normalised sum in fp8: :class:`~taxfree_kernels.reduction.fused.OutputParts`.
+    """
+    size: tuple[int, ...] = (problem.m, problem.n)
+    if problem.is_quantised:
+        size = (problem.m, columns_of(problem.n, problem.out_scales))
+    elif problem.rms_norm:
+        size = (2, *size)
     return torch.empty(size, dtype=getattr(torch, problem.dtype), device=device)
+
+
+def result(problem: MatmulAllReduce, out: torch.Tensor) -> torch.Tensor:
+    """See :attr:`Operation.result`."""
+    if not problem.is_quantised:
+        return out
+    given = None
+    if problem.out_scales == "tensor":
+        given = torch.tensor([_OUT_SCALE], device=out.device)
+    parts = parts_of(out, problem.n, problem.out_scales, fp8_dtype(out.device), given)
+    return torch.stack([dequantised(parts.values, parts.scale), parts.total.double()])
 
 
 def first_variants(problem: MatmulAllReduce) -> tuple[str, ...]:
@@ -113,10 +147,11 @@ OPERATION = Operation(
     name="matmul_all_reduce",
     problem=MatmulAllReduce,
     interpolated_fields=("m",),
-    ignored_fields=("bias", "residual", "dtype"),
+    ignored_fields=("bias", "residual", "dtype", "out_scales"),
     make_inputs=make_inputs,
     reference=reference,
     empty_output=empty_output,
+    result=result,
     first_variants=first_variants,
     family_fields=("n", "k"),
     vendor_kernel=partial_matmul,

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from taxfree_kernels.errors import PlanError
 from taxfree_kernels.reduction.spaces import padded_elements, tiles_of
 from taxfree_kernels.spaces import power_of_2
-from taxfree_kernels.variant import ITEM_BYTES, Cost, PartialSum
+from taxfree_kernels.variant import ITEM_BYTES, SCALES, Cost, PartialSum, groups_of
 
 #: Largest output, in elements, for which every rank sends its whole partial sum to every peer and
 #: keeps an inbox for each. Larger ones take too much time on the links, and too much memory.
@@ -19,7 +20,9 @@ class MatmulAllReduce(PartialSum):
 
     Bias and residual are the same on all ranks and are added once, to the sum. With `rms_norm`,
     out[2, M, N] holds that sum normalised, sum * rsqrt(mean of its row's squares + eps) *
-    norm_weight[N], followed by the sum itself. Eps is read on the device.
+    norm_weight[N], followed by the sum itself. Eps is read on the device. With `out_scales` the
+    normalised sum is rounded to `dtype`, then to fp8, and an output holds it, its scales and the
+    sum: see :mod:`taxfree_kernels.reduction.fused`.
 
     Args:
         m: rows of x and of the output.
@@ -32,6 +35,7 @@ class MatmulAllReduce(PartialSum):
         bias, residual: whether they are added.
         rms_norm: whether the sum is also normalised.
         x_dtype, scales: see :class:`MatmulProblem`.
+        out_scales: see :class:`PartialSum`; with `rms_norm` alone.
 
     Raises:
         PlanError: on impossible dimensions.
@@ -48,6 +52,26 @@ class MatmulAllReduce(PartialSum):
     rms_norm: bool = False
     x_dtype: str = "same"
     scales: str = "none"
+    out_scales: str = "none"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        allowed = ("none", *SCALES) if self.rms_norm else ("none",)
+        if self.out_scales not in allowed:
+            raise PlanError(
+                f"out_scales is {self.out_scales!r}, one of {', '.join(allowed)}",
+                "what is quantised is a normalised sum: rms_norm=1",
+            )
+
+    @property
+    def is_quantised(self) -> bool:
+        """Whether the normalised sum is in fp8."""
+        return self.out_scales != "none"
+
+    @property
+    def norm_inputs(self) -> int:
+        """Inputs that norms have: the weight, eps, and a scale if it is given."""
+        return 3 if self.out_scales == "tensor" else 2
 
     @property
     def kept_elements(self) -> int:
@@ -64,14 +88,18 @@ class MatmulAllReduce(PartialSum):
         item, elements = ITEM_BYTES[self.dtype], self.elements
         received = 2 * (elements - elements // self.world_size)
         factors, sums = self.m * self.k + self.k * self.n, (1 + self.residual) * elements
-        normalised = self.rms_norm * (elements + self.n)
+        normalised = self.rms_norm * (item * self.n + self._normalised_bytes)
         return Cost(
             flops=2 * self.m * self.n * self.k,
-            memory_bytes=self.factor_bytes * factors
-            + self.scale_bytes
-            + item * (sums + normalised),
+            memory_bytes=self.factor_bytes * factors + self.scale_bytes + item * sums + normalised,
             link_bytes=item * received,
         )
+
+    @property
+    def _normalised_bytes(self) -> int:
+        if not self.is_quantised:
+            return ITEM_BYTES[self.dtype] * self.elements
+        return self.elements + 4 * self.m * groups_of(self.n, self.out_scales)
 
     @property
     def slot_bytes(self) -> int:

@@ -135,7 +135,7 @@ class Push(fused.FusedReductionVariant):
         groups = -(-tiles // per_signal)
         lanes = power_of_2(problem.n, 1) if problem.rms_norm else 0
         constants = {
-            "EPILOGUE": fused.Epilogue(problem.bias, problem.residual, lanes),
+            "EPILOGUE": fused.Epilogue(problem.bias, problem.residual, lanes, problem.out_scales),
             "SCHEDULE": fused.TileSchedule(per_signal),
             "GROUPS": power_of_2(groups, 1) if problem.rms_norm else 0,
         }

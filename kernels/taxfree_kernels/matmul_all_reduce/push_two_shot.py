@@ -215,7 +215,7 @@ class PushTwoShotPlan(fused.FusedReductionPlan):
     def _epilogue(
         self, addends: Sequence[torch.Tensor | None], out: torch.Tensor
     ) -> tuple[tuple[torch.Tensor, ...], ...]:
-        ((bias, residual, _, _),) = super()._epilogue(addends, out)
+        ((bias, residual, *_),) = super()._epilogue(addends, out)
         return (fused.Addends(bias, residual),)
 
 

@@ -173,8 +173,9 @@ def _normalise_row(
     total = tl.where(arrived, tl.where(mask, total, 0.0), float("nan"))
     offsets = row.to(tl.int64) * n + column
     fused.store_normalised(
-        total, offsets, mask, norm_weight, epilogue.eps_ptr, out_ptr, m.to(tl.int64) * n, n
-    )
+        total, row, offsets, mask, norm_weight, epilogue.eps_ptr, epilogue.quantised, out_ptr,
+        m.to(tl.int64) * n, n, EPILOGUE.OUT_SCALES,
+    )  # fmt: skip
 
 
 class PushTwoShotLamport(LamportVariant):
@@ -224,7 +225,7 @@ class PushTwoShotLamport(LamportVariant):
         """Constants of the kernel, besides those of all fused plans."""
         lanes = max(config["BLOCK_N"], power_of_2(problem.n, 1)) if problem.rms_norm else 0
         return {
-            "EPILOGUE": fused.Epilogue(problem.bias, problem.residual, lanes),
+            "EPILOGUE": fused.Epilogue(problem.bias, problem.residual, lanes, problem.out_scales),
             "LANES": spaces.lanes_of(hardware, config, _slice_words(problem, config)),
         }
 

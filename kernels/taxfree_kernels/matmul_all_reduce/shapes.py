@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from taxfree_kernels.matmul_all_reduce.problem import MatmulAllReduce
-from taxfree_kernels.variant import Shapes
+from taxfree_kernels.variant import SCALES, Shapes
 
 _FP8: dict[str, Any] = {"dtype": "bfloat16", "world_size": 2, "x_dtype": "fp8"}
 
@@ -38,6 +38,13 @@ SHAPES = Shapes(
         MatmulAllReduce(4096, 8192, 3584, dtype="bfloat16", world_size=8),
         MatmulAllReduce(128, 4096, 2048, world_size=8, weight_layout="kn"),
         MatmulAllReduce(16, 8192, 14336, rms_norm=True, **_FP8, scales="channel"),
+        *(
+            MatmulAllReduce(
+                16, 8192, 14336, residual=True, rms_norm=True, **_FP8, scales=each, out_scales=each
+            )
+            for each in SCALES
+        ),
+        MatmulAllReduce(16, 8192, 3584, world_size=2, rms_norm=True, out_scales="block"),
         *(MatmulAllReduce(m, 8192, 14336, **_FP8, scales="block") for m in (16, 1024)),
         MatmulAllReduce(1024, 8192, 14336, **_FP8, scales="tensor"),
     ),

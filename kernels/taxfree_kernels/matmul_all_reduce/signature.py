@@ -16,6 +16,7 @@ from taxfree_kernels.arguments import (
     matrix_rows,
     require,
     require_addends,
+    require_given_scale,
     require_normal,
     require_row,
     require_scales,
@@ -25,7 +26,10 @@ from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.fp8 import product
 from taxfree_kernels.gradients import Gradients
 from taxfree_kernels.matmul_all_reduce.problem import MatmulAllReduce
+from taxfree_kernels.quantise import quantise
+from taxfree_kernels.reduction.fused import columns_of, packed
 from taxfree_kernels.signature import Signature
+from taxfree_kernels.variant import Problem
 
 
 def _problem(
@@ -218,6 +222,48 @@ SCALED_MATMUL_ALL_REDUCE_RMS_NORM = dataclasses.replace(
     shape=lambda _, m, x, weight, *others: (2, m, weight.shape[-1]),
 )
 
+
+def _with_quantised(signature: Signature) -> Signature:
+    """That of a normalised sum in fp8: who has a scale, and the scale if it is given, come last."""
+
+    def problem(fabric: Fabric, *arguments: Any) -> Problem:
+        *others, out_scales, out_scale = arguments
+        require_given_scale(fabric, out_scales, out_scale)
+        return dataclasses.replace(signature.problem(fabric, *others), out_scales=out_scales)
+
+    def inputs(on_device: Any, *arguments: Any) -> tuple[torch.Tensor | None, ...]:
+        *others, _, out_scale = arguments
+        found = signature.inputs(on_device, *others)
+        given = () if out_scale is None else (out_scale,)
+        return (*found[:6], *given, *found[6:])
+
+    def library(world_size: int, group_name: str, *arguments: Any) -> torch.Tensor:
+        *others, out_scales, out_scale = arguments
+        assert signature.library is not None
+        normed, total = signature.library(world_size, group_name, *others)
+        return packed(*quantise(normed, out_scales, out_scale), total, out_scales)
+
+    return dataclasses.replace(
+        signature,
+        name=f"{signature.name}_quantise",
+        schema=f"{signature.schema}, str out_scales, Tensor? out_scale",
+        layout=lambda *arguments: (
+            "quantise", *signature.layout(*arguments[:-2]), arguments[-2], fixed(arguments[-1])
+        ),
+        key=lambda *arguments: (
+            *signature.key(*arguments[:-2]), arguments[-2], fixed(arguments[-1])
+        ),
+        fits=lambda fabric, m, *arguments: signature.fits(fabric, m, *arguments[:-2]),
+        problem=problem,
+        inputs=inputs,
+        shape=lambda _, m, x, weight, *others: (m, columns_of(weight.shape[-1], others[-2])),
+        library=library,
+    )  # fmt: skip
+
+
+MATMUL_ALL_REDUCE_RMS_NORM_QUANTISE = _with_quantised(MATMUL_ALL_REDUCE_RMS_NORM)
+SCALED_MATMUL_ALL_REDUCE_RMS_NORM_QUANTISE = _with_quantised(SCALED_MATMUL_ALL_REDUCE_RMS_NORM)
+
 #: A parallelised layer's: what its model adds to the sum, or multiplies it with, is the same on all
 #: ranks, so that compiled code may let the operation do it.
 LAYER_MATMUL_ALL_REDUCE = dataclasses.replace(MATMUL_ALL_REDUCE, name="layer_matmul_all_reduce")
@@ -227,5 +273,7 @@ SIGNATURES = (
     MATMUL_ALL_REDUCE_RMS_NORM,
     SCALED_MATMUL_ALL_REDUCE,
     SCALED_MATMUL_ALL_REDUCE_RMS_NORM,
+    MATMUL_ALL_REDUCE_RMS_NORM_QUANTISE,
+    SCALED_MATMUL_ALL_REDUCE_RMS_NORM_QUANTISE,
     LAYER_MATMUL_ALL_REDUCE,
 )

@@ -22,6 +22,7 @@ from taxfree_kernels.device.tiles import (
     Tile,
     accumulate,
     accumulate_tma,
+    quantised_groups,
     scaled_tile,
     scales_of_tile,
     select,
@@ -32,7 +33,7 @@ from taxfree_kernels.device.tiles import (
 )
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.fabric.heap import Pool
-from taxfree_kernels.hardware import Hardware
+from taxfree_kernels.hardware import Hardware, fp8_of
 from taxfree_kernels.launch import (
     Kernel,
     OperandDescriptors,
@@ -42,7 +43,19 @@ from taxfree_kernels.launch import (
     weight_descriptors,
 )
 from taxfree_kernels.reduction import spaces
-from taxfree_kernels.variant import BLOCK, Config, PartialSum, Plan, Space, Variant, resized
+from taxfree_kernels.variant import (
+    BLOCK,
+    Config,
+    PartialSum,
+    Plan,
+    Space,
+    Variant,
+    groups_of,
+    resized,
+)
+
+_BLOCK = tl.constexpr(BLOCK)
+_ALIGNED = 8  # elements of 16 bits, so that each part begins at a multiple of 16 bytes
 
 
 class ScaledStrides(NamedTuple):
@@ -322,11 +335,13 @@ class Epilogue(NamedTuple):
 
     Args:
         BLOCK_ROW: lanes for a normalised row, at least n; 0 without RMSNorm.
+        OUT_SCALES: see :class:`PartialSum`.
     """
 
     HAS_BIAS: bool
     HAS_RESIDUAL: bool
     BLOCK_ROW: int = 0
+    OUT_SCALES: str = "none"
 
 
 class Addends(NamedTuple):
@@ -336,13 +351,21 @@ class Addends(NamedTuple):
     residual_ptr: Any
 
 
+class Quantised(NamedTuple):
+    """A normalised sum in fp8 [m, n], and its scales; see :mod:`taxfree_kernels.fp8`."""
+
+    values_ptr: Any
+    scale_ptr: Any
+
+
 class EpilogueTensors(NamedTuple):
-    """:class:`Addends`, the weight [n] of RMSNorm, and its epsilon, float32 [1]."""
+    """:class:`Addends`, the weight [n] of RMSNorm, its epsilon, float32 [1]; :class:`Quantised`."""
 
     bias_ptr: Any
     residual_ptr: Any
     norm_weight_ptr: Any
     eps_ptr: Any
+    quantised: Any = None
 
 
 @triton.jit
@@ -385,23 +408,115 @@ def sum_and_normalise(
         total, row * stride_row + column, mask, own_ptr, inbox_ptr, stride_source, peers.rank, GROUP
     )
     total = tl.where(arrived, total, float("nan"))
-    store_normalised(total, offsets, mask, norm_weight, epilogue.eps_ptr, out_ptr, count, n)
+    store_normalised(
+        total, row, offsets, mask, norm_weight, epilogue.eps_ptr, epilogue.quantised, out_ptr,
+        count, n, EPILOGUE.OUT_SCALES,
+    )  # fmt: skip
 
 
 @triton.jit
-def store_normalised(total, offsets, mask, norm_weight, eps_ptr, out_ptr, count, n):
+def store_normalised(
+    total, row, offsets, mask, norm_weight, eps_ptr, quantised, out_ptr, count, n,
+    OUT_SCALES: tl.constexpr,
+):  # fmt: skip
     """Store a row and its RMSNorm.
 
     Args:
         total: float32, the row; 0 where it is masked. offsets, mask: its place in a sum [m, n].
         norm_weight: of the row's columns. eps_ptr: float32 [1].
-        out_ptr: [2, m, n]: the normalised sum, then the sum, `count` elements.
+        quantised: see :class:`Quantised`; None without OUT_SCALES.
+        out_ptr: [2, m, n]: the normalised sum, then the sum, `count` elements; with OUT_SCALES
+            the sum alone.
     """
     total_square = tl.sum(total * total, 0)
     scale = tl.rsqrt(total_square / n + tl.load(eps_ptr))
-    normalised = total * scale * norm_weight.to(tl.float32)
-    tl.store(out_ptr + offsets, normalised.to(out_ptr.dtype.element_ty), mask=mask)
-    tl.store(out_ptr + count + offsets, total.to(out_ptr.dtype.element_ty), mask=mask)
+    normalised = (total * scale * norm_weight.to(tl.float32)).to(out_ptr.dtype.element_ty)
+    if OUT_SCALES == "none":
+        tl.store(out_ptr + offsets, normalised, mask=mask)
+        tl.store(out_ptr + count + offsets, total.to(out_ptr.dtype.element_ty), mask=mask)
+    else:
+        _store_quantised(normalised.to(tl.float32), row, offsets, mask, n, quantised, OUT_SCALES)
+        tl.store(out_ptr + offsets, total.to(out_ptr.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def _store_quantised(x, row, offsets, mask, n, quantised, OUT_SCALES: tl.constexpr):
+    """Store a row of n elements in fp8, and its scales; arguments as of :func:`store_normalised`.
+
+    What is quantised was rounded to 16 bits: so all variants find the bits of the library.
+    """
+    WIDTH: tl.constexpr = min(_BLOCK, x.numel) if OUT_SCALES == "block" else x.numel
+    GROUPS: tl.constexpr = x.numel // WIDTH
+    given = None
+    if OUT_SCALES == "tensor":
+        given = tl.load(quantised.scale_ptr)
+    values, scale = quantised_groups(
+        tl.reshape(x, (GROUPS, WIDTH)), given, quantised.values_ptr.dtype.element_ty
+    )
+    tl.store(quantised.values_ptr + offsets, tl.reshape(values, (x.numel,)), mask=mask)
+    if OUT_SCALES != "tensor":
+        group, groups = tl.arange(0, GROUPS), tl.cdiv(n, WIDTH)
+        at_ptr = quantised.scale_ptr + row.to(tl.int64) * groups + group
+        tl.store(at_ptr, scale, mask=group < groups)
+
+
+class OutputParts(NamedTuple):
+    """Views of an output that is quantised: an operation has one output, which holds them all.
+
+    Args:
+        values: the normalised sum in fp8, [m, n].
+        scale: its scales, float32; see :mod:`taxfree_kernels.fp8`.
+        total: the sum, [m, n].
+    """
+
+    values: torch.Tensor
+    scale: torch.Tensor
+    total: torch.Tensor
+
+
+def columns_of(n: int, out_scales: str) -> int:
+    """Columns of an output [m, columns] that has room for the parts of m rows."""
+    return n + -(-n // 2) + 2 * groups_of(n, out_scales) + 2 * _ALIGNED
+
+
+def parts_of(
+    out: torch.Tensor,
+    n: int,
+    out_scales: str,
+    kind: torch.dtype,
+    scale: torch.Tensor | None = None,
+) -> OutputParts:
+    """The parts of an output.
+
+    Args:
+        out: [m, :func:`columns_of`], contiguous, of 16 bits: the sum, the values, the scales.
+        kind: the e4m3 of the values.
+        scale: float32 [1], if it is given and not found.
+    """
+    m, flat = len(out), out.view(-1)
+    values = _padded(m * n)
+    if scale is None:
+        begin, groups = values + _padded(-(-m * n // 2)), groups_of(n, out_scales)
+        scale = flat[begin : begin + 2 * m * groups].view(torch.float32).view(m, groups)
+    in_bytes = flat[values:].view(kind)
+    return OutputParts(in_bytes[: m * n].view(m, n), scale, flat[: m * n].view(m, n))
+
+
+def packed(
+    values: torch.Tensor, scale: torch.Tensor, total: torch.Tensor, out_scales: str
+) -> torch.Tensor:
+    """The output that has these parts; see :class:`OutputParts`."""
+    m, n = total.shape
+    out = total.new_empty(m, columns_of(n, out_scales))
+    given = (scale,) if out_scales == "tensor" else ()
+    parts = parts_of(out, n, out_scales, values.dtype, *given)
+    for part, own in zip(parts, (values, scale, total), strict=True):
+        part.copy_(own)
+    return out
+
+
+def _padded(elements: int) -> int:
+    return -(-elements // _ALIGNED) * _ALIGNED
 
 
 @dataclass(frozen=True)
@@ -443,6 +558,7 @@ class FusedReductionPlan(Plan):
         constants: Mapping[str, Any],
     ) -> None:
         self._problem, self._layout, self._split_k = problem, layout, config["SPLIT_K"]
+        self._kind = getattr(torch, fp8_of(fabric.hardware.architecture))
         top = layout(problem)
         self._tma = config["TMA"]
         self._x_descriptors, self._w_descriptors = self.descriptors(problem, config)
@@ -520,7 +636,11 @@ class FusedReductionPlan(Plan):
         self, addends: Sequence[torch.Tensor | None], out: torch.Tensor
     ) -> tuple[tuple[torch.Tensor, ...], ...]:
         """The kernel's argument for the addends of the sum, if the operation has any."""
-        tensors = [out if tensor is None else tensor for tensor in addends]
+        tensors: list[Any] = [out if tensor is None else tensor for tensor in addends]
+        if self._problem.out_scales != "none":
+            problem = self._problem
+            parts = parts_of(out, problem.n, problem.out_scales, self._kind, *tensors[4:])
+            tensors[4:] = [Quantised(parts.values, parts.scale)]
         return (EpilogueTensors(*tensors),) if tensors else ()
 
 

@@ -17,7 +17,7 @@ import torch
 from taxfree_check.cross_compile.compile import compile_launch
 from taxfree_check.cross_compile.record import Launch, record
 from taxfree_check.cross_compile.worker import checked
-from taxfree_kernels.fp8 import LEAST_SCALE, dtype_of
+from taxfree_kernels.fp8 import dtype_of
 from taxfree_kernels.hardware import KNOWN
 from taxfree_kernels.launch import Kernel, compile_options
 from taxfree_kernels.quantise import _quantise
@@ -37,9 +37,11 @@ for device in ("h200", "mi300x", "mi350x"):
         kinds = sorted(set(re.findall(MATRIX, compiled.text)))
         found.append([device, scales, checked(compiled, aligned=True), kinds])
     kind = dtype_of(hardware.architecture)
-    for width, groups, is_static in ((16384, 1, False), (128, 32, False), (128, 32, True)):
-        constants = {"WIDTH": width, "GROUPS": groups, "IS_STATIC": is_static}
-        constants |= {"MOST": torch.finfo(kind).max, "LEAST": LEAST_SCALE}
+    for width, groups, is_static, is_gated in (
+        (16384, 1, False, False), (128, 32, False, False), (128, 32, True, False),
+        (16384, 1, False, True), (128, 32, False, True),
+    ):
+        constants = {"WIDTH": width, "GROUPS": groups, "IS_STATIC": is_static, "IS_GATED": is_gated}
         options = compile_options(hardware.backend, {"num_warps": 16 // groups or 4})
         kernel = Kernel(_quantise, 64, constants, options)
         x, scale = torch.empty(64, 14336, dtype=torch.bfloat16, device="meta"), None
@@ -60,7 +62,7 @@ MATRIX = {
 @pytest.mark.parametrize("triton", TRITONS)
 def test_fp8_compiles_well_for_all_devices(triton: str) -> None:
     found = json.loads(run_python("-c", COMPILE, triton=triton))
-    assert len(found) == 18
+    assert len(found) == 24
     for device, scales, violations, kinds in found:
         if triton in BEFORE_3_8 and device != "h200":
             continue  # refused there

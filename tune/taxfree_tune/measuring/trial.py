@@ -175,7 +175,8 @@ class Bench(Calls):
     def __init__(self, fabric: Fabric, op: str, problem: dict[str, Any]) -> None:
         super().__init__(fabric, op, problem)
         self._integers = self._inputs(SEED, integers=True)
-        self._exact = self._reference(integers=True).to(self.outputs[0].dtype)
+        exact = self._reference(integers=True)
+        self._exact = exact.to(self.result(self.outputs[0]).dtype)
         self._reference64 = self._reference(integers=False)
         self._baseline = self.plan(Candidate("baseline", {}))
         self.baseline_error = self._worst(self._relative_error(self._baseline))
@@ -200,9 +201,13 @@ class Bench(Calls):
     def _relative_error(self, compute: Compute) -> float:
         return self.error_of(compute(*self.inputs[0], self.outputs[0].fill_(float("nan"))))
 
+    def result(self, out: torch.Tensor) -> torch.Tensor:
+        """What is compared of an output."""
+        return self.operation.result(self.problem, out)
+
     def error_of(self, out: torch.Tensor) -> float:
         """The relative error on this rank of a result on the first inputs."""
-        error = float((out.double() - self._reference64).norm())
+        error = float((self.result(out).double() - self._reference64).norm())
         norm = float(self._reference64.norm())
         return error / norm if norm else error  # a rank's share of the result may be all zero
 
@@ -211,7 +216,7 @@ class Bench(Calls):
 
     def check(self, compute: Compute) -> tuple[str | None, float]:
         """Why a plan is wrong on some rank, or None; and its relative error, the worst rank's."""
-        out = compute(*self._integers, self.outputs[0].fill_(float("nan")))
+        out = self.result(compute(*self._integers, self.outputs[0].fill_(float("nan"))))
         wrong = int((out != self._exact).sum())
         error = self._worst(self._relative_error(compute))
         wrong_by_rank = vote(self.fabric.group, wrong)

@@ -1,0 +1,163 @@
+"""Row-parallel layers of Transformers whose weight is in fp8.
+
+A layer quantises its input as its class does, and runs the operation where the table has a variant
+of ours: elsewhere its own forward has kernels of its own, which no library path here calls.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch.distributed.tensor import DTensor
+
+from taxfree._runtime.plans import BASELINE
+from taxfree._runtime.runtime import Runtime, requires_grad
+from taxfree_kernels.factors import multiplies_fp8
+from taxfree_kernels.fp8 import fp8_dtype
+from taxfree_kernels.matmul_all_reduce.problem import MatmulAllReduce
+from taxfree_kernels.quantise import quantise
+from taxfree_kernels.variant import BLOCK
+
+_DTYPES = {torch.float16: "float16", torch.bfloat16: "bfloat16"}
+_SCALES_OF_CHANNELS = "weight_scale"
+
+
+class _Scales(NamedTuple):
+    """The scales of a layer.
+
+    Args:
+        kind: who has one; see :mod:`taxfree_kernels.fp8`.
+        of_weight: as the operations take them.
+        of_input: float32 [1], if it is static.
+        most: [1], a larger input is clamped to it before its scale is found; None: any is kept.
+    """
+
+    kind: str
+    of_weight: torch.Tensor
+    of_input: torch.Tensor | None = None
+    most: torch.Tensor | None = None
+
+
+def is_fp8_layer(module: torch.nn.Module) -> bool:
+    """Whether a module is of a class of Transformers whose weight is in fp8."""
+    kind = type(module)
+    return kind.__name__ in _SCALES and kind.__module__.startswith("transformers.integrations.")
+
+
+def is_whole(module: torch.nn.Module, parameter: str) -> bool:
+    """Whether all ranks need a parameter whole: the scales of output channels, behind a sum."""
+    return is_fp8_layer(module) and parameter == _SCALES_OF_CHANNELS
+
+
+def _of_blocks(module: Any) -> _Scales:
+    scale, static = local(module.weight_scale_inv), module.activation_scale
+    if module.block_size is None:
+        return _Scales("tensor", scale.view(1), local(static).view(1))
+    return _Scales("block", scale.contiguous().t())
+
+
+def _of_channels(module: Any) -> _Scales:
+    return _Scales("channel", local(module.weight_scale))
+
+
+def _of_bounded_channels(module: Any) -> _Scales:
+    return _Scales("channel", local(module.weight_scale).t(), most=local(module.input_scale_ub))
+
+
+_SCALES = {
+    "FP8Linear": _of_blocks,
+    "CompressedTensorsFP8Linear": _of_channels,
+    "FbgemmFp8Linear": _of_bounded_channels,
+}
+
+
+def local(tensor: Any) -> torch.Tensor:
+    """This rank's part."""
+    part: torch.Tensor = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    return part
+
+
+class Fp8Rowwise:
+    """A row-parallel layer whose weight is in fp8.
+
+    Args:
+        module: the layer, whose weights may not be loaded yet.
+        runtime: of its group.
+    """
+
+    def __init__(self, module: Any, runtime: Runtime) -> None:
+        device = runtime._fabric.device
+        self._module, self._runtime, self._kind = module, runtime, fp8_dtype(device)
+        self._columns = module.in_features // runtime.world_size
+        self.unsupported_reason = self._format_unsupported_reason()
+        if self.unsupported_reason is None:
+            kind = self._kind, torch.bfloat16, False, device
+            modulo = module.out_features % BLOCK
+            self._is_multiplied = multiplies_fp8(self._scales_kind(), self._columns, modulo, *kind)
+
+    def _scales(self) -> _Scales:
+        return _SCALES[type(self._module).__name__](self._module)
+
+    def _scales_kind(self) -> str:
+        if type(self._module).__name__ != "FP8Linear":
+            return "channel"
+        return "tensor" if self._module.block_size is None else "block"
+
+    def _format_unsupported_reason(self) -> str | None:
+        if self._scales_kind() == "channel":
+            return None
+        is_static, sizes = self._module.activation_scale is not None, self._module.block_size
+        if sizes is None:
+            return None if is_static else "one scale of the weight, and none of the input"
+        if tuple(sizes) != (BLOCK, BLOCK) or is_static:
+            return f"blocks of {list(sizes)}" + ", a static scale" * is_static
+        if self._columns % BLOCK:
+            return f"{self._columns} columns of a rank are no whole blocks of {BLOCK}"
+        return None
+
+    def call_unsupported_reason(self, x: torch.Tensor) -> str | None:
+        """The reason why the layer's own forward must run for this rank's or all columns."""
+        weight, scales = local(self._module.weight), self._scales()
+        if x.dtype not in _DTYPES or x.dim() < 2:
+            return f"the input is {str(x.dtype).removeprefix('torch.')}, of {x.dim()} dimensions"
+        if weight.dtype != self._kind:
+            return f"the weight is {weight.dtype}, the device multiplies {self._kind}"
+        if scales.of_weight.dtype != torch.float32:
+            return f"the scales of the weight are {scales.of_weight.dtype}"
+        if requires_grad(x):
+            return "the input requires a gradient"
+        if torch.compiler.is_compiling():  # the table cannot be asked while a graph is traced
+            return None if self._is_multiplied else "torch multiplies no such fp8"
+        return None if self._has_record(x) else "no record"
+
+    def _has_record(self, x: torch.Tensor) -> bool:
+        runtime, module = self._runtime, self._module
+        rows = x.numel() // x.shape[-1]
+        if runtime._collecting or not rows:
+            return True
+        problem = MatmulAllReduce(
+            m=rows, n=module.out_features, k=self._columns, dtype=_DTYPES[x.dtype],
+            world_size=runtime.world_size, bias=self._fused_bias(x.dtype) is not None,
+            x_dtype="fp8", scales=self._scales_kind(),
+        )  # fmt: skip
+        mode = "graph" if runtime._is_capturing() else "eager"
+        return runtime.choice(problem).of(mode).variant != BASELINE
+
+    def _fused_bias(self, dtype: torch.dtype) -> torch.Tensor | None:
+        bias = self._module.bias
+        return None if bias is None or bias.dtype != dtype else local(bias)
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """The sum over all ranks of x [..., k] @ weight (+ bias), for this rank's columns."""
+        module, scales = self._module, self._scales()
+        rows, bias = x.flatten(0, -2), self._fused_bias(x.dtype)
+        if scales.most is not None:
+            rows = torch.clamp(rows, -scales.most.to(rows.dtype), scales.most.to(rows.dtype))
+        values, x_scale = quantise(rows, scales.kind, scales.of_input)
+        y = self._runtime.scaled_matmul_all_reduce(
+            values, local(module.weight).t(), x_scale, scales.of_weight, bias, dtype=x.dtype
+        )
+        if bias is None and module.bias is not None:
+            y = y + local(module.bias)  # of another dtype
+        return y.view(*x.shape[:-1], y.shape[1])
