@@ -14,7 +14,7 @@ from __future__ import annotations
 import torch
 
 from taxfree_kernels.errors import PlanError
-from taxfree_kernels.variant import BLOCK
+from taxfree_kernels.variant import BLOCK, MatmulProblem
 
 DTYPES = (torch.float8_e4m3fn, torch.float8_e4m3fnuz)
 #: the least scale, so that of zeros: the smallest normal float32
@@ -33,6 +33,11 @@ def fp8_dtype(device: torch.device) -> torch.dtype:
 def dtype_of(architecture: str) -> torch.dtype:
     """The e4m3 that an architecture multiplies."""
     return torch.float8_e4m3fnuz if architecture == "gfx942" else torch.float8_e4m3fn
+
+
+def factor_dtype(problem: MatmulProblem, architecture: str) -> torch.dtype:
+    """The dtype of x and of the weight on an architecture."""
+    return dtype_of(architecture) if problem.is_fp8 else getattr(torch, problem.dtype)
 
 
 def quantised(
