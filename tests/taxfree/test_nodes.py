@@ -147,6 +147,37 @@ def refusals(fabric: Any, folder: str) -> Any:
     return said
 
 
+def order_of_chunks(fabric: Any, folder: str) -> Any:
+    """What a rank queues for a sum in three chunks of rows, and what it waits for."""
+    from taxfree_kernels.matmul_all_reduce import rail
+
+    said: list[str] = []
+
+    class Watched:
+        def __init__(self, name: str, work: Any) -> None:
+            self.name, self.work = name, work
+            said.append(name)
+
+        def wait(self) -> None:
+            said.append(f"wait for {self.name}")
+            self.work.wait()
+
+    def watched(name: str, queue: Any) -> Any:
+        return lambda *arguments: Watched(name, queue(*arguments))
+
+    problem = problem_of("matmul_all_reduce", m=M, n=N, k=K)
+    with on_nodes(2, 2), init(folder, rail_record(problem, 2, 4)) as rt:
+        called(rt, problem)
+        nodes, in_node = rt._fabric, rt._fabric.sum_in_node
+        with (
+            mock.patch.object(rail, "reduce_beside", watched("rail", rail.reduce_beside)),
+            mock.patch.object(nodes, "share_in_node", watched("share", nodes.share_in_node)),
+            mock.patch.object(nodes, "sum_in_node", lambda *a: (said.append("sum"), in_node(*a))),
+        ):
+            y, expected = called(rt, problem, 2)
+    return torch.equal(y, expected), said
+
+
 def autotuned(fabric: Any, folder: str) -> Any:
     """What is met without a record is tuned on the ranks of both nodes; the next start finds it."""
     import taxfree
@@ -208,6 +239,14 @@ def test_operations_by_the_rail_are_right(
 def test_sums_take_all_that_a_sum_can(ranks: Ranks, tmp_path: Path) -> None:
     for right in run(ranks, 4, "sums_with_all", folder=str(tmp_path)):
         assert right == [True] * len(right)
+
+
+def test_the_rail_runs_beside_the_next_chunk(ranks: Ranks, tmp_path: Path) -> None:
+    beside = ["sum", "rail", "wait for rail", "share"]
+    expected = ["sum", "rail", *beside * 3, "wait for rail", "share", *["wait for share"] * 4]
+    for right, said in run(ranks, 4, "order_of_chunks", folder=str(tmp_path)):
+        assert right
+        assert said == expected
 
 
 def test_gradients_go_by_the_rail(ranks: Ranks, tmp_path: Path) -> None:
