@@ -17,11 +17,14 @@ NEIGHBOUR_OCTAVES = 1.0  # beyond a factor of two another tile shape wins
 
 
 def hardware_fingerprint(hardware: Hardware) -> HardwareFingerprint:
-    """The properties of a device that affect tuning; backend and nodes imply the link."""
+    """The properties of a device that affect tuning; backend and nodes imply the link.
+
+    Ranks of several nodes have another fingerprint: no record of one node is theirs, nor lent.
+    """
     links = {"cuda": "nvlink", "hip": "xgmi", "interpreter": "shared memory"}
     several = f", {hardware.nodes} nodes" if hardware.nodes > 1 else ""
     return HardwareFingerprint(
-        gpu=hardware.name,
+        gpu=hardware.name + several,
         architecture=hardware.architecture,
         compute_units=hardware.compute_units,
         memory_bytes=_whole_gib(hardware.memory_bytes),

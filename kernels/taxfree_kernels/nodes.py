@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
@@ -29,7 +30,6 @@ from taxfree_kernels.vendor import all_reduce, gather_beside, matmul_into
 _CHUNKS = (1, 2, 4)
 _HINT = "see why that one died or is stuck; then start again"
 _ROLL_CALL_S = 5.0  # in which ranks of other nodes say that they are there
-_POLL_S = 0.001
 
 
 class NodesFabric(Fabric):
@@ -124,14 +124,24 @@ class NodesFabric(Fabric):
         Raises:
             PeerTimeout: it does not become idle: a node is lost, which the message names.
         """
-        if self.has_graphs:
-            deadline = time.monotonic() + self.pool.timeout_s
-            stream = torch.cuda.current_stream(self.device)
-            while not stream.query():
-                if time.monotonic() > deadline:
-                    raise self._loss(f"{self.pool.timeout_s:g} s have passed")
-                time.sleep(_POLL_S)
-        self.node._fabric.synchronize()
+        synchronize = self.node._fabric.synchronize
+        if not self.has_graphs:
+            return synchronize()
+        raised: list[Exception] = []
+
+        def wait() -> None:
+            try:
+                synchronize()
+            except Exception as error:  # the caller's thread raises it
+                raised.append(error)
+
+        waiting = threading.Thread(target=wait, daemon=True)  # it may wait for ever
+        waiting.start()
+        waiting.join(self.pool.timeout_s)
+        if waiting.is_alive():
+            raise self._loss(f"its device is not idle after {self.pool.timeout_s:g} s")
+        if raised:
+            raise raised[0]
 
     def _loss(self, why: str) -> PeerTimeout:
         """What to raise when another node does not come; so do all later calls."""

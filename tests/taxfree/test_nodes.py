@@ -147,6 +147,37 @@ def refusals(fabric: Any, folder: str) -> Any:
     return said
 
 
+def order_of_chunks(fabric: Any, folder: str) -> Any:
+    """What a rank queues for a sum in three chunks of rows, and what it waits for."""
+    from taxfree_kernels.matmul_all_reduce import rail
+
+    said: list[str] = []
+
+    class Watched:
+        def __init__(self, name: str, work: Any) -> None:
+            self.name, self.work = name, work
+            said.append(name)
+
+        def wait(self) -> None:
+            said.append(f"wait for {self.name}")
+            self.work.wait()
+
+    def watched(name: str, queue: Any) -> Any:
+        return lambda *arguments: Watched(name, queue(*arguments))
+
+    problem = problem_of("matmul_all_reduce", m=M, n=N, k=K)
+    with on_nodes(2, 2), init(folder, rail_record(problem, 2, 4)) as rt:
+        called(rt, problem)
+        nodes, in_node = rt._fabric, rt._fabric.sum_in_node
+        with (
+            mock.patch.object(rail, "reduce_beside", watched("rail", rail.reduce_beside)),
+            mock.patch.object(nodes, "share_in_node", watched("share", nodes.share_in_node)),
+            mock.patch.object(nodes, "sum_in_node", lambda *a: (said.append("sum"), in_node(*a))),
+        ):
+            y, expected = called(rt, problem, 2)
+    return torch.equal(y, expected), said
+
+
 def autotuned(fabric: Any, folder: str) -> Any:
     """What is met without a record is tuned on the ranks of both nodes; the next start finds it."""
     import taxfree
@@ -162,14 +193,14 @@ def autotuned(fabric: Any, folder: str) -> Any:
             after = torch.equal(*called(rt, problem, 2)), rt.choice(problem).kind
         with init(folder) as again:
             later = again.choice(problem).kind
-    return before, after, later, tried, ours[0].record.hardware.link
+    return before, after, later, tried, ours[0].record.hardware.gpu
 
 
 def lose(fabric: Any, folder: str, first: int, is_by_rail: bool = True) -> Any:
     """The ranks from the first one on die; the others say who, in this call and in later ones."""
     problem = problem_of("matmul_all_reduce", m=M, n=N, k=K)
     with on_nodes(2, 2):
-        rt = init(folder, *[rail_record(problem, 2, 2)] * is_by_rail, timeout_s=5)
+        rt = init(folder, *[rail_record(problem, 2, 2)] * is_by_rail, timeout_s=3)
         y, expected = called(rt, problem)
         assert torch.equal(y, expected)
         dist.barrier()
@@ -190,7 +221,7 @@ def lose(fabric: Any, folder: str, first: int, is_by_rail: bool = True) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("nodes", "world_size", "chunks"), [(2, 4, 1), (2, 4, 2), (4, 4, 2), (2, 8, 4), (2, 2, 1)]
+    ("nodes", "world_size", "chunks"), [(2, 4, 1), (4, 4, 2), (2, 8, 4), (2, 2, 1)]
 )
 def test_operations_by_the_rail_are_right(
     ranks: Ranks, tmp_path: Path, nodes: int, world_size: int, chunks: int
@@ -210,6 +241,14 @@ def test_sums_take_all_that_a_sum_can(ranks: Ranks, tmp_path: Path) -> None:
         assert right == [True] * len(right)
 
 
+def test_the_rail_runs_beside_the_next_chunk(ranks: Ranks, tmp_path: Path) -> None:
+    beside = ["sum", "rail", "wait for rail", "share"]
+    expected = ["sum", "rail", *beside * 3, "wait for rail", "share", *["wait for share"] * 4]
+    for right, said in run(ranks, 4, "order_of_chunks", folder=str(tmp_path)):
+        assert right
+        assert said == expected
+
+
 def test_gradients_go_by_the_rail(ranks: Ranks, tmp_path: Path) -> None:
     assert run(ranks, 4, "through_autograd", folder=str(tmp_path)) == [(True, True)] * 4
 
@@ -225,13 +264,13 @@ def test_uneven_and_unordered_nodes_are_refused_with_the_reason(
 
 
 def test_a_group_that_spans_nodes_is_tuned_on_its_ranks(ranks: Ranks, tmp_path: Path) -> None:
-    for before, after, later, tried, link in run(ranks, 4, "autotuned", folder=str(tmp_path)):
+    for before, after, later, tried, gpu in run(ranks, 4, "autotuned", folder=str(tmp_path)):
         assert before == (True, "baseline")
         assert after == (True, "exact")
         assert later == "exact"
         assert "rail" in tried
         assert tried <= {"rail", "baseline"}
-        assert link == "shared memory, 2 nodes"
+        assert gpu == "CPU, 2 nodes"
 
 
 @pytest.mark.parametrize("is_by_rail", [True, False])

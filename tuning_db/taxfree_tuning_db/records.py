@@ -38,7 +38,7 @@ class HardwareFingerprint:
     """The hardware a record was measured on; devices that compute like it may borrow the record.
 
     Args:
-        gpu: product name, as the driver gives it.
+        gpu: product name, as the driver gives it; with the number of nodes, if there are several.
         architecture: compiler target, such as `sm_90` or `gfx942`.
         compute_units: SMs or CUs that are enabled.
         memory_bytes: device memory, in bytes.

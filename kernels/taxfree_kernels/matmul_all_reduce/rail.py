@@ -48,19 +48,22 @@ class RailPlan(BaselinePlan):
         )  # fmt: skip
         nodes.prepare(inside, -(-p.m // self._chunks))
 
-    def run(self, *tensors: Any) -> torch.Tensor:
-        x, weight, bias, residual, norm_weight, eps, out = tensors
-        total = self._total(out, residual)
-        if not is_compiling():
-            self._sum(x, weight, bias, total)
-        return self._finish(total, residual, norm_weight, eps, out)
-
     def steps(self, *tensors: Any) -> list[Step]:
         return Plan.steps(self, *tensors)
 
-    def _sum(
-        self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, total: torch.Tensor
+    def _reduce(self, partial: torch.Tensor) -> None:
+        """The sum is made chunk by chunk, as they are multiplied."""
+
+    def _multiply(
+        self,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        total: torch.Tensor,
+        *scales: torch.Tensor,
     ) -> None:
+        if is_compiling():
+            return
         nodes, (_, shards, wholes) = self._nodes, self._scratch()
         rows = -(-len(x) // self._chunks)
         summed: list[tuple[torch.Tensor, ...]] = []

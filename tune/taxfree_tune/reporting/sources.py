@@ -113,7 +113,7 @@ def _is_known(record: Record) -> bool:
     """Whether a record is of today's operations, and of a GPU: interpreted times say nothing."""
     return (
         record.op in operation_names()
-        and record.hardware.gpu != KNOWN["cpu"].name
+        and record.hardware.architecture != KNOWN["cpu"].architecture
         and recorded_problem(record.op, record.problem) is not None
     )
 
