@@ -74,13 +74,13 @@ class Problem(ABC):
     def slot_bytes(self) -> int:
         """Symmetric memory that a call of any variant needs in one payload slot."""
 
-    def _require(self, *sizes: str) -> None:
+    def _require(self, *sizes: str, dtypes: Sequence[str] = DTYPES) -> None:
         """Check that these sizes are positive, and the fields that all problems have."""
         for name in (*sizes, "world_size"):
             if getattr(self, name) < 1:
                 raise PlanError(f"{name} is {getattr(self, name)}, must be at least 1")
-        if self.dtype not in DTYPES:
-            raise PlanError(f"dtype {self.dtype} is not one of {', '.join(DTYPES)}")
+        if self.dtype not in dtypes:
+            raise PlanError(f"dtype {self.dtype} is not one of {', '.join(dtypes)}")
 
     def for_rows(self, first: int, last: int) -> SizeRange:
         """This problem for each number of rows from `first` to `last`, for ``Runtime.prepare``.

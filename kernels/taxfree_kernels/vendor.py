@@ -48,6 +48,18 @@ def reduce_scatter(shard: torch.Tensor, parts: torch.Tensor, group: dist.Process
         _reduce_scatter(shard, parts, group=group)
 
 
+def all_to_all(
+    received: torch.Tensor,
+    sent: torch.Tensor,
+    received_rows: list[int],
+    sent_rows: list[int],
+    group: dist.ProcessGroup,
+) -> None:
+    """Send each rank its rows of a contiguous tensor; the lists count rows by rank."""
+    if not is_compiling():
+        dist.all_to_all_single(received, sent, received_rows, sent_rows, group=group)
+
+
 def symm_mem_op(name: str, group: dist.ProcessGroup, workspace_bytes: int = 0) -> Any:
     """PyTorch's own fused op ``torch.ops.symm_mem.<name>``, with its group registered; collective.
 
