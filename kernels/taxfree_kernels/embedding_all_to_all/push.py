@@ -160,7 +160,7 @@ def _send(
     program, bags, slot_ptr, stride_source, batch, peers, GROUP: tl.constexpr,
     TABLES: tl.constexpr, WORK: tl.constexpr,
 ):  # fmt: skip
-    """Send a share of this rank's bags to the owner of their tables."""
+    """Send a share of this rank's bags to an owner; returns the channel, and who is signalled."""
     owner = (peers.rank + 1 + program % (GROUP.WORLD - 1)) % GROUP.WORLD
     share = program // (GROUP.WORLD - 1)
     first, count = tables_of(owner, GROUP, TABLES)
@@ -174,7 +174,7 @@ def _send(
         _send_share(target.weights_ptr, weights_ptr, count * capacity, share, WORK)
     begins = batch + 1
     _send_share(target.offsets_ptr, bags.offsets_ptr + first * begins, count * begins, share, WORK)
-    sync.signal(peers, share, owner, GROUP)
+    return share, owner
 
 
 @triton.jit
@@ -188,7 +188,7 @@ def _pool(
     program, own_bags, weight_ptr, out_ptr, slot_ptr, stride_source, pooled_ptr, batch, peers,
     GROUP: tl.constexpr, TABLES: tl.constexpr, WORK: tl.constexpr,
 ):  # fmt: skip
-    """Pool a chunk of a source's bags, and push them."""
+    """Pool a chunk of a source's bags, and push them; returns the channel, and who is signalled."""
     source = (peers.rank + 1 + program % GROUP.WORLD) % GROUP.WORLD
     chunk = program // GROUP.WORLD
     first, begin, end = chunk_of(chunk, peers.rank, batch, GROUP, TABLES, WORK)
@@ -223,9 +223,7 @@ def _pool(
             packets.send(peers, target_ptr + at, words, source, mask=mask)
         else:
             tl.store(target_ptr + at, words, mask=mask)
-    if not WORK.WORDS:
-        if (source != peers.rank) | TABLES.BY_ROWS:
-            sync.signal(peers, WORK.SENDERS + chunk, source, GROUP)
+    return WORK.SENDERS + chunk, source
 
 
 @triton.jit
@@ -358,13 +356,18 @@ def _push(
     bags = Bags(indices_ptr, offsets_ptr, weights_ptr)
     senders = WORK.SENDERS * (GROUP.WORLD - 1)
     poolers = WORK.CHUNKS * GROUP.WORLD
-    if program < senders:
-        _send(program, bags, slot_ptr, stride_source, batch, peers, GROUP, TABLES, WORK)
-    elif program < senders + poolers:
-        _pool(
-            program - senders, bags, weight_ptr, out_ptr, slot_ptr, stride_source, pooled_ptr,
-            batch, peers, GROUP, TABLES, WORK,
-        )  # fmt: skip
+    if program < senders + poolers:
+        if program < senders:
+            channel, peer = _send(
+                program, bags, slot_ptr, stride_source, batch, peers, GROUP, TABLES, WORK
+            )
+        else:
+            channel, peer = _pool(
+                program - senders, bags, weight_ptr, out_ptr, slot_ptr, stride_source, pooled_ptr,
+                batch, peers, GROUP, TABLES, WORK,
+            )  # fmt: skip
+        if (program < senders) | (not WORK.WORDS):
+            sync.signal(peers, channel, peer, GROUP)
     else:
         taker = program - senders - poolers
         if WORK.WORDS:
@@ -503,8 +506,7 @@ class Push(Variant):
 
     def signals(self, problem: EmbeddingAllToAll, config: Config) -> Signals | None:
         senders = config["SENDERS"] * (problem.world_size - 1)
-        asked = problem.world_size - (problem.shard_dim == 0)
-        count = senders + (0 if config["WORDS"] else config["CHUNKS"] * asked)
+        count = senders + (0 if config["WORDS"] else config["CHUNKS"] * problem.world_size)
         return Signals(count, count)
 
     def plan(self, problem: EmbeddingAllToAll, fabric: Fabric, config: Config) -> Plan:
