@@ -87,8 +87,12 @@ class EmbeddingAllToAll(Problem):
 
     @property
     def request_words(self) -> int:
-        """Words that a rank sends to an owner: indices, their weights, and where bags begin."""
-        return self.most_tables * (self.capacity * (1 + self.weighted) + self.batch + 1)
+        """Words that a rank sends to an owner: indices, their weights, and where bags begin.
+
+        Padded to 16 bytes.
+        """
+        words = self.most_tables * (self.capacity * (1 + self.weighted) + self.batch + 1)
+        return -(-words // 4) * 4
 
     @property
     def pooled_words(self) -> int:

@@ -39,7 +39,8 @@ from taxfree_kernels.launch import Kernel, compile_options, pdl_options
 from taxfree_kernels.spaces import distinct, pdl_space, power_of_2, up_to, within
 from taxfree_kernels.variant import Config, Plan, Signals, Space, Variant, resized
 
-_SENT_AT_ONCE = tl.constexpr(1024)  # words
+_INDICES_AT_ONCE = tl.constexpr(1024)  # by a sender, or weights
+_OFFSETS_AT_ONCE = tl.constexpr(128)  # a word a thread: a table's do not begin at 16 bytes
 _NAN = EMPTY  # as one 32-bit or two 16-bit floats
 
 
@@ -167,20 +168,21 @@ def _send(
     block_ptr = slot_ptr + peers.rank.to(tl.int64) * stride_source
     target = bags_of(translate(block_ptr, peers, owner), batch, TABLES)
     capacity = batch * TABLES.BAG
-    _send_share(target.indices_ptr, bags.indices_ptr + first * capacity, count * capacity, share,
-                WORK)  # fmt: skip
+    words, begin = count * capacity, first * capacity
+    _send_share(target.indices_ptr, bags.indices_ptr + begin, words, share, _INDICES_AT_ONCE, WORK)
     if TABLES.WEIGHTED:
-        weights_ptr = bags.weights_ptr + first * capacity
-        _send_share(target.weights_ptr, weights_ptr, count * capacity, share, WORK)
-    begins = batch + 1
-    _send_share(target.offsets_ptr, bags.offsets_ptr + first * begins, count * begins, share, WORK)
+        _send_share(
+            target.weights_ptr, bags.weights_ptr + begin, words, share, _INDICES_AT_ONCE, WORK
+        )
+    words, begin = count * (batch + 1), first * (batch + 1)
+    _send_share(target.offsets_ptr, bags.offsets_ptr + begin, words, share, _OFFSETS_AT_ONCE, WORK)
     return share, owner
 
 
 @triton.jit
-def _send_share(target_ptr, source_ptr, words, share, WORK: tl.constexpr):
+def _send_share(target_ptr, source_ptr, words, share, AT_ONCE: tl.constexpr, WORK: tl.constexpr):
     size = tl.cdiv(tl.cdiv(words, WORK.SENDERS), 4) * 4  # shares begin at multiples of 16 bytes
-    copy(target_ptr, source_ptr, share * size, min((share + 1) * size, words), _SENT_AT_ONCE)
+    copy(target_ptr, source_ptr, share * size, min((share + 1) * size, words), AT_ONCE)
 
 
 @triton.jit
@@ -308,7 +310,8 @@ def _take(
             high, arrived = low, signalled
             for source in tl.static_range(GROUP.WORLD):
                 part_ptr = pooled_ptr + source * stride_part
-                words, came = _arrived(part_ptr + at, mask, source, peers, GROUP, WORK)
+                sender = tl.full((), source, tl.int32)
+                words, came = _arrived(part_ptr + at, mask, sender, peers, GROUP, WORK)
                 more_low, more_high = floats_of(words, ELEMENT)
                 low += more_low
                 high += more_high
@@ -331,25 +334,26 @@ def _arrived(ptrs, mask, source, peers, GROUP: tl.constexpr, WORK: tl.constexpr)
     return words, came
 
 
-@triton.jit(do_not_specialize=["rank", "stride_source", "batch"])
+@triton.jit(do_not_specialize=["rank", "quads", "batch"])
 def _push(
     weight_ptr, indices_ptr, offsets_ptr, weights_ptr, out_ptr,  # of a call
     memory, words_ptr, stride_words, rank,  # of the fabric
-    stride_source, batch,  # of the size
+    quads, batch,  # of the size
     GROUP: tl.constexpr, TABLES: tl.constexpr, WORK: tl.constexpr,
 ):  # fmt: skip
     """See the module.
 
     Args:
         weights_ptr: bits of float32; anything where TABLES are not WEIGHTED.
-        memory: its slots hold a block of `stride_source` words from each rank, then pooled rows
+        memory: its slots hold a block of `quads` * 16 bytes from each rank, then pooled rows
             unless these are words.
         words_ptr: int32, the first slot of Lamport words, `stride_words` to the next.
     """
     gdc_wait(GROUP)
     program = tl.program_id(0)
     peers, slot_ptr = sync.running_slot(memory, rank)
-    pooled_ptr = tl.multiple_of(slot_ptr + GROUP.WORLD * stride_source, 16)
+    stride_source = 4 * quads  # so that compilers know it
+    pooled_ptr = slot_ptr + GROUP.WORLD * stride_source
     if WORK.WORDS:
         turn = packets.running_turn(memory.control_ptr)
         pooled_ptr = tl.multiple_of(words_ptr + turn % 3 * stride_words, 16)
@@ -389,7 +393,7 @@ class PushPlan(Plan):
     def __init__(self, problem: EmbeddingAllToAll, fabric: Fabric, config: Config) -> None:
         self._problem, world = problem, problem.world_size
         work = Work(*(config[name] for name in Work._fields))
-        sent = world * _stride_source(problem)
+        sent = world * problem.request_words
         pool, words = fabric.pool, (None, 0)
         if work.WORDS:
             words = pool.lamport_slots(problem.pooled_words)
@@ -414,8 +418,8 @@ class PushPlan(Plan):
         self._sized = fabric.workspace.by_size(self._of_size)
 
     def _of_size(self, batch: int) -> Kernel:
-        stride = _stride_source(resized(self._problem, batch=batch))
-        return self._kernel.resized(self._grid, (*self._of_fabric, stride, batch))
+        quads = resized(self._problem, batch=batch).request_words // 4
+        return self._kernel.resized(self._grid, (*self._of_fabric, quads, batch))
 
     def kernels(self, size: int) -> tuple[Kernel, ...]:
         return (self._sized[size],)
@@ -431,11 +435,6 @@ class PushPlan(Plan):
         bits = indices if weights is None else weights.view(torch.int32)
         self._sized[len(out)](weight, indices, offsets, bits, out)
         return out
-
-
-def _stride_source(problem: EmbeddingAllToAll) -> int:
-    """Words of a slot for what a rank sends, padded to 16 bytes."""
-    return -(-problem.request_words // 4) * 4
 
 
 _MOST_WORDS = 64  # of a tile, a thread, with those that are loaded ahead
@@ -478,13 +477,16 @@ class Push(Variant):
         sent = problem.most_tables * problem.capacity
         space = self.space(problem, hardware)
         words_first = 4 * problem.pooled_words <= _LATENCY_BYTES
+        ahead = min(problem.bag, 4)
+        loaded = ahead * (1 + (problem.shard_dim == 1))  # rows of a bag at once
+        tile = min(32, 64 // loaded, bags // 64)
         guesses = [
             {
-                "SENDERS": sent // 4096, "CHUNKS": min(bags // tile, 128), "BAGS": tile,
-                "AHEAD": problem.bag, "WORDS": words, "num_warps": 4,
+                "SENDERS": sent // 4096, "CHUNKS": min(bags // max(each, 1), 128), "BAGS": each,
+                "AHEAD": ahead, "WORDS": words, "num_warps": 4,
             }
             for words in (words_first, not words_first)
-            for tile in (8, 16, 2)
+            for each in (tile, 2 * tile, tile // 2)
         ]  # fmt: skip
         configs = distinct([within(space, guess) for guess in guesses])
         return [each for each in configs if not self.illegal_reason(problem, hardware, each)]

@@ -25,7 +25,7 @@ SHAPES = Shapes(
     aligned=(
         _LARGE,
         replace(_LARGE, batch=10, bag=1),
-        replace(_LARGE, tables=24, shard_dim=1, weighted=True, dtype="float16", world_size=8),
+        replace(_LARGE, shard_dim=1, weighted=True, dtype="float16", world_size=8),
         replace(_LARGE, batch=160, dim=64, mode="mean", dtype="float32"),
     ),
     ragged=(EmbeddingAllToAll(77, 3, 5, 1001, 50, mode="mean", shard_dim=1, world_size=8),),
