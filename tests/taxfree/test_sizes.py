@@ -114,7 +114,8 @@ def without_rows(op: str, inputs: Any) -> Any:
     first, *others = inputs
     if op == EMBEDDING:
         indices, offsets, weights = others
-        return first, indices[:, :0], offsets[:, :1], None if weights is None else weights[:, :0]
+        none = None if weights is None else weights[:, :0]
+        return first, indices[:, :0], offsets[:, :1].contiguous(), none
     if op == DECODE:
         k, v, kv_lens, table, scaling = others
         if table is None:
