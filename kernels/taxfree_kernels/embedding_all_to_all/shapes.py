@@ -15,7 +15,7 @@ _LARGE = EmbeddingAllToAll(2560, 20, 26, 1 << 20, 128, dtype="bfloat16", world_s
 def tiny(world_size: int) -> list[EmbeddingAllToAll]:
     """See :class:`Shapes`."""
     # more tables than one, none where there are more ranks; the last sample of a chunk is ragged
-    by_table = EmbeddingAllToAll(3, 2, 2, 5, 6, dtype="bfloat16", world_size=world_size)
+    by_table = EmbeddingAllToAll(3, 3, 2, 5, 6, dtype="bfloat16", world_size=world_size)
     by_rows = replace(by_table, batch=2, shard_dim=1, weighted=True, dtype="float32")
     return [by_table, by_rows]
 
