@@ -412,6 +412,8 @@ class Operation:
         family_fields: sizes in which results may differ and still tell the library's fastest path.
         first_variants: (problem) -> names of variants that win on such problems, in graphs or in
             eager calls, most promising first; a search begins with them.
+        shared: how many of the first inputs timed calls share, because a call reads a small part of
+            them, and another part with other inputs: embedding tables.
         vendor_kernel: (problem, device) -> a function of the inputs and the output that runs the
             vendor's kernel alone, on data that need not be exchanged; or None if the vendor has
             none for the problem.
@@ -426,6 +428,7 @@ class Operation:
     ignored_fields: tuple[str, ...] = ()
     family_fields: tuple[str, ...] = ()
     first_variants: Callable[..., Sequence[str]] = lambda problem: ()
+    shared: int = 0
     vendor_kernel: Callable[..., Callable[..., torch.Tensor] | None] | None = None
 
 

@@ -109,4 +109,5 @@ OPERATION = Operation(
     empty_output=empty_output,
     first_variants=lambda problem: ("push",),
     family_fields=("tables", "rows", "dim"),
+    shared=1,
 )
