@@ -51,6 +51,7 @@ SHAPES: Mapping[str, Sequence[str]] = {
         "m=64,256,1024,4096,16384 n=4096 k=1792",
     ),
     "flash_decode": ("paper", "batches", "strong"),
+    "embedding_all_to_all": ("paper", "rows"),
 }
 
 

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from taxfree.models.report import Report, count_calls, report
     from taxfree_kernels.all_gather_matmul.problem import AllGatherMatmul
     from taxfree_kernels.attention.problem import Attention
+    from taxfree_kernels.embedding_all_to_all.problem import EmbeddingAllToAll
     from taxfree_kernels.errors import FabricUnavailable, PeerTimeout
     from taxfree_kernels.flash_decode.problem import FlashDecode
     from taxfree_kernels.matmul_all_reduce.problem import MatmulAllReduce
@@ -42,6 +43,7 @@ _HOMES = {
     "MatmulAllReduce": "taxfree_kernels.matmul_all_reduce.problem",
     "MatmulReduceScatter": "taxfree_kernels.matmul_reduce_scatter.problem",
     "Attention": "taxfree_kernels.attention.problem",
+    "EmbeddingAllToAll": "taxfree_kernels.embedding_all_to_all.problem",
     "FlashDecode": "taxfree_kernels.flash_decode.problem",
     "Memory": "taxfree._runtime.runtime",
     "ModelStep": "taxfree.models.decode",
@@ -67,6 +69,7 @@ __all__ = [
     "Attention",
     "Autotuned",
     "Choice",
+    "EmbeddingAllToAll",
     "FabricUnavailable",
     "FlashDecode",
     "MatmulAllReduce",

@@ -44,9 +44,10 @@ class Signature:
         library: (world_size, group_name) -> the result of PyTorch's own collectives, for code that
             was compiled with a runtime, and runs after its end. None: it must not.
         gradient: (context, gradient of the output) -> those of the first arguments, as in
-            :mod:`.gradients`. The context's `saved_tensors` are the first two arguments, its
+            :mod:`.gradients`. The context's `saved_tensors` are the first arguments, its
             `arguments` all that are no tensors, the last the group's name; it also has the
             `world_size` and the `rank`. None: inputs must not require gradients.
+        saved: how many of the first arguments `gradient` reads.
     """
 
     name: str
@@ -61,6 +62,7 @@ class Signature:
     reusable: int | None = None
     library: Callable[..., torch.Tensor] | None = None
     gradient: Callable[..., Gradients] | None = None
+    saved: int = 2
     dtype: Callable[..., torch.dtype] = lambda first, *others: first.dtype
 
     @cached_property

@@ -80,13 +80,13 @@ class Problem(ABC):
     def slot_bytes(self) -> int:
         """Symmetric memory that a call of any variant needs in one payload slot."""
 
-    def _require(self, *sizes: str) -> None:
+    def _require(self, *sizes: str, dtypes: Sequence[str] = DTYPES) -> None:
         """Check that these sizes are positive, and the fields that all problems have."""
         for name in (*sizes, "world_size"):
             if getattr(self, name) < 1:
                 raise PlanError(f"{name} is {getattr(self, name)}, must be at least 1")
-        if self.dtype not in DTYPES:
-            raise PlanError(f"dtype {self.dtype} is not one of {', '.join(DTYPES)}")
+        if self.dtype not in dtypes:
+            raise PlanError(f"dtype {self.dtype} is not one of {', '.join(dtypes)}")
 
     def for_rows(self, first: int, last: int) -> SizeRange:
         """This problem for each number of rows from `first` to `last`, for ``Runtime.prepare``.
@@ -426,6 +426,8 @@ class Operation:
         family_fields: sizes in which results may differ and still tell the library's fastest path.
         first_variants: (problem) -> names of variants that win on such problems, in graphs or in
             eager calls, most promising first; a search begins with them.
+        shared: how many of the first inputs timed calls share, because a call reads a small part of
+            them, and another part with other inputs: embedding tables.
         vendor_kernel: (problem, device) -> a function of the inputs and the output that runs the
             vendor's kernel alone, on data that need not be exchanged; or None if the vendor has
             none for the problem.
@@ -441,6 +443,7 @@ class Operation:
     ignored_fields: tuple[str, ...] = ()
     family_fields: tuple[str, ...] = ()
     first_variants: Callable[..., Sequence[str]] = lambda problem: ()
+    shared: int = 0
     vendor_kernel: Callable[..., Callable[..., torch.Tensor] | None] | None = None
 
 

@@ -57,6 +57,18 @@ def reduce_scatter(shard: torch.Tensor, parts: torch.Tensor, group: dist.Process
         _reduce_scatter(shard, parts, group=group)
 
 
+def all_to_all(
+    received: torch.Tensor,
+    sent: torch.Tensor,
+    received_rows: list[int],
+    sent_rows: list[int],
+    group: dist.ProcessGroup,
+) -> None:
+    """Send each rank its rows of a contiguous tensor; the lists count rows by rank."""
+    if not is_compiling():
+        dist.all_to_all_single(received, sent, received_rows, sent_rows, group=group)
+
+
 def gather_beside(gathered: torch.Tensor, shard: torch.Tensor, group: dist.ProcessGroup) -> Any:
     """:func:`all_gather` beside what follows; to be waited for."""
     return _all_gather(gathered, shard, group=group, async_op=True)

@@ -51,8 +51,9 @@ def _register(signature: Signature) -> None:
         _library.impl(name, functools.partial(_without_gradient, name), "Autograd")
     else:
         backward = functools.partial(_backward, signature.gradient)
+        keep = functools.partial(_keep, signature.saved)
         torch.library.register_autograd(
-            f"taxfree::{name}", backward, setup_context=_keep, lib=_library
+            f"taxfree::{name}", backward, setup_context=keep, lib=_library
         )
 
 
@@ -81,9 +82,9 @@ def _fake(signature: Signature, *arguments: Any) -> torch.Tensor:
     return empty
 
 
-def _keep(ctx: Any, inputs: Sequence[Any], output: torch.Tensor) -> None:
-    """Save what :attr:`Signature.gradient` reads."""
-    ctx.save_for_backward(*inputs[:2])
+def _keep(saved: int, ctx: Any, inputs: Sequence[Any], output: torch.Tensor) -> None:
+    """Save what :attr:`Signature.gradient` reads: the first `saved` arguments, and others."""
+    ctx.save_for_backward(*inputs[:saved])
     ctx.arguments = [None if isinstance(tensor, torch.Tensor) else tensor for tensor in inputs]
     group = _process_group(inputs[-1])
     ctx.world_size, ctx.rank = group.size(), group.rank()

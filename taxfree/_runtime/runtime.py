@@ -47,6 +47,7 @@ from taxfree_kernels.all_gather_matmul.signature import (
 from taxfree_kernels.arguments import aligned
 from taxfree_kernels.attention.plans import split
 from taxfree_kernels.attention.signature import ATTENTION, ATTENTION_LSE
+from taxfree_kernels.embedding_all_to_all.signature import EMBEDDING_ALL_TO_ALL
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.flash_decode.signature import FLASH_DECODE
 from taxfree_kernels.fp8 import dtype_of
@@ -321,6 +322,47 @@ class Runtime(contextlib.AbstractContextManager["Runtime"]):
         """
         arguments = (q, k, v, kv_lens, block_table, scale, soft_cap, window)
         return self._call(FLASH_DECODE, arguments, out)
+
+    def embedding_all_to_all(
+        self,
+        weight: torch.Tensor,
+        indices: torch.Tensor,
+        offsets: torch.Tensor,
+        per_sample_weights: torch.Tensor | None = None,
+        shard_dim: int = 0,
+        mode: str = "sum",
+        out: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Pooled rows of embedding tables that are sharded over the ranks, for own bags of indices.
+
+        Indices and lengths of bags may change between replays of a graph. Bags that are out of
+        order or longer than there is room, or hold an index that is no row, pool to NaN; the
+        library fails instead.
+
+        Args:
+            weight: this rank's tables, [tables, rows, dim], contiguous; float16, bfloat16 or
+                float32; dim is even. For shard_dim 0 it has tables [rank * tables // world_size,
+                ...) of all; for 1 rows [rank * rows, ...) of each table.
+            indices: int32 [tables, capacity], contiguous: this rank's bags for all tables, those of
+                a table one behind the other. Beyond the last bag there may be any rows' numbers.
+                The capacity, the same on all ranks, is a multiple of the batch.
+            offsets: int32 [tables, batch + 1], contiguous: bag b of table t is indices[t,
+                offsets[t, b] : offsets[t, b + 1]]; the first begins at 0. The batch is the same on
+                all ranks.
+            per_sample_weights: float32 [tables, capacity], factors of rows; for mode "sum".
+            shard_dim: 0: ranks hold whole tables; 1: ranks hold rows of each.
+            mode: "sum" or "mean"; an empty bag pools to 0.
+            out: [batch, tables, dim], contiguous; the result is written into it.
+
+        Returns:
+            [batch, tables, dim] of weight's dtype. Its gradient is that of weight alone.
+
+        Raises:
+            UsageError: the tensors do not fit together.
+            PeerTimeout: an earlier call lost a peer.
+        """
+        arguments = (weight, indices, offsets, per_sample_weights, shard_dim, mode)
+        return self._call(EMBEDDING_ALL_TO_ALL, arguments, out)
 
     def matmul_all_reduce(
         self,

@@ -12,7 +12,7 @@ from tests.kernels.tasks import Case
 from tests.ranks import Ranks, gather_dims, our_names, served_names
 
 GATHER, ALL_REDUCE, SCATTER = "all_gather_matmul", "matmul_all_reduce", "matmul_reduce_scatter"
-DECODE, PROMPTS = "flash_decode", "attention"
+DECODE, PROMPTS, EMBEDDING = "flash_decode", "attention", "embedding_all_to_all"
 REPLICATED = (ALL_REDUCE, DECODE)  # all ranks have the same result
 BY_ROWS = ("push", "push_two_shot_lamport")  # they normalise in their own kernel
 BY_ANOTHER = ("push_two_shot", "push_two_shot_lamport_specialized", "two_shot")
@@ -125,6 +125,20 @@ PROBLEMS = {
         repeated={},
         alone=("baseline", "flash"),
     ),
+    EMBEDDING: Problems(
+        small={"batch": 3, "bag": 3, "tables": 3, "rows": 7, "dim": 10},
+        tiny={"batch": 2, "tables": 2},
+        kinds=[
+            {"dtype": "bfloat16", "mode": "mean"},
+            {"weighted": True},
+            {"dtype": "float32"},
+        ],
+        ragged=[{"batch": 1, "bag": 1, "dim": 2}, {"rows": 1, "bag": 9, "dim": 34}],
+        ends={},
+        drawn={"batch": 7, "tables": 5, "dtype": "bfloat16"},
+        crowd={"batch": 1},  # fewer tables than ranks
+        repeated={"weighted": True},
+    ),
 }
 #: flash_decode's variants that push words which carry their flag, if told to
 WORDS = [
@@ -141,6 +155,8 @@ def ways(op: str, variant: str) -> list[Fields]:
     """Fields of each way in which a variant can exchange."""
     if op == GATHER:
         return [{"gather_dim": dim} for dim in gather_dims(variant)]
+    if op == EMBEDDING:
+        return [{"shard_dim": dim} for dim in (0, 1)]
     return [{"scatter_dim": dim} for dim in (0, 1)] if op == SCATTER else [{}]
 
 

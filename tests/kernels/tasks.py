@@ -258,9 +258,31 @@ def _own_attention(
     return out.view(*([] if problem.packed else [problem.batch]), -1, *q.shape[1:])
 
 
+def _pooled_rows(
+    fabric: Fabric,
+    problem: Any,
+    weight: torch.Tensor,
+    indices: torch.Tensor,
+    offsets: torch.Tensor,
+    weights: torch.Tensor | None,
+) -> torch.Tensor:
+    """Of one bag after the other, from whole tables."""
+    tables = torch.cat(_everybodys_tensor(fabric, weight), dim=problem.shard_dim).double()
+    out = tables.new_zeros(problem.batch, problem.tables, problem.dim)
+    for table, begins in enumerate(offsets.tolist()):
+        for sample, (begin, end) in enumerate(pairwise(begins)):
+            rows = tables[table, indices[table, begin:end].long()]
+            if weights is not None:
+                rows = rows * weights[table, begin:end, None].double()
+            count = max(1, end - begin) if problem.mode == "mean" else 1
+            out[sample, table] = rows.sum(0) / count
+    return out
+
+
 #: operation -> the result in float64 of one rank, from what all ranks hold
 _EXACT = {
     "attention": _own_attention,
+    "embedding_all_to_all": _pooled_rows,
     "flash_decode": _attention,
     "all_gather_matmul": _gathered_matmul,
     "matmul_all_reduce": _reduced_matmul,
@@ -269,6 +291,8 @@ _EXACT = {
 
 
 def _padded(weight: torch.Tensor) -> torch.Tensor:
+    if weight.dtype == torch.int32:  # indices of an embedding: contiguous
+        return weight
     if weight.stride(0) == 1 and weight.dim() == 2:
         return _padded(weight.t()).t()
     *rows, columns = weight.shape

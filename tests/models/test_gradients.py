@@ -15,6 +15,7 @@ from tests.sample import Sample
 from tests.taxfree.runtime_tasks import problem_of, record_of, runtime_of
 
 GATHER, ALL_REDUCE, SCATTER = "all_gather_matmul", "matmul_all_reduce", "matmul_reduce_scatter"
+EMBEDDING = "embedding_all_to_all"
 
 #: operation, what differs from its usual problem
 CASES: list[tuple[str, dict[str, Any]]] = [
@@ -184,3 +185,77 @@ def test_operations_without_a_formula_refuse_gradients(ranks: Ranks) -> None:
     for told in run(ranks, "refuse"):
         assert len(told) == 4
         assert all("an input requires a gradient" in each for each in told)
+
+
+# -- of embeddings: of the tables alone, by torch's own bags ------------------------------------
+
+
+def differentiate_tables(fabric: Any, fields: dict[str, Any], how: str) -> tuple[float, bool, bool]:
+    """The relative error of the gradient, whether a second one is the same, and forward is right.
+
+    A bag that is out of order is left out.
+    """
+    import torch.distributed as dist
+
+    from taxfree_kernels.variant import operation
+
+    problem = problem_of(EMBEDDING, **fields)
+    rt, made = runtime_of(fabric, record_of(fabric, problem)), operation(EMBEDDING)
+    tensors = made.make_inputs(problem, fabric.rank, 1, fabric.device, integers=True)
+    everyone: list[Any] = [None] * fabric.world_size
+    dist.all_gather_object(everyone, tensors)
+    tables = torch.cat([each[0] for each in everyone], problem.shard_dim).double().requires_grad_()
+    results = []
+    for _, indices, offsets, weights in everyone:
+        pooled = [
+            torch.nn.functional.embedding_bag(
+                indices[table, : begins[-1]], tables[table], begins, mode=problem.mode,
+                include_last_offset=True,
+                per_sample_weights=None
+                if weights is None
+                else weights[table, : begins[-1]].double(),
+            )
+            for table, begins in enumerate(offsets)
+        ]  # fmt: skip
+        results.append(torch.stack(pooled, 1))
+    upstream = [
+        torch.randn(y.shape, generator=torch.Generator().manual_seed(seed)).bfloat16()
+        for seed, y in enumerate(results)
+    ]
+    sum((y * dy.double()).sum() for y, dy in zip(results, upstream, strict=True)).backward()
+    exact = tables.grad.tensor_split(
+        [problem.tables * rank // fabric.world_size for rank in range(1, fabric.world_size)]
+    ) if problem.shard_dim == 0 else tables.grad.chunk(fabric.world_size, 1)  # fmt: skip
+
+    weight, *bags = tensors
+    options = {"shard_dim": problem.shard_dim, "mode": problem.mode}
+    call = run_with(how, lambda *each: rt.embedding_all_to_all(*each, **options))
+    found = []
+    for _ in range(2):
+        leaf = weight.clone().requires_grad_()
+        y = call(leaf, *bags)
+        y.backward(upstream[fabric.rank].to(y.dtype))
+        found.append(leaf.grad)
+    wanted = exact[fabric.rank]
+    assert (found[0].shape, found[0].dtype) == (weight.shape, weight.dtype)
+    error = float((found[0].double() - wanted).norm() / wanted.norm().clamp(min=1e-9))
+    is_right = torch.equal(y.detach().double(), results[fabric.rank].detach().to(y.dtype).double())
+    return error, torch.equal(*found), is_right
+
+
+@pytest.mark.parametrize("how", ["eager", "compiled"])
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"mode": "mean"},
+        {"shard_dim": 1, "weighted": True},
+        {"batch": 5, "tables": 1, "dtype": "bfloat16"},  # a rank owns none
+        {"shard_dim": 1, "mode": "mean", "dtype": "float32"},
+    ],
+)
+def test_tables_get_the_gradient_of_their_rows(ranks, fields, how):
+    task = f"{__name__}:differentiate_tables"
+    for error, is_same_again, is_right in ranks.run(2, task, fields=fields, how=how):
+        assert error < 5e-3
+        assert is_same_again
+        assert is_right

@@ -19,7 +19,7 @@ from tests.ranks import Ranks, on_every_fabric
 from tests.taxfree.runtime_tasks import OP, K, M, N, problem_of, record_of, runtime_of, tensors_of
 
 ALL_REDUCE, SCATTER, DECODE = "matmul_all_reduce", "matmul_reduce_scatter", "flash_decode"
-PROMPTS = "attention"
+PROMPTS, EMBEDDING = "attention", "embedding_all_to_all"
 NORM = "matmul_all_reduce_rms_norm"
 PAGED = {"page_size": 5, "soft_cap": True, "window": 30, "dtype": "bfloat16"}
 
@@ -56,6 +56,9 @@ CALLED = [
     (PROMPTS, {}, "flash"),
     (PROMPTS, {"causal": False, "packed": True, "batch": 3, "dtype": "bfloat16"}, "flash"),
     (PROMPTS, {"packed": True, "batch": 3}, "baseline"),
+    (EMBEDDING, {"mode": "mean"}, "push"),
+    (EMBEDDING, {"shard_dim": 1, "weighted": True, "dtype": "float32"}, "push"),
+    (EMBEDDING, {"dtype": "bfloat16"}, "baseline"),
     (OP, {}, "baseline"),
     (ALL_REDUCE, {}, "baseline"),
     (ALL_REDUCE, {"residual": True, "rms_norm": True}, "baseline"),
@@ -87,6 +90,8 @@ def method_of(op: str, problem: Any, inputs: Any) -> tuple[str, tuple[Any, ...],
     if op == PROMPTS:
         *tensors, starts, _ = inputs
         return op, tuple(tensors), {"causal": problem.causal, "cu_seqlens": starts}
+    if op == EMBEDDING:
+        return op, inputs, {"shard_dim": problem.shard_dim, "mode": problem.mode}
     x, weight, bias, residual, norm_weight, eps, *scales = inputs
     factors, kind = (x, weight, *scales), {"dtype": getattr(torch, problem.dtype)} if scales else {}
     scaled = "scaled_" if scales else ""

@@ -32,8 +32,8 @@ GATHER, ALL_REDUCE, SCATTER, DECODE = (
 RECORDED = 40
 SIZES = (20, 31, 33, RECORDED)  # within a factor of two, or the record is not used for them
 SEQUENCES = (3, 4, 5)
-PROMPTS = "attention"
-ROWS_FIELD = {DECODE: "batch", PROMPTS: "batch"}
+PROMPTS, EMBEDDING = "attention", "embedding_all_to_all"
+ROWS_FIELD = {DECODE: "batch", PROMPTS: "batch", EMBEDDING: "batch"}
 
 CASES: list[tuple[str, dict[str, Any]]] = [
     (GATHER, {}),
@@ -47,6 +47,8 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     (DECODE, {"page_size": 5, "soft_cap": True, "window": 30}),
     (PROMPTS, {}),
     (PROMPTS, {"packed": True}),
+    (EMBEDDING, {}),
+    (EMBEDDING, {"shard_dim": 1, "weighted": True}),
 ]
 
 
@@ -110,6 +112,10 @@ def call_all_sizes(fabric: Any, op: str, fields: dict[str, Any], variant: str | 
 
 def without_rows(op: str, inputs: Any) -> Any:
     first, *others = inputs
+    if op == EMBEDDING:
+        indices, offsets, weights = others
+        none = None if weights is None else weights[:, :0]
+        return first, indices[:, :0], offsets[:, :1].contiguous(), none
     if op == DECODE:
         k, v, kv_lens, table, scaling = others
         if table is None:

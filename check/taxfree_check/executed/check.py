@@ -19,13 +19,14 @@ from taxfree_kernels.variant import Config, Problem, operation_shapes, variants
 SEEDS = _LENGTHS = 3
 
 #: What the inner dimension grows by, seed by seed: a loop over it has one step, then enough for
-#: what the compiler peels off it. Senders of the gather need more to use all lanes.
-_LONGER = {"all_gather_matmul": (0, 64, 576)}
+#: what the compiler peels off it. Senders of the gather need more to use all lanes. Room in a bag is
+#: a constant of kernels: each length would be another kernel.
+_LONGER = {"all_gather_matmul": (0, 64, 576), "embedding_all_to_all": (0, 0, 0)}
 _BY_DEFAULT = (0, 64, 192)
 _WIDER = 192  # a window
 _ROOM = (0, 512, 2048)  # by which small problems for a config grow until it fits
-_INNER = ("k", "kv_len_per_rank", "length")
-_SIZES = ("m", "n", "batch", "world_size", *_INNER)
+_INNER = ("k", "kv_len_per_rank", "length", "bag")
+_SIZES = ("m", "n", "batch", "tables", "rows", "world_size", *_INNER)
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ from taxfree_kernels.all_gather_matmul import (
 from taxfree_kernels.all_gather_matmul.paper import push_two_kernel
 from taxfree_kernels.decode_step import twin
 from taxfree_kernels.device import packets, sync
+from taxfree_kernels.embedding_all_to_all import push as embedding_push
 from taxfree_kernels.flash_decode import exchange as decode_exchange
 from taxfree_kernels.flash_decode import fine_wait, fused
 from taxfree_kernels.flash_decode import plans as decode_plans
@@ -220,6 +221,17 @@ GROUPS = {
         _DECODE,
         ("fine_wait",),
         (fine_wait._send, fine_wait._combine, decode_exchange.wait_for_rows),
+    ),
+    "embedding: push": Group(
+        "embedding_all_to_all",
+        ("push", MIXED),
+        (
+            embedding_push._push,
+            embedding_push._send,
+            embedding_push._pool,
+            embedding_push._take,
+            embedding_push._arrived,
+        ),
     ),
     "decode: persistent": Group(_DECODE, ("persistent", MIXED), (persistent._decode,)),
     "step": Group(

@@ -20,6 +20,7 @@ ARCHITECTURE, OTHER_ARCHITECTURE = "gfx942", "gfx950"
 OF_OTHER = (
     ("all_gather_matmul", "push"),
     ("attention", "flash"),
+    ("embedding_all_to_all", "push"),
     ("flash_decode", "fused"),
     ("matmul_all_reduce", "push_two_shot_lamport"),
     ("matmul_reduce_scatter", "push"),
@@ -34,6 +35,7 @@ def _problem(op: str, *sizes: int, **fields: Any) -> Problem:
 PROBLEMS = {
     "all_gather_matmul": _problem("all_gather_matmul", 64, 64, 64, gather_dim=0),
     "attention": _problem("attention", 1, 128, 2, 1, 32),
+    "embedding_all_to_all": _problem("embedding_all_to_all", 8, 2, 2, 8, 128),
     "flash_decode": _problem("flash_decode", 1, 16, 1, 32, 70),
     "matmul_all_reduce": _problem("matmul_all_reduce", 16, 64, 128, residual=True),
     "matmul_reduce_scatter": _problem("matmul_reduce_scatter", 32, 64, 128),

@@ -89,8 +89,11 @@ class Calls:
         self.operation = operation(op)
         self.problem = problem_class(op)(**problem)
         first = self._inputs(SEED)
-        copies = timer.copies_needed(fabric, sum(t.nbytes for t in first if t is not None))
-        self.inputs = [first, *(self._inputs(SEED + copy) for copy in range(1, copies))]
+        shared = first[: self.operation.shared]
+        own = first[len(shared) :]
+        copies = timer.copies_needed(fabric, sum(t.nbytes for t in own if t is not None))
+        others = (self._inputs(SEED + copy)[len(shared) :] for copy in range(1, copies))
+        self.inputs = [first, *((*shared, *other) for other in others)]
         empty = partial(self.operation.empty_output, self.problem, fabric.device)
         self.outputs = [empty().fill_(float("nan")) for _ in range(copies)]
 

@@ -1,0 +1,101 @@
+"""How users call embedding_all_to_all."""
+
+from __future__ import annotations
+
+import torch
+
+from taxfree_kernels.arguments import aligned, fixed, require, require_integers
+from taxfree_kernels.embedding_all_to_all.gradient import gradient
+from taxfree_kernels.embedding_all_to_all.problem import EmbeddingAllToAll
+from taxfree_kernels.fabric.base import Fabric
+from taxfree_kernels.signature import Signature
+from taxfree_kernels.variant import ITEM_BYTES
+
+_DTYPES = {getattr(torch, name): name for name in ITEM_BYTES}
+
+
+def _problem(
+    fabric: Fabric,
+    weight: torch.Tensor,
+    indices: torch.Tensor,
+    offsets: torch.Tensor,
+    per_sample_weights: torch.Tensor | None,
+    shard_dim: int,
+    mode: str,
+) -> EmbeddingAllToAll:
+    """See :meth:`taxfree.Runtime.embedding_all_to_all`."""
+    require(weight.dim() == 3, f"weight is {list(weight.shape)}, must be [tables, rows, dim]")
+    require(weight.dtype in _DTYPES, f"weight is {weight.dtype}, not {', '.join(ITEM_BYTES)}")
+    require(weight.device == fabric.device, f"weight is on {weight.device}, not {fabric.device}")
+    require(
+        weight.is_contiguous() and weight.data_ptr() % 16 == 0,
+        "weight is not contiguous and aligned to 16 bytes",
+    )
+    require(offsets.dim() == 2, f"offsets is {list(offsets.shape)}, must be [tables, batch + 1]")
+    require(indices.dim() == 2, f"indices is {list(indices.shape)}, must be [tables, capacity]")
+    tables, batch = offsets.shape[0], offsets.shape[1] - 1
+    capacity = indices.shape[1]
+    require(
+        batch > 0 and capacity > 0 and capacity % batch == 0,
+        f"there is room for {capacity} indices of a table, must be a multiple of batch={batch}",
+    )
+    require_integers(fabric, "indices", indices, (tables, capacity))
+    require_integers(fabric, "offsets", offsets, (tables, batch + 1))
+    if per_sample_weights is not None:
+        require(
+            per_sample_weights.shape == indices.shape
+            and per_sample_weights.dtype == torch.float32
+            and per_sample_weights.device == fabric.device,
+            f"per_sample_weights must be float32 {list(indices.shape)} on {fabric.device}",
+        )
+    problem = EmbeddingAllToAll(
+        batch=batch, bag=capacity // batch, tables=tables, rows=weight.shape[1],
+        dim=weight.shape[2], shard_dim=shard_dim, mode=mode,
+        weighted=per_sample_weights is not None, dtype=_DTYPES[weight.dtype],
+        world_size=fabric.world_size,
+    )  # fmt: skip
+    held = len(problem.tables_of(fabric.rank))
+    require(weight.shape[0] == held, f"weight has {weight.shape[0]} tables, rank has {held}")
+    return problem
+
+
+def _bag(indices: torch.Tensor, offsets: torch.Tensor) -> tuple[int, ...]:
+    """How many indices a bag has room for, and the rest."""
+    return divmod(indices.shape[-1], max(1, offsets.shape[-1] - 1))
+
+
+EMBEDDING_ALL_TO_ALL = Signature(
+    "embedding_all_to_all",
+    "Tensor weight, Tensor indices, Tensor offsets, Tensor? per_sample_weights, int shard_dim, "
+    "str mode",
+    layout=lambda weight, indices, offsets, weights, shard_dim, mode: (
+        "embedding_all_to_all", fixed(weight), fixed(indices), fixed(offsets),
+        None if weights is None else (weights.shape, weights.dtype, weights.device),
+        shard_dim, mode,
+    ),
+    key=lambda weight, indices, offsets, weights, shard_dim, mode: (
+        fixed(weight), indices.shape[:1], _bag(indices, offsets), indices.dtype, indices.device,
+        offsets.shape[:1], offsets.dtype, offsets.device,
+        None if weights is None else (weights.dtype, weights.device), shard_dim, mode,
+    ),
+    sizes=lambda _, weight, indices, offsets, *others: (
+        offsets.shape[1] - 1 if offsets.dim() == 2 else -1,
+    ),
+    fits=lambda fabric, batch, weight, indices, offsets, weights, *others: (
+        indices.shape[:1] == offsets.shape[:1]
+        and indices.is_contiguous()
+        and offsets.is_contiguous()
+        and (weights is None or weights.shape == indices.shape)
+    ),
+    problem=_problem,
+    inputs=lambda _, weight, indices, offsets, weights, *others: (
+        weight, indices, offsets, None if weights is None else aligned(weights),
+    ),
+    shape=lambda _, batch, weight, indices, offsets, *others: (
+        batch, offsets.shape[0], weight.shape[-1],
+    ),
+    gradient=gradient,
+    saved=4,
+)  # fmt: skip
+
+SIGNATURES = (EMBEDDING_ALL_TO_ALL,)
