@@ -109,7 +109,10 @@ def require_scales(
     x_scale: torch.Tensor,
     weight_scale: torch.Tensor,
 ) -> str:
-    """Check fp8 factors [m, k] and [k, n] and their scales, and return who has a scale."""
+    """Check fp8 factors and their scales, and return who has a scale.
+
+    They are [m, k] and [k, n]; or [m, k of a shard], of which groups are counted in the shard.
+    """
     kind = dtype_of(fabric.hardware.architecture)
     for name, factor in (("x", x), ("weight", weight)):
         require(factor.dtype == kind, f"{name} is {factor.dtype}, this device multiplies {kind}")
@@ -119,12 +122,11 @@ def require_scales(
         _require_on(fabric, name, tensor)
     for name, scale in (("x_scale", x_scale), ("weight_scale", weight_scale)):
         require(scale.dtype == torch.float32, f"{name} is {scale.dtype}, must be float32")
-    (m, k), n = x.shape, weight.shape[1]
-    groups = -(-k // BLOCK)
+    (m, columns), (k, n) = x.shape, weight.shape
     shapes = {
         "tensor": ((1,), (1,)),
         "channel": ((m, 1), (1, n)),
-        "block": ((m, groups), (groups, -(-n // BLOCK))),
+        "block": ((m, -(-columns // BLOCK)), (-(-k // BLOCK), -(-n // BLOCK))),
     }
     given = tuple(x_scale.shape), tuple(weight_scale.shape)
     scales = next((name for name, each in shapes.items() if each == given), None)

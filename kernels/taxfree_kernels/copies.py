@@ -22,6 +22,7 @@ rows of each shard that is waited for, or if there is one wait, behind all copie
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import cycle
 from typing import TYPE_CHECKING
 
@@ -112,10 +113,13 @@ class PeerCopies:
         for stream in self._streams:
             stream.fork()
 
-    def send(self, target: torch.Tensor, source: torch.Tensor, peer: int) -> None:
-        """Copy on the next stream, then signal the peer."""
+    def send(
+        self, targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor], peer: int
+    ) -> None:
+        """Copy to each target on the next stream, then signal the peer."""
         with next(self._turns).entered():
-            copy_between_ranks(target, source)
+            for target, source in zip(targets, sources, strict=False):
+                copy_between_ranks(target, source)
             self._announce(*self._ends, COPIED, peer)
 
     def join(self) -> None:

@@ -65,6 +65,8 @@ def _scaled_mm(
 ) -> torch.Tensor:
     if scales == "block":  # cuBLAS reads the scales of a column by column
         a_scale = a_scale.t().contiguous().t()
+    if a_scale.data_ptr() % 16:  # and by 16 bytes
+        a_scale = a_scale.clone()
     return torch._scaled_mm(
         a, weight, a_scale, weight_scale, bias=bias, out_dtype=out.dtype, out=out
     )

@@ -6,7 +6,15 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from taxfree_kernels.hardware import Hardware
-from taxfree_kernels.variant import Config, Problem, Sharded, Space
+from taxfree_kernels.variant import (
+    BLOCK,
+    ITEM_BYTES,
+    Config,
+    MatmulProblem,
+    Problem,
+    Sharded,
+    Space,
+)
 
 
 def power_of_2(value: int, least: int) -> int:
@@ -162,6 +170,53 @@ def tile_illegal_reason(
         return "SWAP_AB is for few rows"
     if config["SPLIT_K"] > 1 and outputs > 1 << 22:
         return "SPLIT_K is for outputs that leave compute units idle"
+    return None
+
+
+def space_of_fp8(problem: MatmulProblem, space: Space) -> Space:
+    """`space`; for fp8 with steps that cross no block, of fewer bytes, so more are in flight."""
+    if not problem.is_fp8:
+        return space
+    most_columns = BLOCK if problem.scales == "block" else max(space["BLOCK_N"])
+    changed = {"BLOCK_K": up_to(BLOCK, space["BLOCK_K"])}
+    changed["BLOCK_N"] = up_to(most_columns, space["BLOCK_N"])
+    if "num_stages" in space:
+        changed["num_stages"] = tuple(dict.fromkeys((*space["num_stages"], 8, 10)))
+    return {**space, **changed}
+
+
+def for_fp8(problem: MatmulProblem, guesses: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Configs; for fp8 with as many bytes in flight, and room for a step's product."""
+    return [_for_fp8(problem, guess) for guess in guesses] if problem.is_fp8 else guesses
+
+
+def _for_fp8(problem: MatmulProblem, guess: dict[str, Any]) -> dict[str, Any]:
+    bytes_of_steps = guess.get("num_stages", 2) * guess["BLOCK_K"] * ITEM_BYTES[problem.dtype]
+    stages = max(2, bytes_of_steps // (BLOCK * problem.factor_bytes))
+    is_wide = guess["BLOCK_M"] * guess["BLOCK_N"] >= 128 * 128
+    return guess | {
+        "BLOCK_K": BLOCK,
+        "BLOCK_N": min(guess["BLOCK_N"], BLOCK),
+        "num_stages": stages,
+        "num_warps": 8 if is_wide else guess.get("num_warps", 4),
+    }
+
+
+def fp8_illegal_reason(problem: MatmulProblem, hardware: Hardware, config: Config) -> str | None:
+    """The reason why fp8 factors cannot be multiplied so, or not well; None if there is none."""
+    if not problem.is_fp8:
+        return None
+    columns = config["BLOCK_N"] if problem.scales == "block" else 1
+    if BLOCK % config["BLOCK_K"] or BLOCK % columns:
+        return f"a step crosses blocks of {BLOCK}"
+    if hardware.backend == "interpreter":
+        return None
+    if config["BLOCK_K"] < min(BLOCK, problem.k) and problem.scales == "block":
+        return "a block would be scaled in several steps"
+    accumulated = 2 * config["BLOCK_M"] * config["BLOCK_N"]  # and the product of a step
+    threads = config["num_warps"] * hardware.warp_size
+    if hardware.backend == "cuda" and accumulated > accumulators(hardware) * threads:
+        return f"accumulators of {accumulated // threads} registers a thread"
     return None
 
 

@@ -36,6 +36,15 @@ def all_gather(gathered: torch.Tensor, shard: torch.Tensor, group: dist.ProcessG
         _all_gather(gathered, shard, group=group)
 
 
+def all_gathers(
+    gathered: list[torch.Tensor], shards: list[torch.Tensor], group: dist.ProcessGroup
+) -> None:
+    """Several all-gathers of bytes, as one."""
+    if not is_compiling():
+        pairs = [[tensor.view(torch.uint8) for tensor in each] for each in (gathered, shards)]
+        group.allgather_into_tensor_coalesced(*pairs).wait()
+
+
 def all_reduce(tensor: torch.Tensor, group: dist.ProcessGroup) -> None:
     """All-reduce in place."""
     if not is_compiling():

@@ -40,6 +40,7 @@ from taxfree.settings import Settings
 from taxfree_kernels.all_gather_matmul.several import SeveralWeightsPlan, several_weights
 from taxfree_kernels.all_gather_matmul.signature import (
     ALL_GATHER_MATMUL,
+    SCALED_ALL_GATHER_MATMUL,
     joint_problem,
     several_layout,
 )
@@ -195,6 +196,45 @@ class Runtime(contextlib.AbstractContextManager["Runtime"]):
             PeerTimeout: an earlier call lost a peer.
         """
         return self._call(ALL_GATHER_MATMUL, (a_shard, weight, bias, gather_dim, m), out)
+
+    def scaled_all_gather_matmul(
+        self,
+        a_shard: torch.Tensor,
+        weight: torch.Tensor,
+        a_scale: torch.Tensor,
+        weight_scale: torch.Tensor,
+        bias: torch.Tensor | None = None,
+        gather_dim: int = 0,
+        m: int | None = None,
+        dtype: torch.dtype = torch.bfloat16,
+        out: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """:meth:`all_gather_matmul` of fp8 factors: of all_gather(a * a_scale) @ (weight * scale).
+
+        Scales are float32, as of :meth:`scaled_matmul_all_reduce`. Those of a rank's own rows or
+        blocks travel with its shard. A scale of the tensor, and those of tokens whose columns are
+        on several ranks (gather_dim 1), must be the same on all ranks.
+
+        Args:
+            a_shard: as there, in e4m3, of the kind that the GPU multiplies.
+            weight: [k, n] of the same dtype; k is contiguous.
+            a_scale: [1]; [rows of a_shard, 1]; or [rows of a_shard, ceil(its columns / 128)].
+            weight_scale: [1]; [1, n]; or [ceil(k / 128), ceil(n / 128)], the first contiguous.
+            bias: [n], or None.
+            gather_dim, m: as there; with blocks, columns of a shard are a multiple of 128.
+            dtype: of the result and the bias; bfloat16 or float16.
+            out: [m, n], contiguous; the result is written into it.
+
+        Returns:
+            [m, n] of `dtype`.
+
+        Raises:
+            UsageError: the tensors do not fit together, or are of the other kind of e4m3.
+            PeerTimeout: an earlier call lost a peer.
+        """
+        factors = (a_shard, weight, a_scale, weight_scale)
+        arguments = (*factors, bias, gather_dim, m, dtype)
+        return self._call(SCALED_ALL_GATHER_MATMUL, arguments, out)
 
     def attention(
         self,

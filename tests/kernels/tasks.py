@@ -110,11 +110,17 @@ def _everybodys_tensor(fabric: Fabric, tensor: torch.Tensor) -> list[torch.Tenso
 
 
 def _gathered_matmul(
-    fabric: Fabric, problem: Any, a: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
+    fabric: Fabric,
+    problem: Any,
+    a: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    *scales: torch.Tensor,
 ) -> torch.Tensor:
-    gathered = torch.cat(_everybodys_tensor(fabric, a), dim=problem.gather_dim).double()
+    own, factor = _scaled((a, weight), scales)
+    gathered = torch.cat(_everybodys_tensor(fabric, own), dim=problem.gather_dim)
     assert gathered.shape == (problem.m, problem.k)
-    return gathered @ weight.double() + (0 if bias is None else bias.double())
+    return gathered @ factor + (0 if bias is None else bias.double())
 
 
 def _reduced_matmul(
@@ -154,13 +160,20 @@ def _in_fp8(problem: Any, exact: torch.Tensor, *tensors: Any) -> torch.Tensor:
 def _sum_of_products(
     fabric: Fabric, problem: Any, x: torch.Tensor, weight: torch.Tensor, *scales: torch.Tensor
 ) -> torch.Tensor:
-    own, factor = (
-        each.double() * (1 if scale is None else _stretched(scale, each))
-        for each, scale in zip((x, weight), scales or (None, None), strict=True)
-    )
+    own, factor = _scaled((x, weight), scales)
     total = torch.stack(_everybodys_tensor(fabric, own @ factor)).sum(0)
     assert total.shape == (problem.m, problem.n)
     return total
+
+
+def _scaled(
+    factors: tuple[torch.Tensor, torch.Tensor], scales: tuple[torch.Tensor, ...]
+) -> list[torch.Tensor]:
+    """Factors in float64, times the scale of each element."""
+    return [
+        each.double() * (1 if scale is None else _stretched(scale, each))
+        for each, scale in zip(factors, scales or (None, None), strict=True)
+    ]
 
 
 def _stretched(scale: torch.Tensor, values: torch.Tensor) -> torch.Tensor:

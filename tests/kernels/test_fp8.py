@@ -19,23 +19,30 @@ from taxfree_kernels.quantise import silu_and_mul_quantise
 from taxfree_kernels.variant import SCALES, problem_class
 from tests.kernels.contract import (
     ALL_REDUCE,
+    GATHER,
     NORMALISING,
     SCATTER,
     case,
     complaints,
     unsupported_reasons,
 )
-from tests.ranks import on_every_fabric, served_names
+from tests.ranks import gather_dims, on_every_fabric, served_names
 
 FN, FNUZ = DTYPES
 #: variants whose kernels multiply 16-bit factors alone
-OF_16_BITS = ("push_two_shot_lamport_specialized", "push_lamport_specialized", "overlap")
+OF_16_BITS = {
+    ALL_REDUCE: ("push_two_shot_lamport_specialized",),
+    SCATTER: ("push_lamport_specialized", "overlap"),
+    GATHER: ("pull", "push_two_kernel", "push_specialized"),
+}
 FP8 = [
     (op, name)
-    for op in (ALL_REDUCE, SCATTER)
+    for op, others in OF_16_BITS.items()
+    if op != GATHER
     for name in served_names(op)
-    if name not in OF_16_BITS
+    if name not in others
 ]
+GATHERED = [name for name in served_names(GATHER) if name not in OF_16_BITS[GATHER]]
 
 
 def operands(scales, m=5, n=300, k=260):
@@ -161,6 +168,45 @@ def test_every_variant_is_exact_on_integers_and_no_less_accurate(ranks, op, vari
         case(op, variant, padded=number == 0, **kind | size) for number, size in enumerate(sizes)
     ]
     assert complaints(ranks, ranks.few, cases) == []
+
+
+@on_every_fabric
+@pytest.mark.parametrize("scales", SCALES)
+@pytest.mark.parametrize("variant", GATHERED)
+def test_every_gather_carries_rows_and_their_scales(ranks, variant, scales):
+    """Of both shardings; rows share tiles, or each tile has those of one rank."""
+    kind = {"x_dtype": "fp8", "scales": scales, "dtype": "bfloat16", "n": 144}
+    sizes = [
+        {"m": 21, "k": 304, "gather_dim": 0, "bias": True},
+        {"m": 32, "k": 144, "gather_dim": 0},
+        {"m": 5, "k": 256 if scales == "block" else 96, "gather_dim": 1, "bias": True},
+    ]
+    cases = [
+        case(GATHER, variant, **kind | size)
+        for size in sizes
+        if size["gather_dim"] in gather_dims(variant)
+    ]
+    assert complaints(ranks, 2, cases) == []
+
+
+@on_every_fabric
+@pytest.mark.parametrize("scales", SCALES)
+@pytest.mark.parametrize(
+    ("variant", "config"),
+    [
+        ("push", {"SWAP_AB": True, "SPLIT_K": 2, "CHUNKS": 2}),
+        ("push_tma", {"SWAP_AB": True, "SPLIT_K": 2, "K_PARTS": 2}),
+    ],
+)
+def test_every_way_to_gather_scales_alike(ranks, variant, config, scales):
+    kind = {"x_dtype": "fp8", "scales": scales, "m": 33, "n": 144}
+    sizes = [{"k": 528, "gather_dim": 0}, {"k": 512, "gather_dim": 1}]
+    whole = {name: 1 if name == "K_PARTS" else value for name, value in config.items()}
+    cases = [
+        case(GATHER, variant, each, **kind | size)
+        for each, size in zip((config, whole), sizes, strict=True)
+    ]
+    assert complaints(ranks, 2, cases) == []
 
 
 @on_every_fabric

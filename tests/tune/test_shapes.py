@@ -384,8 +384,12 @@ class TestModel:
         }
         assert {each.k for each in found} == {4096, 14336}
         assert left_out(request) == []
-        ((_, why),) = left_out(replace(request, op="all_gather_matmul"))
-        assert "quantised" in why
+        assert left_out(replace(request, op="all_gather_matmul")) == []
+        gathered = expand("all_gather_matmul", request)
+        of_layers = {each.n: each.scales for each in gathered if each.x_dtype == "fp8"}
+        # queries, keys or values, and both; the same of the feed-forward layers
+        assert of_layers == dict.fromkeys((4096, 512, 5120, 14336, 28672), scales)
+        assert {each.n for each in gathered if each.x_dtype == "same"} == {64128}  # the head
         scattered = expand("matmul_reduce_scatter", request)
         assert {each.scales for each in scattered} == {scales}
         cast = expand("matmul_all_reduce", replace(request, dtype="bf16"))

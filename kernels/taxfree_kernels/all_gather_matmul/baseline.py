@@ -13,18 +13,20 @@ import torch
 from taxfree_kernels.all_gather_matmul.problem import AllGatherMatmul
 from taxfree_kernels.all_gather_matmul.several import GatheringPlan, SeveralWeights
 from taxfree_kernels.fabric.base import Fabric, Workspace
+from taxfree_kernels.factors import multiply_into, try_fp8
+from taxfree_kernels.fp8 import factor_dtype
 from taxfree_kernels.variant import Config, Plan, Step, resized
-from taxfree_kernels.vendor import all_gather, matmul_into
+from taxfree_kernels.vendor import all_gather, all_gathers
 
 
 @dataclass(frozen=True)
 class GatherBuffers:
-    """The buffers for A in a call of one size.
+    """The buffers for A, or for its scales, in a call of one size.
 
     Args:
         shard: this rank's rows if they must be copied first, else None.
-        gathered: [world_size * shard_rows, shard_columns], the shards one below the other.
-        matrix: [m, k], the left operand.
+        gathered: [world_size * shard_rows, columns], the shards one below the other.
+        matrix: [m, all columns].
         needs_layout: whether the matrix is a re-layout of the gathered shards.
     """
 
@@ -38,19 +40,27 @@ class BaselinePlan(GatheringPlan):
     """One all-gather, for gather_dim 1 one re-layout copy, then the matmul.
 
     With gather_dim 0 and ragged M it gathers padded shards: the collective needs equal sizes.
+    Scales that travel with fp8 rows are gathered in the same launch.
     """
 
     def __init__(self, problem: AllGatherMatmul, fabric: Fabric) -> None:
         self._problem, self._group = problem, fabric.group
         self._is_by_columns = problem.gather_dim == 1
-        shard = (problem.shard_rows, problem.shard_columns)
-        gathered = (problem.world_size * shard[0], shard[1])
-        matrix = (problem.m if self._is_by_columns else 0, problem.k)
-        sizes = ((shape, getattr(torch, problem.dtype)) for shape in (shard, gathered, matrix))
+        try_fp8(problem, fabric.device, problem.bias)
+        self._widths = [problem.shard_columns]
+        if problem.scale_columns:
+            self._widths.append(problem.scale_columns)
+        sizes: list[tuple[tuple[int, int], torch.dtype]] = []
+        dtypes = (factor_dtype(problem, fabric.hardware.architecture), torch.float32)
+        for width, dtype in zip(self._widths, dtypes, strict=False):
+            shard = (problem.shard_rows, width)
+            matrix = (problem.m if self._is_by_columns else 0, problem.world_size * width)
+            gathered = (problem.world_size * shard[0], width)
+            sizes += [(shape, dtype) for shape in (shard, gathered, matrix)]
         self._scratch = self._memory(fabric).scratch(*sizes)
         self._sized = fabric.workspace.by_size(self._of_size)
-        top = self._sized[problem.m]
-        self.launches = 2 + top.needs_layout + (top.shard is not None)
+        copied = [b.needs_layout + (b.shard is not None) for b in self._sized[problem.m]]
+        self.launches = 2 + sum(copied)
 
     def _memory(self, fabric: Fabric) -> Workspace:
         """The buffers of this size."""
@@ -59,76 +69,123 @@ class BaselinePlan(GatheringPlan):
     def _copies_shard(self, problem: AllGatherMatmul) -> bool:
         return problem.gather_dim == 0 and problem.m % problem.world_size > 0
 
-    def _of_size(self, m: int) -> GatherBuffers:
-        problem = resized(self._problem, m=m)
-        shard, gathered, matrix = self._scratch()
+    def _of_size(self, m: int) -> tuple[GatherBuffers, ...]:
+        """Those of A; then those of scales that travel."""
+        problem, scratch = resized(self._problem, m=m), self._scratch()
+        return tuple(
+            self._buffers(problem, *scratch[3 * part : 3 * part + 3])
+            for part in range(len(self._widths))
+        )
+
+    def _buffers(
+        self,
+        problem: AllGatherMatmul,
+        shard: torch.Tensor,
+        gathered: torch.Tensor,
+        matrix: torch.Tensor,
+    ) -> GatherBuffers:
         gathered = gathered[: problem.world_size * problem.shard_rows]
         # With one row, the shards are already side by side.
-        needs_layout = self._is_by_columns and m > 1
+        needs_layout = self._is_by_columns and problem.m > 1
         if not needs_layout:
-            matrix = gathered.view(-1, problem.k)
+            sources = problem.world_size if self._is_by_columns else 1
+            matrix = gathered.view(-1, sources * gathered.shape[1])
         copied = shard[: problem.shard_rows] if self._copies_shard(problem) else None
-        return GatherBuffers(copied, gathered, matrix[:m], needs_layout)
+        return GatherBuffers(copied, gathered, matrix[: problem.m], needs_layout)
 
-    def gathered(self, a: torch.Tensor, m: int) -> torch.Tensor:
-        buffers = self._sized[m]
-        if buffers.shard is not None:
-            a = _copied_in(a, buffers.shard)
-        all_gather(buffers.gathered, a, self._group)
-        if buffers.needs_layout:
-            self._lay_out(buffers)
-        return buffers.matrix
+    def gathered(self, a: torch.Tensor, m: int, *scale: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        parts = self._sized[m]
+        self._gather(parts, self._copied_in(parts, (a, *scale)))
+        self._lay_out(parts)
+        return self._factor(parts, scale)
+
+    def _factor(
+        self, parts: tuple[GatherBuffers, ...], scale: tuple[torch.Tensor, ...]
+    ) -> tuple[torch.Tensor, ...]:
+        """A, and in fp8 its scales: gathered, or `scale` if that is of all of A."""
+        return (*[part.matrix for part in parts], *scale[len(parts) - 1 :])
 
     def kept(self, a: torch.Tensor, m: int) -> torch.Tensor:
-        if self._is_by_columns or self._sized[m].shard is not None:
+        if self._is_by_columns or self._sized[m][0].shard is not None:
             return super().kept(a, m)
         whole = a.new_empty(m, self._problem.k)
         all_gather(whole, a, self._group)
         return whole
 
     def steps(
-        self, a: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor
+        self,
+        a: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        *rest: torch.Tensor,
     ) -> list[Step]:
-        buffers, steps = self._sized[out.shape[0]], []
-        own_shard, shard, matrix = buffers.shard, a, buffers.matrix
-        if own_shard is not None:
-            shard = own_shard
-            steps.append(
-                Step("copy in", "copy", lambda: _copied_in(a, own_shard), memory_bytes=2 * a.nbytes)
+        *scales, out = rest
+        parts, steps = self._sized[out.shape[0]], []
+        own = (a, *scales[:1])[: len(parts)]
+        shards = [
+            tensor if part.shard is None else part.shard
+            for part, tensor in zip(parts, own, strict=True)
+        ]
+        matrix, *scale = self._factor(parts, tuple(scales[:1]))
+        if parts[0].shard is not None:
+            moved = 2 * sum(tensor.nbytes for tensor in own)
+            copies = Step(
+                "copy in", "copy", lambda: self._copied_in(parts, own), memory_bytes=moved
             )
+            steps.append(copies)
         steps.append(
             Step(
                 "all-gather",
                 "collective",
-                lambda: all_gather(buffers.gathered, shard, self._group),
-                latency_probe=lambda: self._gather_one_element(buffers, shard),
+                lambda: self._gather(parts, shards),
+                latency_probe=lambda: self._gather_one_element(parts[0], shards[0]),
             )
         )
-        if buffers.needs_layout:
-            moved = 2 * matrix.nbytes
-            steps.append(
-                Step("re-layout", "copy", lambda: self._lay_out(buffers), memory_bytes=moved)
-            )
+        if parts[0].needs_layout:
+            moved = 2 * sum(part.matrix.nbytes for part in parts)
+            layout = Step("re-layout", "copy", lambda: self._lay_out(parts), memory_bytes=moved)
+            steps.append(layout)
         steps.append(
             Step(
                 "matmul",
                 "consumer",
-                lambda: matmul_into(out, matrix, weight, bias),
+                lambda: multiply_into(out, matrix, weight, bias, *scale, *scales[1:]),
                 reads=matrix,
                 memory_bytes=matrix.nbytes,
             )
         )
         return steps
 
+    def _copied_in(
+        self, parts: tuple[GatherBuffers, ...], own: tuple[torch.Tensor, ...]
+    ) -> list[torch.Tensor]:
+        """What this rank gives to each gather."""
+        pairs = zip(parts, own, strict=False)  # a scale of all of A is not gathered
+        return [
+            tensor if part.shard is None else _copied_in(tensor, part.shard)
+            for part, tensor in pairs
+        ]
+
+    def _gather(self, parts: tuple[GatherBuffers, ...], shards: list[torch.Tensor]) -> None:
+        if self._problem.is_fp8:  # not all collective libraries know the type
+            all_gathers([part.gathered for part in parts], shards, self._group)
+        else:
+            all_gather(parts[0].gathered, shards[0], self._group)
+
     def _gather_one_element(self, buffers: GatherBuffers, shard: torch.Tensor) -> None:
         one_each = buffers.gathered.view(-1)[: self._problem.world_size]
-        all_gather(one_each, shard.view(-1)[:1], self._group)
+        if self._problem.is_fp8:
+            all_gathers([one_each], [shard.view(-1)[:1]], self._group)
+        else:
+            all_gather(one_each, shard.view(-1)[:1], self._group)
 
-    def _lay_out(self, buffers: GatherBuffers) -> None:
+    def _lay_out(self, parts: tuple[GatherBuffers, ...]) -> None:
         """Transpose [source, m, columns] to [m, source, columns]."""
-        m, world, width = len(buffers.matrix), self._problem.world_size, self._problem.shard_columns
-        by_source = buffers.gathered.view(world, m, width)
-        buffers.matrix.view(m, world, width).copy_(by_source.transpose(0, 1))
+        for part in parts:
+            if part.needs_layout:
+                m, world = len(part.matrix), self._problem.world_size
+                by_source = part.gathered.view(world, m, -1)
+                part.matrix.view(m, world, -1).copy_(by_source.transpose(0, 1))
 
 
 def _copied_in(a: torch.Tensor, shard: torch.Tensor) -> torch.Tensor:

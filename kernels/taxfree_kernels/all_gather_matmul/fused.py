@@ -14,10 +14,14 @@ from taxfree_kernels.device import sync
 from taxfree_kernels.device.peers import Group, Memory, translate
 from taxfree_kernels.device.sync import signal_by_chiplet
 from taxfree_kernels.device.tiles import (
+    ScaledStrides,
     Tile,
     accumulate,
     copy,
+    first_scales,
     rank_rotated,
+    scaled_tile,
+    scales_of_tile,
     select,
     stream_k,
     swizzle2d,
@@ -25,9 +29,12 @@ from taxfree_kernels.device.tiles import (
     zero_tile,
 )
 from taxfree_kernels.fabric.base import Fabric
+from taxfree_kernels.fp8 import factor_dtype
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.launch import Kernel, compile_options, pdl_options
 from taxfree_kernels.variant import Config, Plan, Space, Variant, resized
+
+SCALES_AT_ONCE = tl.constexpr(1024)
 
 
 class Gather(NamedTuple):
@@ -44,6 +51,7 @@ class Gather(NamedTuple):
         K_PARTS, PART_COLUMNS: number of parts of a row, and the columns of each but the last.
         SEND_STAGES: blocks that a sender has in flight.
         XCD_SIGNALS: chiplets whose senders signal together; 0 if each sender signals.
+        SCALE_COLUMNS: scales that travel with a row of a shard.
     """
 
     GATHER_DIM: int
@@ -57,21 +65,27 @@ class Gather(NamedTuple):
     PART_COLUMNS: int = 0
     SEND_STAGES: int = 1
     XCD_SIGNALS: int = 0
+    SCALE_COLUMNS: int = 0
 
     @classmethod
     def of(cls, problem: AllGatherMatmul, config: Config, **derived: Any) -> Gather:
         """The constants from a config, and others that are derived from it."""
         meta_parameters = {name: config[name] for name in cls._fields if name in config}
-        fixed = {"GATHER_DIM": problem.gather_dim, "HAS_BIAS": problem.bias}
+        fixed = {
+            "GATHER_DIM": problem.gather_dim,
+            "HAS_BIAS": problem.bias,
+            "SCALE_COLUMNS": problem.scale_columns,
+        }
         return cls(**{**fixed, **meta_parameters, **derived})
 
 
 class Weight(NamedTuple):
-    """The weight [k, n]."""
+    """The weight [k, n], and in fp8 its scales."""
 
     ptr: Any
     stride_k: Any
     stride_n: Any
+    scale_ptr: Any = None
 
 
 class Output(NamedTuple):
@@ -81,18 +95,29 @@ class Output(NamedTuple):
     ptr: Any
 
 
+class ScaledOutput(NamedTuple):
+    """As `Output`, with the scales of fp8 factors, of A as in `InputShard`."""
+
+    bias_ptr: Any
+    ptr: Any
+    a_scale_ptr: Any
+    w_scale_ptr: Any
+
+
 class InputShard(NamedTuple):
     """This rank's part of A; a kernel makes it from its arguments.
 
     Args:
         ptr: [own_rows, columns], contiguous.
         rows: of a full shard.
+        scale_ptr: in fp8, [own_rows, SCALE_COLUMNS], or those of the whole A.
     """
 
     ptr: Any
     own_rows: Any
     rows: Any
     columns: Any
+    scale_ptr: Any = None
 
 
 @triton.jit
@@ -120,6 +145,13 @@ def _copy_columns(
 
 
 @triton.jit
+def inbox_scales(slot_ptr, shard, GROUP: tl.constexpr):
+    """The scales in an inbox, [source, shard.rows, SCALE_COLUMNS]: they are behind the rows."""
+    row_bytes = tl.cdiv(GROUP.WORLD * shard.rows * shard.columns, 16) * 16
+    return tl.cast(slot_ptr + row_bytes, tl.pointer_type(tl.float32))
+
+
+@triton.jit
 def push_chunk(
     message, shard, slot_ptr, peers, GROUP: tl.constexpr, GATHER: tl.constexpr, counters_ptr=None
 ):
@@ -131,7 +163,8 @@ def push_chunk(
     different peers, so they never all send to the same one.
 
     Rows may be sent in K_PARTS parts of PART_COLUMNS columns, the last possibly narrower: each part
-    goes to all ranks before the next, each of its chunks on a channel of its own.
+    goes to all ranks before the next, each of its chunks on a channel of its own. Scales of rows go
+    with the first part.
 
     Args:
         message: in each part, CHUNKS to the own inbox when TO_SELF, then CHUNKS to each peer.
@@ -159,6 +192,14 @@ def push_chunk(
             target, shard.ptr, shard.columns, begin, end, column, column_end, GATHER.SEND_BLOCK,
             GATHER.PART_COLUMNS, GATHER.SEND_STAGES,
         )  # fmt: skip
+    if GATHER.SCALE_COLUMNS > 0:
+        if part == 0:
+            WIDTH: tl.constexpr = GATHER.SCALE_COLUMNS
+            own_ptr = inbox_scales(slot_ptr, shard, GROUP) + peers.rank * shard.rows * WIDTH
+            copy(
+                translate(own_ptr, peers, peer), shard.scale_ptr, begin * WIDTH, end * WIDTH,
+                SCALES_AT_ONCE,
+            )  # fmt: skip
     if GATHER.XCD_SIGNALS:
         signal_by_chiplet(message, GATHER.SENDERS, counters_ptr, peers, GROUP, GATHER.XCD_SIGNALS)
     else:
@@ -241,6 +282,7 @@ def gathered_tile(
     w_cols = weight.ptr + cols.to(tl.int64) * weight.stride_n
     acc = zero_tile(TILE)
     arrived = peers.rank >= 0
+    scales = None
     if GATHER.GATHER_DIM == 0:
         # -- one loop over K; rows are in the own shard or in the inbox of their source ----------
         arrived = wait_for_rows(row, row_end, 0, 0, peers, m, shard.rows, GROUP, GATHER)
@@ -251,19 +293,28 @@ def gathered_tile(
             a_rows = translate(slot_ptr + shard_row * k, peers, source)
         else:
             a_rows = slot_ptr + rows.to(tl.int64) * k
+        ALIGNMENT: tl.constexpr = 2 if TILE.SCALES == "none" else 1
         a_rows = select(
-            source == peers.rank, shard.ptr + own_row * k, a_rows, 16 if TILE.EVEN_K else 2
+            source == peers.rank, shard.ptr + own_row * k, a_rows, 16 if TILE.EVEN_K else ALIGNMENT
         )
+        if TILE.SCALES != "none":
+            x_scales = gathered_scales(rows, peers.rank, shard, slot_ptr, GROUP, GATHER, TILE)
+            scales = scales_of_tile(x_scales, weight.scale_ptr, row_mask, col, n, k, TILE)
         acc = accumulate(
             acc, a_rows, 0, row_mask, w_cols, weight.stride_k, col_mask, 0, 1, k, step_begin,
-            step_end, 1, TILE,
+            step_end, 1, TILE, scales,
         )  # fmt: skip
     else:
         # -- the own shard, then groups of peers, each after one wait ----------------------------
         row_offset = rows.to(tl.int64) * shard.columns
+        peers_scales = None
+        if TILE.SCALES != "none":
+            scales, peers_scales = scales_of_sources(
+                rows, row_mask, col, n, k, shard, weight.scale_ptr, slot_ptr, GROUP, GATHER, TILE
+            )
         acc = accumulate(
             acc, shard.ptr + row_offset, 0, row_mask, w_cols, weight.stride_k, col_mask, peers.rank,
-            peers.rank + 1, shard.columns, step_begin, step_end, GROUP.WORLD, TILE,
+            peers.rank + 1, shard.columns, step_begin, step_end, GROUP.WORLD, TILE, scales,
         )  # fmt: skip
         for first in range(1, GROUP.WORLD, GATHER.SOURCES_PER_WAIT):
             last = min(first + GATHER.SOURCES_PER_WAIT, GROUP.WORLD)
@@ -278,24 +329,62 @@ def gathered_tile(
             acc = accumulate(
                 acc, source_rows, stride_source, row_mask, w_cols, weight.stride_k, col_mask,
                 peers.rank + first, peers.rank + last, shard.columns, step_begin, step_end,
-                GROUP.WORLD, TILE,
+                GROUP.WORLD, TILE, peers_scales,
             )  # fmt: skip
 
     finish_tile(
-        acc, arrived, tile, split, rows, cols, m, n, output, memory, GROUP, GATHER.HAS_BIAS, TILE
-    )
+        acc, arrived, tile, split, rows, cols, m, n, output, memory, GROUP, GATHER.HAS_BIAS, TILE,
+        scales,
+    )  # fmt: skip
+
+
+@triton.jit
+def gathered_scales(
+    rows, rank, shard, slot_ptr, GROUP: tl.constexpr, GATHER: tl.constexpr, TILE: tl.constexpr
+):
+    """With gather_dim 0: where the scales of rows of A are, see ``first_scales``."""
+    scales = first_scales(shard.scale_ptr, rows - rank * shard.rows, shard.columns, TILE)
+    if GATHER.SCALE_COLUMNS > 0:
+        own_scales = scales
+        inbox_ptr = inbox_scales(slot_ptr, shard, GROUP)
+        scales = first_scales(inbox_ptr, rows, shard.columns, TILE)
+        if not GATHER.TO_SELF:
+            scales = select(rows // shard.rows == rank, own_scales, scales, 4)
+    return scales
+
+
+@triton.jit
+def scales_of_sources(
+    rows, row_mask, col, n, k, shard, w_scale_ptr, slot_ptr,
+    GROUP: tl.constexpr, GATHER: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    """With gather_dim 1: the scales of a tile, see ``scales_of_tile``, of the own shard and peers'.
+
+    They differ where each rank has some of its own, of blocks.
+    """
+    own_scales = first_scales(shard.scale_ptr, rows, shard.columns, TILE)
+    scales = scales_of_tile(own_scales, w_scale_ptr, row_mask, col, n, k, TILE, shard.columns)
+    peers_scales = scales
+    if GATHER.SCALE_COLUMNS > 0:
+        inbox_ptr = inbox_scales(slot_ptr, shard, GROUP)
+        peers_scales = scales_of_tile(
+            first_scales(inbox_ptr, rows, shard.columns, TILE), w_scale_ptr, row_mask, col, n, k,
+            TILE, shard.columns, shard.rows * GATHER.SCALE_COLUMNS,
+        )  # fmt: skip
+    return scales, peers_scales
 
 
 @triton.jit
 def finish_tile(
     acc, arrived, tile, split, rows, cols, m, n, output, memory,
-    GROUP: tl.constexpr, HAS_BIAS: tl.constexpr, TILE: tl.constexpr,
+    GROUP: tl.constexpr, HAS_BIAS: tl.constexpr, TILE: tl.constexpr, scales=None,
 ):  # fmt: skip
     """Write a tile of the output; with a split K, the last split to finish writes the total.
 
     Args:
         acc: float32 [rows, cols], or [cols, rows] when SWAP_AB.
         arrived: whether all operands have arrived; if not, NaN is written.
+        scales: in fp8, see ``scales_of_tile``.
     """
     acc = tl.where(arrived, acc, float("nan"))
     if TILE.SWAP_AB:
@@ -303,6 +392,8 @@ def finish_tile(
     mask = (rows < m)[:, None] & (cols < n)[None, :]
     offsets = rows.to(tl.int64)[:, None] * n + cols[None, :]
     if TILE.SPLIT_K == 1:
+        if TILE.SCALES != "none":
+            acc = scaled_tile(acc, scales, TILE)
         _store(output.ptr + offsets, acc, mask, output.bias_ptr, cols, cols < n, HAS_BIAS)
     else:
         plane = m.to(tl.int64) * n
@@ -313,6 +404,8 @@ def finish_tile(
                 total += tl.load(
                     memory.partials_ptr + other * plane + offsets, mask=mask, other=0.0
                 )
+            if TILE.SCALES != "none":
+                total = scaled_tile(total, scales, TILE)
             _store(output.ptr + offsets, total, mask, output.bias_ptr, cols, cols < n, HAS_BIAS)
 
 
@@ -363,14 +456,17 @@ class FusedGatherPlan(Plan):
         self._partials = fabric.workspace.scratch(((partials,), torch.float32))
         counters = self._tiles(problem) + config.get("XCD_SIGNALS", 0)
         self._counters = fabric.workspace.counters(counters)
-        slots = fabric.pool.slots(problem.gathered_elements, getattr(torch, problem.dtype))
+        dtype = factor_dtype(problem, fabric.hardware.architecture)
+        slots = fabric.pool.slots(problem.inbox_elements, dtype)
         self._memory = Memory(*slots, fabric.pool.control, None, None, fabric.heap_bases)
         self._kernel = Kernel(
             function,
             grid=0,
             constants={
                 "GROUP": Group(problem.world_size, fabric.backend),
-                "TILE": Tile.of(config, problem.shard_columns, problem.weight_layout),
+                "TILE": Tile.of(
+                    config, problem.shard_columns, problem.weight_layout, problem.scales
+                ),
             },
             options=compile_options(fabric.backend, config) | pdl_options(config),
         )
@@ -401,15 +497,26 @@ class FusedGatherPlan(Plan):
         return (self._sized[size][0],)
 
     def run(
-        self, a: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor
+        self,
+        a: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        *rest: torch.Tensor,
     ) -> torch.Tensor:
+        *scales, out = rest
         kernel, own_rows, layout = self._sized[out.shape[0]]
         output = (out if bias is None else bias, out)
-        kernel(a, own_rows, *self._operands(a, weight, output, layout))
+        kernel(a, own_rows, *self._operands(a, weight, output, layout, *scales))
         return out
 
     def _operands(
-        self, a: torch.Tensor, weight: torch.Tensor, output: tuple[torch.Tensor, ...], layout: Any
+        self,
+        a: torch.Tensor,
+        weight: torch.Tensor,
+        output: tuple[torch.Tensor, ...],
+        layout: Any,
+        *scales: torch.Tensor,
     ) -> tuple[Any, ...]:
-        """The kernel's arguments for the operands and the output of tiles."""
-        return weight, weight.stride(), *output
+        """The kernel's arguments for the operands, with their scales, and the output of tiles."""
+        strides = weight.stride()
+        return weight, ScaledStrides(*strides, *scales) if scales else strides, *output

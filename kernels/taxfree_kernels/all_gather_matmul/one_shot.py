@@ -10,14 +10,20 @@ so the two slots of the pool suffice.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 
 from taxfree_kernels.all_gather_matmul import spaces
-from taxfree_kernels.all_gather_matmul.fused import Gather, InputShard, push_chunk
+from taxfree_kernels.all_gather_matmul.fused import (
+    SCALES_AT_ONCE,
+    Gather,
+    InputShard,
+    inbox_scales,
+    push_chunk,
+)
 from taxfree_kernels.all_gather_matmul.problem import AllGatherMatmul
 from taxfree_kernels.all_gather_matmul.several import GatheringPlan, SeveralWeights
 from taxfree_kernels.all_gather_matmul.spaces import send_block
@@ -25,23 +31,52 @@ from taxfree_kernels.device import sync
 from taxfree_kernels.device.peers import Group, Memory
 from taxfree_kernels.device.tiles import select
 from taxfree_kernels.fabric.base import Fabric
+from taxfree_kernels.factors import multiply_into, try_fp8
+from taxfree_kernels.fp8 import factor_dtype
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.launch import Kernel
 from taxfree_kernels.spaces import nearest_first
 from taxfree_kernels.variant import Config, Plan, Space, Step, resized
-from taxfree_kernels.vendor import matmul_into
+
+
+class ScaledRows(NamedTuple):
+    """Rows in fp8 and the scales that travel with them; of all of A, these go down columns."""
+
+    ptr: Any
+    scale_ptr: Any
+
+
+@triton.jit
+def _place(
+    target_ptr, block_ptr, begin, end, columns, stride_row, stride_column, arrived,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Copy elements [begin, end) of a block of whole rows to their places in a matrix."""
+    for start in range(begin, end, BLOCK):
+        offsets = start + tl.arange(0, BLOCK)
+        mask = offsets < end
+        tile = tl.load(block_ptr + offsets, mask=mask)
+        if tile.dtype.primitive_bitwidth == 8:
+            tile = tl.where(arrived, tile, tl.full((), float("nan"), tl.float32).to(tile.dtype))
+        else:
+            tile = tl.where(arrived, tile, float("nan"))
+        places = offsets // columns * stride_row + offsets % columns * stride_column
+        tl.store(target_ptr + places, tile, mask=mask)
 
 
 @triton.jit(do_not_specialize=["rank", "own_rows", "m", "shard_rows"])
 def _gather(
-    a_ptr, own_rows, gathered_ptr, memory, rank, m, k, shard_rows, shard_columns,
-    GROUP: tl.constexpr, GATHER: tl.constexpr, ALIGNED: tl.constexpr,
+    a, own_rows, gathered, memory, rank, m, k, shard_rows, shard_columns,
+    GROUP: tl.constexpr, GATHER: tl.constexpr, ALIGNMENT: tl.constexpr,
 ):  # fmt: skip
     program = tl.program_id(0)
     peers, slot_ptr = sync.running_slot(memory, rank)
     senders = GATHER.CHUNKS * (GROUP.WORLD - 1)
+    a_ptr, a_scale_ptr, gathered_ptr = a, None, gathered
+    if GATHER.SCALE_COLUMNS > 0:
+        a_ptr, a_scale_ptr, gathered_ptr = a.ptr, a.scale_ptr, gathered.ptr
+    shard = InputShard(a_ptr, own_rows, shard_rows, shard_columns, a_scale_ptr)
     if program < senders:
-        shard = InputShard(a_ptr, own_rows, shard_rows, shard_columns)
         push_chunk(program, shard, slot_ptr, peers, GROUP, GATHER)
     else:
         chunk = (program - senders) // GROUP.WORLD
@@ -54,17 +89,22 @@ def _gather(
         if source != rank:
             arrived = sync.wait(peers, chunk, source, GROUP)
         inbox_block_ptr = slot_ptr + source.to(tl.int64) * shard_rows * shard_columns
-        block_ptr = select(source == rank, a_ptr, inbox_block_ptr, 16 if ALIGNED else 2)
+        block_ptr = select(source == rank, a_ptr, inbox_block_ptr, ALIGNMENT)
         first_column = tl.where(GATHER.GATHER_DIM == 0, 0, source * shard_columns)
         target_ptr = gathered_ptr + first_row.to(tl.int64) * k + first_column
-        for start in range(begin * shard_columns, end * shard_columns, GATHER.SEND_BLOCK):
-            offsets = start + tl.arange(0, GATHER.SEND_BLOCK)
-            mask = offsets < end * shard_columns
-            tile = tl.load(block_ptr + offsets, mask=mask)
-            tile = tl.where(arrived, tile, float("nan"))
-            tl.store(
-                target_ptr + offsets // shard_columns * k + offsets % shard_columns, tile, mask=mask
-            )
+        _place(
+            target_ptr, block_ptr, begin * shard_columns, end * shard_columns, shard_columns, k, 1,
+            arrived, GATHER.SEND_BLOCK,
+        )  # fmt: skip
+        if GATHER.SCALE_COLUMNS > 0:
+            WIDTH: tl.constexpr = GATHER.SCALE_COLUMNS
+            scales_ptr = inbox_scales(slot_ptr, shard, GROUP) + source * shard_rows * WIDTH
+            first_scale = tl.where(GATHER.GATHER_DIM == 0, first_row, source * WIDTH * m)
+            scales_ptr = select(source == rank, a_scale_ptr, scales_ptr, 4)
+            _place(
+                gathered.scale_ptr + first_scale, scales_ptr, begin * WIDTH, end * WIDTH, WIDTH, 1,
+                m, arrived, SCALES_AT_ONCE,
+            )  # fmt: skip
     sync.leave(memory.control_ptr)
 
 
@@ -74,59 +114,79 @@ class OneShotPlan(GatheringPlan):
     launches = 2
 
     def __init__(self, problem: AllGatherMatmul, fabric: Fabric, config: Config) -> None:
-        dtype = getattr(torch, problem.dtype)
+        dtype = factor_dtype(problem, fabric.hardware.architecture)
         world, chunks = problem.world_size, config["CHUNKS"]
         self._problem, self._rank = problem, fabric.rank
-        slots = fabric.pool.slots(problem.gathered_elements, dtype)
+        try_fp8(problem, fabric.device, problem.bias)
+        slots = fabric.pool.slots(problem.inbox_elements, dtype)
         self._memory = Memory(*slots, fabric.pool.control, None, None, fabric.heap_bases)
-        self._a = fabric.workspace.scratch(((problem.m, problem.k), dtype))
+        sources = world if problem.gather_dim == 1 else 1
+        scales = (sources * problem.scale_columns * problem.m,)
+        self._a = fabric.workspace.scratch(((problem.m, problem.k), dtype), (scales, torch.float32))
+        block = send_block(problem, fabric.hardware)
+        is_aligned = problem.shard_columns * dtype.itemsize % 16 == 0
         self._gather = Kernel(
             _gather,
             grid=chunks * (2 * world - 1),
             constants={
                 "GROUP": Group(world, fabric.backend),
-                "GATHER": Gather(problem.gather_dim, chunks, send_block(problem, fabric.hardware)),
-                "ALIGNED": problem.shard_columns % 8 == 0,
+                "GATHER": Gather.of(problem, config, SEND_BLOCK=block),
+                "ALIGNMENT": 16 if is_aligned else dtype.itemsize,
             },
         )
         self._sized = fabric.workspace.by_size(self._of_size)
 
-    def _of_size(self, m: int) -> tuple[torch.Tensor, Kernel, int]:
-        """The buffer for A, the gather kernel for m rows, and this rank's number of rows."""
-        problem, (whole,) = resized(self._problem, m=m), self._a()
+    def _of_size(self, m: int) -> tuple[torch.Tensor, torch.Tensor, Kernel, int]:
+        """Buffers for A and its scales, the kernel for m rows, and this rank's number of rows."""
+        problem, (whole, scales) = resized(self._problem, m=m), self._a()
+        scales = scales[: len(scales) // self._problem.m * m]
+        scales = scales.view(-1, m).t() if problem.scales == "block" else scales.view(-1, 1)
+        target: Any = ScaledRows(whole, scales) if problem.scale_columns else whole
         last_args = (
-            whole, self._memory, self._rank, m, problem.k, problem.shard_rows, problem.shard_columns
+            target, self._memory, self._rank, m, problem.k, problem.shard_rows,
+            problem.shard_columns,
         )  # fmt: skip
         kernel = self._gather.resized(self._gather.grid, last_args)
-        return whole[:m], kernel, problem.rows_of(self._rank)
+        return whole[:m], scales, kernel, problem.rows_of(self._rank)
 
     def kernels(self, size: int) -> tuple[Kernel, ...]:
-        return (self._sized[size][1],)
+        return (self._sized[size][2],)
 
-    def gathered(self, a: torch.Tensor, m: int) -> torch.Tensor:
-        whole, gather, own_rows = self._sized[m]
-        gather(a, own_rows)
-        return whole
+    def gathered(self, a: torch.Tensor, m: int, *scale: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        whole, scales, gather, own_rows = self._sized[m]
+        if not self._problem.scale_columns:
+            gather(a, own_rows)
+            return whole, *scale
+        gather(ScaledRows(a, *scale), own_rows)
+        return whole, scales
 
     def steps(
-        self, a: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor
+        self,
+        a: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        *rest: torch.Tensor,
     ) -> list[Step]:
-        gathered, gather, own_rows = self._sized[out.shape[0]]
+        *scales, out = rest
+        whole, scale, gather, own_rows = self._sized[out.shape[0]]
+        rows: Any = a
+        if self._problem.scale_columns:
+            rows, scales = ScaledRows(a, scales[0]), [scale, *scales[1:]]
         *args, _, shard_columns = gather.last_args
         without_rows = gather.resized(gather.grid, (*args, 0, shard_columns))
         return [
             Step(
                 "gather",
                 "collective",
-                lambda: gather(a, own_rows),
-                latency_probe=lambda: without_rows(a, 0),
+                lambda: gather(rows, own_rows),
+                latency_probe=lambda: without_rows(rows, 0),
             ),
             Step(
                 "matmul",
                 "consumer",
-                lambda: matmul_into(out, gathered, weight, bias),
-                reads=gathered,
-                memory_bytes=gathered.nbytes,
+                lambda: multiply_into(out, whole, weight, bias, *scales),
+                reads=whole,
+                memory_bytes=whole.nbytes,
             ),
         ]
 

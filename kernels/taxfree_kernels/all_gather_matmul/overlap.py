@@ -25,11 +25,12 @@ from taxfree_kernels.copies import PeerCopies, rows_of_shard
 from taxfree_kernels.device import sync
 from taxfree_kernels.device.peers import Group, Peers
 from taxfree_kernels.fabric.base import Fabric
+from taxfree_kernels.factors import multiply_into, try_fp8
+from taxfree_kernels.fp8 import factor_dtype
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.launch import Kernel, compile_options
 from taxfree_kernels.spaces import first_streams, nearest_first, per_copy_space
 from taxfree_kernels.variant import Config, Plan, Space, Variant, resized
-from taxfree_kernels.vendor import matmul_into
 
 _ROWS_AT_ONCE = 1024
 
@@ -45,7 +46,7 @@ def _await(
     wait_for_rows(row, row_end, 0, 0, peers, m, shard_rows, GROUP, GATHER)
 
 
-_Message = tuple[int, torch.Tensor]  # a peer, and the place of the shard in its memory
+_Message = tuple[int, tuple[torch.Tensor, ...]]  # a peer, and the place of the shard in its memory
 
 
 @dataclass(frozen=True)
@@ -55,13 +56,13 @@ class _Calls:
     Args:
         own_rows: this rank's rows of the output.
         parts: parts of the peers' rows: the messages to send before it, the rows, and the place
-            where they arrive.
+            where they arrive, in fp8 with that of their scales.
         last_messages: messages to send after the last part.
         await_args: arguments of the waiting kernel before the rows.
     """
 
     own_rows: slice
-    parts: list[tuple[list[_Message], slice, torch.Tensor]]
+    parts: list[tuple[list[_Message], slice, tuple[torch.Tensor, ...]]]
     last_messages: list[_Message]
     await_args: tuple[Any, ...]
 
@@ -72,7 +73,9 @@ class OverlapPlan(Plan):
     def __init__(self, problem: AllGatherMatmul, fabric: Fabric, config: Config) -> None:
         self._problem, self._fabric = problem, fabric
         self._shards_per_wait = config["SHARDS_PER_WAIT"]
-        self._inbox, _ = fabric.pool.slots(problem.gathered_elements, getattr(torch, problem.dtype))
+        try_fp8(problem, fabric.device, problem.bias)
+        dtype = factor_dtype(problem, fabric.hardware.architecture)
+        self._inbox, _ = fabric.pool.slots(problem.inbox_elements, dtype)
         self._copies = PeerCopies(fabric, config["STREAMS"])
         group = Group(problem.world_size, fabric.backend)
         self._await = Kernel(
@@ -87,18 +90,30 @@ class OverlapPlan(Plan):
     def _of_size(self, m: int) -> _Calls:
         problem, fabric = resized(self._problem, m=m), self._fabric
         world, rank = problem.world_size, fabric.rank
-        inbox = self._inbox[: problem.gathered_elements].view(-1, problem.k)
+        inbox = self._inboxes(problem)
         own_rows = rows_of_shard(problem, rank)
         # in the order in which peers need the shard; each rank begins with another peer
         peers = [(rank - distance) % world for distance in range(1, world)]
-        messages = [(peer, fabric.peer_view(inbox, peer)[own_rows]) for peer in peers]
+        messages = [
+            (peer, tuple(fabric.peer_view(each, peer)[own_rows] for each in inbox))
+            for peer in peers
+        ]
         parts, begin = [], 0
         owners = [(rank + distance) % world for distance in range(1, world)]
         for rows, end in self._parts(problem, owners):
-            parts.append((messages[begin:end], rows, inbox[rows]))
+            parts.append((messages[begin:end], rows, tuple(each[rows] for each in inbox)))
             begin = end
         await_args = (fabric.pool.control, fabric.heap_bases, rank, m, problem.shard_rows)
         return _Calls(own_rows, parts, messages[begin:], await_args)
+
+    def _inboxes(self, problem: AllGatherMatmul) -> tuple[torch.Tensor, ...]:
+        """A in the inbox, and behind it the scales that travel with its rows."""
+        rows = self._inbox[: problem.gathered_elements].view(-1, problem.k)
+        if not problem.scale_columns:
+            return (rows,)
+        count = problem.world_size * problem.shard_rows * problem.scale_columns
+        scales = self._inbox[problem.inbox_elements - 4 * count : problem.inbox_elements]
+        return rows, scales.view(torch.float32).view(-1, problem.scale_columns)
 
     def _parts(self, problem: AllGatherMatmul, owners: list[int]) -> list[tuple[slice, int]]:
         """The rows of each matmul, of some owners in turn, and the owners before its end.
@@ -118,24 +133,30 @@ class OverlapPlan(Plan):
         return (self._await, *self._copies.kernels)
 
     def run(
-        self, a: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor
+        self,
+        a: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        *rest: torch.Tensor,
     ) -> torch.Tensor:
-        calls = self._sized[out.shape[0]]
+        *scales, out = rest
+        calls, own = self._sized[out.shape[0]], (a, *scales[:1])
         self._copies.begin()
-        matmul_into(out[calls.own_rows], a, weight, bias)
+        multiply_into(out[calls.own_rows], a, weight, bias, *scales)
         for messages, rows, arrived in calls.parts:
-            self._send(messages, a)
+            self._send(messages, own)
             self._copies.join()
             self._await(*calls.await_args, rows.start, rows.stop)
-            matmul_into(out[rows], arrived, weight, bias)
-        self._send(calls.last_messages, a)
+            factor = (*arrived, *own[len(arrived) :])  # with a scale of all of A
+            multiply_into(out[rows], factor[0], weight, bias, *factor[1:], *scales[1:])
+        self._send(calls.last_messages, own)
         self._copies.join()
         self._copies.finish(out)
         return out
 
-    def _send(self, messages: list[_Message], a: torch.Tensor) -> None:
-        for peer, target in messages:
-            self._copies.send(target, a, peer)
+    def _send(self, messages: list[_Message], own: tuple[torch.Tensor, ...]) -> None:
+        for peer, targets in messages:
+            self._copies.send(targets, own, peer)
 
 
 class Overlap(Variant):

@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from taxfree_kernels.errors import PlanError
-from taxfree_kernels.variant import ITEM_BYTES, Cost, Sharded
+from taxfree_kernels.variant import BLOCK, ITEM_BYTES, Cost, Sharded
+
+_ALIGNMENT = 16  # bytes, of the scales behind the rows in an inbox
 
 
 @dataclass(frozen=True)
@@ -18,11 +20,12 @@ class AllGatherMatmul(Sharded):
         k: columns of the gathered A.
         gather_dim: 0: rank r holds rows [r * ceil(m / world_size), ...), the last ranks fewer or
             none; 1: rank r holds columns [r * k / world_size, ...).
-        dtype: "float16" or "bfloat16", of A, weight, bias and output.
+        dtype: "float16" or "bfloat16", of all tensors but fp8 factors.
         world_size: ranks.
         weight_layout: which dimension of the weight is contiguous last: "nk" is K, as in the
             transposed weight of a ``torch.nn.Linear``; "kn" is N.
         bias: whether a bias is added.
+        x_dtype, scales: see :class:`MatmulProblem`; x is A.
 
     Raises:
         PlanError: on impossible dimensions.
@@ -36,6 +39,8 @@ class AllGatherMatmul(Sharded):
     world_size: int = 1
     weight_layout: str = "nk"
     bias: bool = False
+    x_dtype: str = "same"
+    scales: str = "none"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -45,6 +50,11 @@ class AllGatherMatmul(Sharded):
             raise PlanError(
                 f"k={self.k} is not divisible by {self.world_size} ranks",
                 "with gather_dim=1 each rank holds k / world_size columns",
+            )
+        if self.scales == "block" and self.shard_columns < self.k and self.shard_columns % BLOCK:
+            raise PlanError(
+                f"shards of {self.shard_columns} columns begin within a block of {BLOCK}",
+                f"k / world_size must be a multiple of {BLOCK}",
             )
 
     @property
@@ -65,19 +75,36 @@ class AllGatherMatmul(Sharded):
         return self.world_size * self.shard_rows * self.shard_columns
 
     @property
+    def scale_columns(self) -> int:
+        """Scales of a row of a shard that travel with it; 0 where all ranks have the same."""
+        if self.scales == "block":
+            return -(-self.shard_columns // BLOCK)
+        return int(self.scales == "channel" and self.gather_dim == 0)
+
+    @property
+    def inbox_elements(self) -> int:
+        """Elements of an inbox, and in fp8 the bytes of the scales behind them."""
+        if not self.scale_columns:
+            return self.gathered_elements
+        scale_bytes = 4 * self.world_size * self.shard_rows * self.scale_columns
+        return -(-self.gathered_elements // _ALIGNMENT) * _ALIGNMENT + scale_bytes
+
+    @property
     def cost(self) -> Cost:
-        item = ITEM_BYTES[self.dtype]
-        own_elements = self.rows_of(self.world_size - 1) * self.shard_columns  # the smallest shard
-        elements = self.m * self.k + self.k * self.n + self.m * self.n
+        own_rows = self.rows_of(self.world_size - 1)  # the smallest shard
+        sources = self.world_size if self.gather_dim == 1 else 1  # that hold a part of a row
+        row_bytes = self.factor_bytes * self.shard_columns + 4 * self.scale_columns
         return Cost(
             flops=2 * self.m * self.n * self.k,
-            memory_bytes=item * elements,
-            link_bytes=item * (self.m * self.k - own_elements),
+            memory_bytes=self.factor_bytes * (self.m * self.k + self.k * self.n)
+            + self.scale_bytes
+            + ITEM_BYTES[self.dtype] * self.m * self.n,
+            link_bytes=row_bytes * (sources * self.m - own_rows),
         )
 
     @property
     def slot_bytes(self) -> int:
-        return ITEM_BYTES[self.dtype] * self.gathered_elements
+        return self.factor_bytes * self.inbox_elements
 
 
 PROBLEM = AllGatherMatmul

@@ -38,14 +38,17 @@ def _push(
     gdc_wait(GROUP)
     program = tl.program_id(0)
     peers, slot_ptr = sync.running_slot(memory, rank)
-    shard = fused.InputShard(a_ptr, own_rows, shard_rows, shard_columns)
+    a_scale_ptr, w_scale_ptr = None, None
+    if TILE.SCALES != "none":
+        a_scale_ptr, w_scale_ptr = stride_w.x_scale_ptr, stride_w.w_scale_ptr
+    shard = fused.InputShard(a_ptr, own_rows, shard_rows, shard_columns, a_scale_ptr)
     if program < GATHER.SENDERS:
         counters_ptr = memory.counters_ptr
         if GATHER.XCD_SIGNALS:  # after those of tiles
             counters_ptr += tl.cdiv(m, TILE.BLOCK_M) * tl.cdiv(n, TILE.BLOCK_N)
         fused.push_chunk(program, shard, slot_ptr, peers, GROUP, GATHER, counters_ptr)
     else:
-        weight = fused.Weight(w_ptr, stride_w[0], stride_w[1])
+        weight = fused.Weight(w_ptr, stride_w[0], stride_w[1], w_scale_ptr)
         output = fused.Output(bias_ptr, out_ptr)
         fused.gathered_tile(
             program - GATHER.SENDERS, shard, weight, output, memory, slot_ptr, peers, m, n, k,

@@ -32,7 +32,11 @@ from taxfree_kernels.all_gather_matmul.spaces import sends_to_self, steps_of_par
 from taxfree_kernels.device import sync
 from taxfree_kernels.device.peers import Peers
 from taxfree_kernels.device.sync import before_tma_loads, gdc_wait
-from taxfree_kernels.device.tiles import accumulate_tma, zero_tile
+from taxfree_kernels.device.tiles import (
+    accumulate_tma,
+    scales_of_tile,
+    zero_tile,
+)
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.launch import RowDescriptors, weight_descriptors, with_fields
@@ -52,7 +56,10 @@ def _push_tma(
     program = tl.program_id(0)
     generation = sync.running_generation(memory.control_ptr)
     peers = Peers(memory.control_ptr, memory.heap_bases, rank, generation)
-    shard = fused.InputShard(a_ptr, own_rows, shard_rows, shard_columns)
+    a_scale_ptr, w_scale_ptr = None, None
+    if TILE.SCALES != "none":
+        a_scale_ptr, w_scale_ptr = output.a_scale_ptr, output.w_scale_ptr
+    shard = fused.InputShard(a_ptr, own_rows, shard_rows, shard_columns, a_scale_ptr)
     if program < GATHER.SENDERS:
         slot_ptr = tl.multiple_of(memory.inbox_ptr + (generation % 2) * memory.stride_slot, 16)
         messages: tl.constexpr = GATHER.K_PARTS * GATHER.CHUNKS * (GROUP.WORLD - 1 + GATHER.TO_SELF)
@@ -65,16 +72,31 @@ def _push_tma(
             index, rank, m, n, shard, GATHER.GATHER_DIM, TILE
         )
         row_end = min(row + TILE.BLOCK_M, m)
+        scales = None
+        if TILE.SCALES != "none":
+            slot_ptr = memory.inbox_ptr + (generation % 2) * memory.stride_slot
+            scaled_rows = row + tl.arange(0, TILE.BLOCK_M)
+            row_mask = scaled_rows < m
         acc = zero_tile(TILE)
         if HAS_STEPS:
             tl.assume(step_end > step_begin)
         if GATHER.GATHER_DIM == 0:
+            if TILE.SCALES != "none":
+                x_scales = fused.gathered_scales(
+                    scaled_rows, rank, shard, slot_ptr, GROUP, GATHER, TILE
+                )
+            if TILE.SCALES == "channel":  # those of rows arrive with them
+                of_rows = tl.zeros((TILE.BLOCK_M,), tl.float32)
+                scaled_cols = col + tl.arange(0, TILE.BLOCK_N)
+                of_cols = tl.load(w_scale_ptr + scaled_cols, mask=scaled_cols < n, other=0.0)
+            elif TILE.SCALES != "none":
+                scales = scales_of_tile(x_scales, w_scale_ptr, row_mask, col, n, k, TILE)
             first, arrived = 0, tl.full((), True, tl.int1)
             if not GATHER.TO_SELF:  # a tile of own rows needs no other source
                 first = (row // shard_rows == rank).to(tl.int32)
                 acc = accumulate_tma(
                     acc, a_desc, 0, row - rank * shard_rows, w_desc, col, 0, first, step_begin,
-                    step_end, 1, 1, TILE,
+                    step_end, 1, 1, TILE, scales,
                 )  # fmt: skip
             PART_STEPS: tl.constexpr = GATHER.PART_COLUMNS // TILE.BLOCK_K
             for part in range(GATHER.K_PARTS):
@@ -82,6 +104,8 @@ def _push_tma(
                     row, row_end, 0, 0, peers, m, shard_rows, GROUP, GATHER, part
                 )
                 before_tma_loads(GROUP)
+                if TILE.SCALES == "channel":
+                    of_rows = tl.load(x_scales, mask=row_mask, other=0.0)
                 begin, end = step_begin, step_end
                 if GATHER.K_PARTS > 1:
                     part_end = min((part + 1) * PART_STEPS, tl.cdiv(shard_columns, TILE.BLOCK_K))
@@ -89,13 +113,22 @@ def _push_tma(
                 if HAS_STEPS:
                     tl.assume(end > begin)
                 acc = accumulate_tma(
-                    acc, inbox_desc, slot, row, w_desc, col, first, 1, begin, end, 1, 1, TILE
-                )
+                    acc, inbox_desc, slot, row, w_desc, col, first, 1, begin, end, 1, 1, TILE,
+                    scales,
+                )  # fmt: skip
+            if TILE.SCALES == "channel":
+                scales = of_rows, of_cols
         else:
             arrived = rank >= 0
+            peers_scales = None
+            if TILE.SCALES != "none":
+                scales, peers_scales = fused.scales_of_sources(
+                    scaled_rows, row_mask, col, n, k, shard, w_scale_ptr, slot_ptr, GROUP, GATHER,
+                    TILE,
+                )  # fmt: skip
             acc = accumulate_tma(
                 acc, a_desc, 0, row, w_desc, col, rank, rank + 1, step_begin, step_end, GROUP.WORLD,
-                1, TILE,
+                1, TILE, scales,
             )  # fmt: skip
             for first in range(1, GROUP.WORLD, GATHER.SOURCES_PER_WAIT):
                 last = min(first + GATHER.SOURCES_PER_WAIT, GROUP.WORLD)
@@ -107,12 +140,12 @@ def _push_tma(
                     tl.assume(last > first)
                 acc = accumulate_tma(
                     acc, inbox_desc, slot, row, w_desc, col, rank + first, rank + last, step_begin,
-                    step_end, GROUP.WORLD, GROUP.WORLD, TILE,
+                    step_end, GROUP.WORLD, GROUP.WORLD, TILE, peers_scales,
                 )  # fmt: skip
         rows, cols = row + tl.arange(0, TILE.BLOCK_M), col + tl.arange(0, TILE.BLOCK_N)
         fused.finish_tile(
             acc, arrived, tile, split, rows, cols, m, n, output, memory, GROUP,
-            GATHER.HAS_BIAS, TILE,
+            GATHER.HAS_BIAS, TILE, scales,
         )  # fmt: skip
     sync.leave(memory.control_ptr)
 
@@ -168,12 +201,18 @@ class PushTmaPlan(fused.FusedGatherPlan):
         return inbox, reads_own and not sends_to_self(problem, self._config)
 
     def _operands(
-        self, a: torch.Tensor, weight: torch.Tensor, output: tuple[torch.Tensor, ...], layout: Any
+        self,
+        a: torch.Tensor,
+        weight: torch.Tensor,
+        output: tuple[torch.Tensor, ...],
+        layout: Any,
+        *scales: torch.Tensor,
     ) -> tuple[Any, ...]:
         inbox, reads_own = layout
         # with gather_dim 0 tiles read nothing else
         a_desc = self._a_descriptors(a) if reads_own else inbox
-        return a_desc, self._w_descriptors(weight), inbox, fused.Output(*output)
+        kind: Any = fused.ScaledOutput if scales else fused.Output
+        return a_desc, self._w_descriptors(weight), inbox, kind(*output, *scales)
 
 
 class PushTma(fused.FusedGatherVariant):
@@ -185,7 +224,8 @@ class PushTma(fused.FusedGatherVariant):
         if hardware.architecture not in ("sm_90", "cpu"):
             return f"not written for {hardware.architecture}"
         rows_of_w = problem.k if problem.weight_layout == "nk" else problem.n
-        if problem.shard_columns % 8 or rows_of_w % 8:
+        in_16_bytes = 16 // problem.factor_bytes
+        if problem.shard_columns % in_16_bytes or rows_of_w % in_16_bytes:
             return "rows do not start at multiples of 16 bytes"
         return super().unsupported_reason(problem, hardware)
 

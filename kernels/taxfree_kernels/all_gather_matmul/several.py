@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 import torch
 
 from taxfree_kernels.all_gather_matmul.problem import AllGatherMatmul
+from taxfree_kernels.factors import multiply_into
 from taxfree_kernels.variant import Plan, Variant, variants
 from taxfree_kernels.vendor import matmul_into
 
@@ -26,7 +27,7 @@ class SeveralWeights(Variant):
     gives_way: ClassVar[bool] = False
 
     def serves_several_weights(self, problem: Any) -> bool:
-        return bool(problem.gather_dim == 0)
+        return bool(problem.gather_dim == 0 and not problem.is_fp8)
 
 
 class SeveralWeightsPlan(Plan):
@@ -51,23 +52,33 @@ class GatheringPlan(SeveralWeightsPlan):
     _problem: AllGatherMatmul
 
     @abstractmethod
-    def gathered(self, a: torch.Tensor, m: int) -> torch.Tensor:
-        """A [m, k], in memory that all plans share."""
+    def gathered(self, a: torch.Tensor, m: int, *scale: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """A [m, k], in memory that all plans share; in fp8 also its scales.
+
+        Args:
+            scale: of this rank's shard, or of all of A, in fp8.
+        """
 
     def kept(self, a: torch.Tensor, m: int) -> torch.Tensor:
         """A [m, k], in memory of its own."""
-        return self.gathered(a, m).clone()
+        return self.gathered(a, m)[0].clone()
 
     def run(
-        self, a: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor
+        self,
+        a: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        *rest: torch.Tensor,
     ) -> torch.Tensor:
-        return matmul_into(out, self.gathered(a, out.shape[0]), weight, bias)
+        *scales, out = rest
+        whole, *scale = self.gathered(a, out.shape[0], *scales[:1])
+        return multiply_into(out, whole, weight, bias, *scale, *scales[1:])
 
     def run_several(
         self, a: torch.Tensor, weights: Sequence[torch.Tensor], biases: Biases, returns_a: bool
     ) -> list[torch.Tensor]:
         m = a.shape[0] * self._problem.world_size
-        whole = self.kept(a, m) if returns_a else self.gathered(a, m)
+        whole = self.kept(a, m) if returns_a else self.gathered(a, m)[0]
         outs = [
             matmul_into(a.new_empty(m, weight.shape[1]), whole, weight, bias)
             for weight, bias in zip(weights, biases, strict=True)

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from taxfree_kernels.all_gather_matmul.problem import AllGatherMatmul
 from taxfree_kernels.variant import Shapes
+
+_FP8: dict[str, Any] = {"dtype": "bfloat16", "world_size": 2, "x_dtype": "fp8"}
 
 
 def tiny(world_size: int) -> list[AllGatherMatmul]:
@@ -32,12 +35,19 @@ SHAPES = Shapes(
         AllGatherMatmul(4096, 4096, 8192, dtype="bfloat16", world_size=8),
         AllGatherMatmul(64, 4096, 4096, gather_dim=0, world_size=8, bias=True),
         AllGatherMatmul(1024, 4096, 4096, gather_dim=0, world_size=4, weight_layout="kn"),
+        AllGatherMatmul(16, 28672, 8192, **_FP8, scales="block"),
+        AllGatherMatmul(16, 28672, 8192, 0, **_FP8, scales="channel"),
+        AllGatherMatmul(1024, 28672, 8192, 0, **_FP8, scales="block"),
+        AllGatherMatmul(1024, 28672, 8192, **_FP8, scales="tensor"),
     ),
     ragged=(
         AllGatherMatmul(77, 1000, 8 * 129, world_size=8),
         AllGatherMatmul(50, 1001, 1033, gather_dim=0, world_size=2),
     ),
-    smallest=(AllGatherMatmul(1, 16, 32, world_size=2),),
+    smallest=(
+        AllGatherMatmul(1, 16, 32, world_size=2),
+        AllGatherMatmul(2, 16, 32, 0, world_size=2, x_dtype="fp8", scales="block"),
+    ),
     shorthand=("m", "n", "k"),
     sets={
         "paper": ["m=1,2,4,8,16,32,64,128,256,512,1024 n=3584 k=8192 gather_dim=1"],

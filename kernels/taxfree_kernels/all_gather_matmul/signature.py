@@ -15,10 +15,13 @@ from taxfree_kernels.arguments import (
     fixed,
     matrix_rows,
     require,
+    require_addends,
     require_row,
+    require_scales,
     weight_layout,
 )
 from taxfree_kernels.fabric.base import Fabric
+from taxfree_kernels.fp8 import product
 from taxfree_kernels.gradients import Gradients, gather, gradients
 from taxfree_kernels.signature import Signature
 from taxfree_kernels.variant import own_rows, resized
@@ -33,8 +36,44 @@ def _problem(
     m: int | None,
 ) -> AllGatherMatmul:
     """See :meth:`taxfree.Runtime.all_gather_matmul`."""
-    require(a_shard.dim() == 2 and weight.dim() == 2, "a_shard and weight must be matrices")
+    _require_matrices(a_shard, weight)
     dtype = common_dtype(fabric, a_shard=a_shard, weight=weight, bias=bias)
+    return _of_sizes(fabric, a_shard, weight, bias, gather_dim, m, dtype=dtype)
+
+
+def _require_matrices(a_shard: torch.Tensor, weight: torch.Tensor) -> None:
+    require(a_shard.dim() == 2 and weight.dim() == 2, "a_shard and weight must be matrices")
+
+
+def _scaled_problem(
+    fabric: Fabric,
+    a_shard: torch.Tensor,
+    weight: torch.Tensor,
+    a_scale: torch.Tensor,
+    weight_scale: torch.Tensor,
+    bias: torch.Tensor | None,
+    gather_dim: int,
+    m: int | None,
+    dtype: torch.dtype,
+) -> AllGatherMatmul:
+    """See :meth:`taxfree.Runtime.scaled_all_gather_matmul`."""
+    _require_matrices(a_shard, weight)
+    scales = require_scales(fabric, a_shard, weight, a_scale, weight_scale)
+    name = require_addends(fabric, dtype, bias=bias)
+    kind = {"dtype": name, "x_dtype": "fp8", "scales": scales}
+    return _of_sizes(fabric, a_shard, weight, bias, gather_dim, m, **kind)
+
+
+def _of_sizes(
+    fabric: Fabric,
+    a_shard: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    gather_dim: int,
+    m: int | None,
+    **kind: str,
+) -> AllGatherMatmul:
+    """The problem of tensors in a dtype, with or without scales."""
     require(1 in weight.stride(), "neither stride of weight is 1")
     require(gather_dim in (0, 1), f"gather_dim is {gather_dim!r}, must be 0 or 1")
     rows, columns = a_shard.shape
@@ -47,8 +86,8 @@ def _problem(
     require(columns == k, f"the gathered A has {columns} columns, weight {k} rows")
     require_row("bias", bias, n)
     problem = AllGatherMatmul(
-        m=m, n=n, k=k, gather_dim=gather_dim, dtype=dtype,
-        world_size=fabric.world_size, weight_layout=weight_layout(weight), bias=bias is not None,
+        m=m, n=n, k=k, gather_dim=gather_dim, world_size=fabric.world_size,
+        weight_layout=weight_layout(weight), bias=bias is not None, **kind,
     )  # fmt: skip
     expected = own_rows(m, gather_dim, fabric.world_size, fabric.rank)
     require(
@@ -69,6 +108,27 @@ def _library(
     m = m if m is not None else a_shard.shape[0] * (world_size if gather_dim == 0 else 1)
     product = gather(a_shard, gather_dim, m, world_size, group_name)() @ weight
     return product if bias is None else product + bias
+
+
+def _scaled_library(
+    world_size: int,
+    group_name: str,
+    a_shard: torch.Tensor,
+    weight: torch.Tensor,
+    a_scale: torch.Tensor,
+    weight_scale: torch.Tensor,
+    bias: torch.Tensor | None,
+    gather_dim: int,
+    m: int | None,
+    dtype: torch.dtype,
+) -> torch.Tensor:
+    m = m if m is not None else a_shard.shape[0] * (world_size if gather_dim == 0 else 1)
+    whole = gather(a_shard.view(torch.uint8), gather_dim, m, world_size, group_name)()
+    is_of_block = weight_scale.shape != (1, weight.shape[1])
+    if a_scale.dim() == 2 and (gather_dim == 0 or is_of_block):
+        a_scale = gather(a_scale, gather_dim, m, world_size, group_name)()
+    sums = product(whole.view(a_shard.dtype), a_scale, weight, weight_scale)
+    return (sums if bias is None else sums + bias).to(dtype)
 
 
 def _gradient(context: Any, grad: torch.Tensor) -> Gradients:
@@ -108,7 +168,34 @@ ALL_GATHER_MATMUL = Signature(
     gradient=_gradient,
 )  # fmt: skip
 
-SIGNATURES = (ALL_GATHER_MATMUL,)
+SCALED_ALL_GATHER_MATMUL = Signature(
+    "scaled_all_gather_matmul",
+    "Tensor a_shard, Tensor weight, Tensor a_scale, Tensor weight_scale, Tensor? bias, "
+    "int gather_dim, int? m, ScalarType dtype",
+    layout=lambda a, weight, a_scale, weight_scale, bias, gather_dim, m, dtype: (
+        "scaled_all_gather_matmul", a.shape, a.dtype, a.device, fixed(weight), a_scale.shape,
+        a_scale.dtype, a_scale.device, fixed(weight_scale), fixed(bias), gather_dim, m, dtype,
+    ),
+    key=lambda a, weight, a_scale, weight_scale, bias, gather_dim, m, dtype: (
+        by_row(a), fixed(weight), by_row(a_scale), fixed(weight_scale), fixed(bias), gather_dim,
+        dtype,
+    ),
+    sizes=lambda world_size, a, weight, a_scale, weight_scale, bias, gather_dim, m, dtype:
+        ALL_GATHER_MATMUL.sizes(world_size, a, weight, bias, gather_dim, m),
+    fits=lambda fabric, m, a, weight, a_scale, weight_scale, bias, gather_dim, *others: (
+        ALL_GATHER_MATMUL.fits(fabric, m, a, weight, bias, gather_dim, None)
+        and (a_scale.dim() < 2 or len(a_scale) == len(a))
+    ),
+    problem=_scaled_problem,
+    inputs=lambda _, a, weight, a_scale, weight_scale, bias, *others: (
+        aligned(a), weight, bias, aligned(a_scale), weight_scale,
+    ),
+    shape=lambda _, m, a, weight, *others: (m, weight.shape[-1]),
+    dtype=lambda a, weight, a_scale, weight_scale, bias, gather_dim, m, dtype: dtype,
+    library=_scaled_library,
+)  # fmt: skip
+
+SIGNATURES = (ALL_GATHER_MATMUL, SCALED_ALL_GATHER_MATMUL)
 
 
 def several_layout(

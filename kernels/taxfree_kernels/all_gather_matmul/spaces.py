@@ -8,8 +8,17 @@ from taxfree_kernels.all_gather_matmul.problem import AllGatherMatmul
 from taxfree_kernels.compilers import is_triton
 from taxfree_kernels.fabric.heap import Pool
 from taxfree_kernels.hardware import Hardware
-from taxfree_kernels.spaces import allowed, matmul_space, power_of_2, tile_illegal_reason, up_to
-from taxfree_kernels.variant import ITEM_BYTES, Config, Space
+from taxfree_kernels.spaces import (
+    allowed,
+    for_fp8,
+    fp8_illegal_reason,
+    matmul_space,
+    power_of_2,
+    space_of_fp8,
+    tile_illegal_reason,
+    up_to,
+)
+from taxfree_kernels.variant import Config, Space
 
 
 def unsupported_reason(problem: AllGatherMatmul) -> str | None:
@@ -29,7 +38,10 @@ def tile_space(problem: AllGatherMatmul, hardware: Hardware) -> Space:
     if hardware.backend == "interpreter":
         splits, waits = (1, 2, 4, 8), (world_size, 1)
     of_gather = {"SOURCES_PER_WAIT": waits}
-    return matmul_space(hardware, problem.m, problem.shard_columns, (1, 2, 4, 8), splits, of_gather)
+    space = matmul_space(
+        hardware, problem.m, problem.shard_columns, (1, 2, 4, 8), splits, of_gather
+    )
+    return space_of_fp8(problem, space)
 
 
 def tma_space(problem: AllGatherMatmul, hardware: Hardware) -> Space:
@@ -39,8 +51,7 @@ def tma_space(problem: AllGatherMatmul, hardware: Hardware) -> Space:
     parts = (1, 2, 4, 8) if problem.gather_dim == 0 else (1,)
     if hardware.backend == "interpreter":
         return {**space, "SENDERS": (1, 2, 64), "K_PARTS": parts[:2], "SEND_STAGES": (1, 2)}
-    return {
-        **space,
+    of_tma = {
         "K_PARTS": parts,
         "SEND_STAGES": (1, 4),
         "BLOCK_K": up_to(power_of_2(problem.shard_columns, 64), (64, 128)),
@@ -49,6 +60,7 @@ def tma_space(problem: AllGatherMatmul, hardware: Hardware) -> Space:
         "SENDERS": (8, 12, 16, 18, 20, 24, 32, 64, 512),
         "SEND_BLOCK": (8192, 16384, 32768),
     }
+    return space_of_fp8(problem, {**space, **of_tma})
 
 
 def send_space(problem: AllGatherMatmul, hardware: Hardware) -> Space:
@@ -66,7 +78,12 @@ def send_block(problem: AllGatherMatmul, hardware: Hardware) -> int:
     """Elements that a sender of ``one_shot`` copies at a time; unaligned ones have addresses."""
     if hardware.backend == "interpreter":
         return 1024
-    return SEND_BLOCK if problem.shard_columns % 8 == 0 else SEND_BLOCK // 4
+    return SEND_BLOCK if _is_aligned(problem) else SEND_BLOCK // 4
+
+
+def _is_aligned(problem: AllGatherMatmul) -> bool:
+    """Whether rows of a shard start at multiples of 16 bytes."""
+    return problem.shard_columns * problem.factor_bytes % 16 == 0
 
 
 def seed_configs(
@@ -76,7 +93,7 @@ def seed_configs(
     rows = power_of_2(problem.m, 16)
     if hardware.backend == "interpreter":
         guesses = [_first_interpreted(rows)]
-    elif problem.shard_columns % 8:  # unaligned rows: no load is 16 bytes wide
+    elif not _is_aligned(problem):  # no load is 16 bytes wide
         guesses = [{"BLOCK_M": min(rows, 64), "BLOCK_N": 64, "BLOCK_K": 32, "num_warps": 8}]
     elif hardware.backend == "hip":
         guesses = _first_on_cdna(rows)
@@ -84,7 +101,7 @@ def seed_configs(
         guesses = _first_on_hopper(rows, sending_chunks(problem))
         if is_triton(3, 8):
             guesses += [guess | {"SOURCES_PER_WAIT": 1} for guess in guesses]
-    return allowed(problem, hardware, space, guesses, illegal_reason)
+    return allowed(problem, hardware, space, for_fp8(problem, guesses), illegal_reason)
 
 
 def _first_interpreted(rows: int) -> dict[str, Any]:
@@ -93,7 +110,7 @@ def _first_interpreted(rows: int) -> dict[str, Any]:
 
 def sending_chunks(problem: AllGatherMatmul) -> int:
     """The number of chunks of some 32 KiB, which a sender moves in a few microseconds."""
-    shard_bytes = problem.shard_rows * problem.shard_columns * ITEM_BYTES[problem.dtype]
+    shard_bytes = problem.shard_rows * problem.shard_columns * problem.factor_bytes
     return max(1, min(64, shard_bytes >> 15))
 
 
@@ -158,9 +175,8 @@ def first_tma_configs(
             for count in (24, 20, 12)
         ]
     waits = {"SOURCES_PER_WAIT": problem.world_size, "K_PARTS": 1, "SEND_STAGES": 1}
-    return allowed(
-        problem, hardware, space, [waits | guess for guess in guesses], tma_illegal_reason
-    )
+    guesses = for_fp8(problem, [waits | guess for guess in guesses])
+    return allowed(problem, hardware, space, guesses, tma_illegal_reason)
 
 
 #: meta-parameters of ``push_tma`` that have no meaning where warps have roles
@@ -279,7 +295,16 @@ def illegal_reason(problem: AllGatherMatmul, hardware: Hardware, config: Config)
     waits_once = problem.gather_dim == 1 and config["SOURCES_PER_WAIT"] == problem.world_size
     if tile >= 64 * 128 and waits_once and is_triton(3, 8):
         return "Triton 3.8 would run its matrix instructions one by one"
-    return tile_illegal_reason(hardware, config, problem.shard_columns, problem.m * problem.n, 128)
+    return _tile_illegal_reason(problem, hardware, config)
+
+
+def _tile_illegal_reason(
+    problem: AllGatherMatmul, hardware: Hardware, config: Config
+) -> str | None:
+    columns, outputs = problem.shard_columns, problem.m * problem.n
+    return fp8_illegal_reason(problem, hardware, config) or tile_illegal_reason(
+        hardware, config, columns, outputs, 128, problem.factor_bytes
+    )
 
 
 def specialized_illegal_reason(
@@ -311,7 +336,7 @@ def tma_illegal_reason(problem: AllGatherMatmul, hardware: Hardware, config: Con
         return f"K_PARTS {parts} leaves a split of a part without a step of k"
     if parts * config["CHUNKS"] > Pool.CHANNELS:
         return f"{parts * config['CHUNKS']} channels, of which there are {Pool.CHANNELS}"
-    return tile_illegal_reason(hardware, config, problem.shard_columns, problem.m * problem.n, 128)
+    return _tile_illegal_reason(problem, hardware, config)
 
 
 def sends_to_self(problem: AllGatherMatmul, config: Config) -> bool:

@@ -13,29 +13,42 @@ from taxfree_kernels.all_gather_matmul.problem import AllGatherMatmul
 from taxfree_kernels.all_gather_matmul.several import Biases, SeveralWeights, SeveralWeightsPlan
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.hardware import Hardware
-from taxfree_kernels.variant import ITEM_BYTES, Config, Plan
+from taxfree_kernels.variant import Config, Plan
 from taxfree_kernels.vendor import symm_mem_op
 
 _MULTICAST_ROWS = 2048  # at most, of which PyTorch gathers so
 
 
 class TorchFusedPlan(SeveralWeightsPlan):
-    """One call of ``torch.ops.symm_mem.fused_all_gather_matmul``."""
+    """One call of ``torch.ops.symm_mem.fused_all_gather_matmul``, or that of fp8 factors."""
 
     def __init__(self, problem: AllGatherMatmul, fabric: Fabric) -> None:
-        self._group = fabric.group
+        self._group, self._problem = fabric.group, problem
         # Per shard a copy and a matmul, but for the own one a matmul only; then the copy here.
         self.launches = 2 * problem.world_size
         # With multicast all of few rows are gathered in the workspace; else the shard is copied.
         rows = max(problem.shard_rows, min(problem.m, _MULTICAST_ROWS))
-        self._workspace_bytes = rows * problem.k * ITEM_BYTES[problem.dtype]
+        self._workspace_bytes = rows * (problem.factor_bytes * problem.k + 4 * problem.is_fp8)
 
     def connect(self) -> None:
-        self._op = symm_mem_op("fused_all_gather_matmul", self._group, self._workspace_bytes)
+        name = f"fused_all_gather_{'scaled_' * self._problem.is_fp8}matmul"
+        self._op = symm_mem_op(name, self._group, self._workspace_bytes)
 
     def run(
-        self, a: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor
+        self,
+        a: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        *rest: torch.Tensor,
     ) -> torch.Tensor:
+        *scales, out = rest
+        if scales:
+            a_scale, weight_scale = scales
+            _, (product,) = self._op(
+                a, [weight], a_scale, [weight_scale], 0, self._group.group_name, [bias], [None],
+                [out.dtype], [False],
+            )  # fmt: skip
+            return out.copy_(product)
         _, (product,) = self._op(a, [weight], 0, self._group.group_name, return_A=False)
         return out.copy_(product) if bias is None else torch.add(product, bias, out=out)
 
@@ -65,6 +78,8 @@ class TorchFused(SeveralWeights):
             return "torch's fused op rounds the sum after each rank's columns"
         if problem.m % problem.world_size:
             return "torch's fused op gathers equal shards"
+        if problem.scales == "block":
+            return "torch's fused op has scales of tensors and tokens"
         return None
 
     def plan(self, problem: AllGatherMatmul, fabric: Fabric, config: Config) -> Plan:

@@ -82,6 +82,15 @@ class Tile(NamedTuple):
         return cls(*(fields[name] for name in cls._fields))
 
 
+class ScaledStrides(NamedTuple):
+    """Strides of an fp8 weight, and pointers to the scales of x and of the weight."""
+
+    k: Any
+    columns: Any
+    x_scale_ptr: Any
+    w_scale_ptr: Any
+
+
 # -- schedules ----------------------------------------------------------------------------------
 
 
@@ -328,7 +337,7 @@ def accumulate(
         stride_a_source: elements from a source's block of A to the next.
         w_cols: pointers [BLOCK_N] to the k = 0 element of each column.
         source_begin, source_end: the sources, modulo SOURCES.
-        scales: see :func:`add_fp8_product`; where operands are fp8, of one source.
+        scales: see :func:`add_fp8_product`, where operands are fp8.
     """
     steps = max(step_end - step_begin, 1)
     arange_k = tl.arange(0, TILE.BLOCK_K)
@@ -351,7 +360,7 @@ def accumulate(
             if TILE.SCALES == "none":
                 acc = tl.dot(w, a, acc)
             else:
-                acc = add_fp8_product(acc, w, a, scales, k_begin, TILE)
+                acc = add_fp8_product(acc, w, a, scales, source, k_begin, TILE)
         else:
             a_tile = (a_rows + a_offset)[:, None] + arange_k[None, :]
             w_tile = (w_cols + w_offset)[None, :] + (arange_k * stride_wk)[:, None]
@@ -363,7 +372,7 @@ def accumulate(
             if TILE.SCALES == "none":
                 acc = tl.dot(a, w, acc)
             else:
-                acc = add_fp8_product(acc, a, w, scales, k_begin, TILE)
+                acc = add_fp8_product(acc, a, w, scales, source, k_begin, TILE)
     return acc
 
 
@@ -401,9 +410,9 @@ def accumulate_tma(
                 acc = tl.dot(a, w, acc)
         else:
             if TILE.SWAP_AB:
-                acc = add_fp8_product(acc, w.T, a.T, scales, k_begin, TILE)
+                acc = add_fp8_product(acc, w.T, a.T, scales, source, k_begin, TILE)
             else:
-                acc = add_fp8_product(acc, a, w, scales, k_begin, TILE)
+                acc = add_fp8_product(acc, a, w, scales, source, k_begin, TILE)
     return acc
 
 
@@ -411,36 +420,51 @@ def accumulate_tma(
 
 
 @triton.jit
-def scales_of_tile(
-    x_scale_ptr, w_scale_ptr, row_begin, row_end, col_begin, col_end, k, TILE: tl.constexpr
-):
-    """The scales of a tile; loaded before the loop over K, which hides their latency.
-
-    Args:
-        x_scale_ptr, w_scale_ptr: to scales of x and of the weight; those along k are contiguous.
-
-    Returns:
-        For "tensor", their product; for "channel", those of rows, float32 [BLOCK_M], and of columns
-        [BLOCK_N]; for "block", pointers [BLOCK_M] to those of the first group of each row, which
-        rows exist, and [BLOCK_M] times the pointer to that of the first block of all columns,
-        because loads of scalars are not pipelined.
-    """
-    rows = row_begin + tl.arange(0, TILE.BLOCK_M)
-    row_mask = rows < row_end
+def first_scales(scale_ptr, rows, columns, TILE: tl.constexpr):
+    """Pointers [BLOCK_M] to the first scale of rows of x, of so many columns; or a tensor's."""
     if TILE.SCALES == "tensor":
-        return tl.load(x_scale_ptr) * tl.load(w_scale_ptr)
+        return scale_ptr
     elif TILE.SCALES == "channel":
-        cols = col_begin + tl.arange(0, TILE.BLOCK_N)
-        of_rows = tl.load(x_scale_ptr + rows, mask=row_mask, other=0.0)
-        return of_rows, tl.load(w_scale_ptr + cols, mask=cols < col_end, other=0.0)
+        return scale_ptr + rows
     else:
-        groups = tl.cast(tl.cdiv(k, BLOCK), tl.int64)
-        w_ptrs = w_scale_ptr + col_begin // BLOCK * groups + tl.zeros((TILE.BLOCK_M,), tl.int32)
-        return x_scale_ptr + rows * groups, row_mask, w_ptrs
+        return scale_ptr + rows * tl.cast(tl.cdiv(columns, BLOCK), tl.int64)
 
 
 @triton.jit
-def add_fp8_product(acc, one, other, scales, k_begin, TILE: tl.constexpr):
+def scales_of_tile(
+    x_scales, w_scale_ptr, row_mask, col_begin, col_end, k, TILE: tl.constexpr, columns=0,
+    stride_source=0,
+):  # fmt: skip
+    """The scales of a tile; loaded before the loop over K, which hides their latency.
+
+    Args:
+        x_scales: see :func:`first_scales`; of source 0.
+        w_scale_ptr: to scales of the weight; those along k are contiguous.
+        k: rows of the weight.
+        columns: of x from a source, where there are several.
+        stride_source: from a row's scales in a source to those in the next.
+
+    Returns:
+        For "tensor", their product; for "channel", those of rows, float32 [BLOCK_M], and of columns
+        [BLOCK_N]; for "block", `x_scales`, which rows exist, and [BLOCK_M] times the pointer to
+        that of the first block of all columns, because loads of scalars are not pipelined; then
+        the blocks of a source, and `stride_source`.
+    """
+    if TILE.SCALES == "tensor":
+        return tl.load(x_scales) * tl.load(w_scale_ptr)
+    elif TILE.SCALES == "channel":
+        cols = col_begin + tl.arange(0, TILE.BLOCK_N)
+        of_rows = tl.load(x_scales, mask=row_mask, other=0.0)
+        return of_rows, tl.load(w_scale_ptr + cols, mask=cols < col_end, other=0.0)
+    else:
+        blocks_of_k = tl.cast(tl.cdiv(k, BLOCK), tl.int64)
+        w_ptrs = w_scale_ptr + col_begin // BLOCK * blocks_of_k
+        w_ptrs += tl.zeros((TILE.BLOCK_M,), tl.int32)
+        return x_scales, row_mask, w_ptrs, tl.cdiv(columns, BLOCK), stride_source
+
+
+@triton.jit
+def add_fp8_product(acc, one, other, scales, source, k_begin, TILE: tl.constexpr):
     """`acc` plus a step of A @ W, or W^T @ A^T when SWAP_AB, both fp8.
 
     Hopper's matrix instructions add fp8 products with about 14 bits, so that each step is added to
@@ -449,14 +473,15 @@ def add_fp8_product(acc, one, other, scales, k_begin, TILE: tl.constexpr):
 
     Args:
         scales: of the tile; those of blocks are applied here.
-        k_begin: of the step, which crosses no block.
+        source, k_begin: of the step, which crosses no block.
     """
     product = tl.dot(one, other)
     if TILE.SCALES == "block":
-        x_ptrs, row_mask, w_ptrs = scales
+        x_ptrs, row_mask, w_ptrs, groups, stride_source = scales
         group = k_begin // BLOCK
-        scale = tl.load(x_ptrs + group, mask=row_mask, other=0.0)
-        scale *= tl.load(w_ptrs + group, mask=row_mask, other=0.0)
+        x_ptrs += source * stride_source + group
+        scale = tl.load(x_ptrs, mask=row_mask, other=0.0)
+        scale *= tl.load(w_ptrs + source * groups + group, mask=row_mask, other=0.0)
         product *= scale[None, :] if TILE.SWAP_AB else scale[:, None]
     return acc + product
 

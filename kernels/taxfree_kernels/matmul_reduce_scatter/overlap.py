@@ -145,7 +145,7 @@ class OverlapPlan(Plan):
                 matmul_into(shard.product, x[shard.rows], weight[:, shard.columns], None)
                 self._copies.follow()
             if shard.target is not None:
-                self._copies.send(shard.target, shard.product, shard.owner)
+                self._copies.send([shard.target], [shard.product], shard.owner)
         self._copies.join()
         add(own, out)
         self._copies.finish(out)

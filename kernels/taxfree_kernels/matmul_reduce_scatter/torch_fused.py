@@ -15,20 +15,28 @@ from taxfree_kernels.vendor import symm_mem_op
 
 
 class TorchFusedPlan(Plan):
-    """One call of ``torch.ops.symm_mem.fused_matmul_reduce_scatter``."""
+    """One call of ``torch.ops.symm_mem.fused_matmul_reduce_scatter``, or that of fp8 factors."""
 
     def __init__(self, problem: MatmulReduceScatter, fabric: Fabric) -> None:
-        self._group, self._scatter_dim = fabric.group, problem.scatter_dim
+        self._group, self._problem = fabric.group, problem
         # A matmul and a copy per shard, no copy for this rank's; then the sum, and the copy here.
         self.launches = 2 * problem.world_size + 1
         elements = 2 * problem.shard_rows * problem.shard_columns  # of two products, in turns
         self._workspace_bytes = elements * ITEM_BYTES[problem.dtype]
 
     def connect(self) -> None:
-        self._op = symm_mem_op("fused_matmul_reduce_scatter", self._group, self._workspace_bytes)
+        name = f"fused_{'scaled_' * self._problem.is_fp8}matmul_reduce_scatter"
+        self._op = symm_mem_op(name, self._group, self._workspace_bytes)
 
-    def run(self, x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
-        return out.copy_(self._op(x, weight, "sum", self._scatter_dim, self._group.group_name))
+    def run(self, x: torch.Tensor, weight: torch.Tensor, *rest: torch.Tensor) -> torch.Tensor:
+        *scales, out = rest
+        dim, group = self._problem.scatter_dim, self._group.group_name
+        if not scales:
+            return out.copy_(self._op(x, weight, "sum", dim, group))
+        shape = [x.shape[0], weight.shape[1]]
+        return out.copy_(
+            self._op(x, weight, *scales, "sum", dim, dim, group, shape, out_dtype=out.dtype)
+        )
 
 
 class TorchFused(Variant):
@@ -41,8 +49,10 @@ class TorchFused(Variant):
     def unsupported_reason(self, problem: MatmulReduceScatter, hardware: Hardware) -> str | None:
         if hardware.backend != "cuda":
             return "torch's fused op needs CUDA"
-        if problem.is_fp8:
-            return "it multiplies 16-bit factors"
+        if problem.scales == "block":
+            return "torch's fused op has scales of tensors and tokens"
+        if problem.is_fp8 and problem.scatter_dim:
+            return "torch's fused op scatters rows of fp8 products"
         if problem.world_size == 1:
             return "one rank has no peers"
         if problem.m % problem.world_size and problem.scatter_dim == 0:

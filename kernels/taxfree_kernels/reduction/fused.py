@@ -19,9 +19,11 @@ from taxfree_kernels.device import sync
 from taxfree_kernels.device.peers import Group, Memory, translate
 from taxfree_kernels.device.sync import signal_everybody, wait_for_channels, wait_for_everybody
 from taxfree_kernels.device.tiles import (
+    ScaledStrides,
     Tile,
     accumulate,
     accumulate_tma,
+    first_scales,
     quantised_groups,
     scaled_tile,
     scales_of_tile,
@@ -56,15 +58,6 @@ from taxfree_kernels.variant import (
 
 _BLOCK = tl.constexpr(BLOCK)
 _ALIGNED = 8  # elements of 16 bits, so that each part begins at a multiple of 16 bytes
-
-
-class ScaledStrides(NamedTuple):
-    """Strides of an fp8 weight, and pointers to the scales of x and of the weight."""
-
-    k: Any
-    columns: Any
-    x_scale_ptr: Any
-    w_scale_ptr: Any
 
 
 class Strides(NamedTuple):
@@ -141,10 +134,10 @@ def partial_tile(
         tl.assume(step_end > step_begin)
     scales = None
     if TILE.SCALES != "none":
+        x_scales = first_scales(stride_w.x_scale_ptr, rows, k, TILE)
         scales = scales_of_tile(
-            stride_w.x_scale_ptr, stride_w.w_scale_ptr, row_begin, row_end, col_begin, col_end, k,
-            TILE,
-        )  # fmt: skip
+            x_scales, stride_w.w_scale_ptr, row_mask, col_begin, col_end, k, TILE
+        )
     acc = zero_tile(TILE)
     if TILE.TMA:
         acc = accumulate_tma(

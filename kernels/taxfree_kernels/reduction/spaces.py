@@ -6,16 +6,18 @@ from typing import Any
 
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.spaces import (
-    accumulators,
     allowed,
+    for_fp8,
+    fp8_illegal_reason,
     matmul_space,
     nearest_first,
     power_of_2,
+    space_of_fp8,
     tile_illegal_reason,
     up_to,
     within,
 )
-from taxfree_kernels.variant import BLOCK, ITEM_BYTES, Config, PartialSum, Space
+from taxfree_kernels.variant import ITEM_BYTES, Config, PartialSum, Space
 
 _CHUNK_BYTES = 1 << 13  # one sender moves this in a few microseconds
 #: Most channels that tiles or chunks use if programs wait for several of them.
@@ -32,17 +34,7 @@ def tile_space(problem: PartialSum, hardware: Hardware) -> Space:
     """
     of_sum = {"TMA": ways_to_load(problem, hardware)}
     space = matmul_space(hardware, problem.m, problem.k, (1, 4, 8), (1, 2, 4), of_sum)
-    return _space_of_fp8(problem, space) if problem.is_fp8 else space
-
-
-def _space_of_fp8(problem: PartialSum, space: Space) -> Space:
-    """`space` for fp8: steps that cross no block, of fewer bytes, so that more are in flight."""
-    most_columns = BLOCK if problem.scales == "block" else max(space["BLOCK_N"])
-    changed = {"BLOCK_K": up_to(BLOCK, space["BLOCK_K"])}
-    changed["BLOCK_N"] = up_to(most_columns, space["BLOCK_N"])
-    if "num_stages" in space:
-        changed["num_stages"] = (*space["num_stages"], 8, 10)
-    return {**space, **changed}
+    return space_of_fp8(problem, space)
 
 
 def exchange_unsupported_reason(problem: PartialSum) -> str | None:
@@ -121,22 +113,8 @@ def seed_configs(problem: PartialSum, hardware: Hardware, space: Space) -> list[
         guesses = _first_on_cdna(rows)
     else:
         guesses = _first_on_hopper(problem, rows)
-    if problem.is_fp8:
-        guesses = [_for_fp8(problem, guess) for guess in guesses]
+    guesses = for_fp8(problem, guesses)
     return allowed(problem, hardware, space, guesses, illegal_reason)
-
-
-def _for_fp8(problem: PartialSum, guess: dict[str, Any]) -> dict[str, Any]:
-    """A config for 16-bit factors, changed: as many bytes in flight, room for a step's product."""
-    bytes_of_steps = guess.get("num_stages", 2) * guess["BLOCK_K"] * ITEM_BYTES[problem.dtype]
-    stages = max(2, bytes_of_steps // (BLOCK * problem.factor_bytes))
-    is_wide = guess["BLOCK_M"] * guess["BLOCK_N"] >= 128 * 128
-    return guess | {
-        "BLOCK_K": BLOCK,
-        "BLOCK_N": min(guess["BLOCK_N"], BLOCK),
-        "num_stages": stages,
-        "num_warps": 8 if is_wide else guess.get("num_warps", 4),
-    }
 
 
 def _first_on_hopper(problem: PartialSum, rows: int) -> list[dict[str, Any]]:
@@ -189,29 +167,9 @@ def tiles_at_once(hardware: Hardware, config: Config) -> int:
 
 def illegal_reason(problem: PartialSum, hardware: Hardware, config: Config) -> str | None:
     """The reason not to compile a config, or None."""
-    if problem.is_fp8:
-        reason = _fp8_illegal_reason(problem, hardware, config)
-        if reason is not None:
-            return reason
-    return tile_illegal_reason(
+    return fp8_illegal_reason(problem, hardware, config) or tile_illegal_reason(
         hardware, config, problem.k, problem.m * problem.n, 64, problem.factor_bytes
     )
-
-
-def _fp8_illegal_reason(problem: PartialSum, hardware: Hardware, config: Config) -> str | None:
-    """The reason why fp8 factors cannot be multiplied so, or not well; None if there is none."""
-    columns = config["BLOCK_N"] if problem.scales == "block" else 1
-    if BLOCK % config["BLOCK_K"] or BLOCK % columns:
-        return f"a step crosses blocks of {BLOCK}"
-    if hardware.backend == "interpreter":
-        return None
-    if config["BLOCK_K"] < min(BLOCK, problem.k) and problem.scales == "block":
-        return "a block would be scaled in several steps"
-    accumulated = 2 * config["BLOCK_M"] * config["BLOCK_N"]  # and the product of a step
-    threads = config["num_warps"] * hardware.warp_size
-    if hardware.backend == "cuda" and accumulated > accumulators(hardware) * threads:
-        return f"accumulators of {accumulated // threads} registers a thread"
-    return None
 
 
 # -- our collectives after library kernels ------------------------------------------------------

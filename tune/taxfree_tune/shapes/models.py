@@ -450,14 +450,14 @@ def split_layers(
     if role in ("decode", "prompt"):
         return _attentions(role, model, tp)
     _require_split(model, tp)
-    blocks = [each for each in model.blocks if is_cast or _is_listed(each, role, is_training)]
-    columns = [column for block in blocks for column in block.columns]
-    if model.vocabulary and model.vocabulary % tp == 0:
-        columns.append(model.head)
+    blocks = [each for each in model.blocks if is_cast or _is_listed(each, is_training)]
     if role == "gather_rows":
-        return _gathers(model.hidden, blocks, columns, tp, is_training)
+        return _gathers(model, blocks, tp, is_training, is_cast)
     found = [sums for block in blocks for sums in _sums(role, model.hidden, block, tp, is_cast)]
     if is_training:  # the gradients of what columns read
+        columns = [column for block in blocks for column in block.columns]
+        if model.vocabulary and model.vocabulary % tp == 0:
+            columns.append(model.head)
         found += [_fields(model.hidden, each.features(tp), weight_layout="kn") for each in columns]
         if role == "sum":  # compiled code adds those of the same rows, one to another
             shared = [each for block in blocks for each in block.columns if len(block.columns) > 1]
@@ -468,10 +468,9 @@ def split_layers(
     return found
 
 
-def _is_listed(block: Block, role: Role, is_training: bool) -> bool:
-    """Whether an operation of this role computes a block as its weights are."""
-    is_served = block.scales and role in ("sum", "scatter_rows") and not is_training
-    return not block.quantised or bool(is_served)
+def _is_listed(block: Block, is_training: bool) -> bool:
+    """Whether operations compute a block as its weights are."""
+    return not block.quantised or bool(block.scales and not is_training)
 
 
 def _fields(n: int, k: int, **others: int | str) -> Fields:
@@ -479,18 +478,42 @@ def _fields(n: int, k: int, **others: int | str) -> Fields:
 
 
 def _gathers(
-    hidden: int, blocks: Iterable[Block], columns: Iterable[Column], tp: int, is_training: bool
+    model: Model, blocks: Iterable[Block], tp: int, is_training: bool, is_cast: bool
 ) -> list[Fields]:
-    found = []
+    """Of all columns of a block at once, and of each; the head is not quantised.
+
+    Raises:
+        UsageError: blocks of a weight do not split over so many ranks.
+    """
+    hidden, found, columns = model.hidden, [], []
     for block in blocks:
         features = [each.features(tp) for each in block.columns]
-        if len(features) > 1:  # whatever bias they have is added behind the matmul
-            found.append(_fields(sum(features), hidden))
-    found += [_fields(each.features(tp), hidden, bias=each.bias) for each in columns]
+        of_all = [sum(features)] if len(features) > 1 else []  # biases are added behind the matmul
+        for size in (*features, *of_all):
+            _require_blocks(block, size, is_cast, f"output size {size * tp}", tp)
+        found += [_fields(size, hidden, **_kind(block, is_cast)) for size in of_all]
+        columns += [(each, _kind(block, is_cast)) for each in block.columns]
+    if model.vocabulary and model.vocabulary % tp == 0:
+        columns.append((model.head, {}))
+    found += [_fields(each.features(tp), hidden, bias=each.bias, **kind) for each, kind in columns]
     if is_training:  # gathered rows are kept, and a bias is added behind; then the gradients
-        found += [_fields(each.features(tp), hidden) for each in columns if each.bias]
+        found += [_fields(each.features(tp), hidden) for each, _ in columns if each.bias]
         found += [_fields(each.inputs // tp, hidden, weight_layout="kn") for each in blocks]
     return [each | {"gather_dim": 0} for each in found]
+
+
+def _kind(block: Block, is_cast: bool) -> dict[str, str]:
+    """Fields of a problem that say in what its factors are."""
+    return {"x_dtype": "fp8", "scales": block.scales} if block.scales and not is_cast else {}
+
+
+def _require_blocks(block: Block, size: int, is_cast: bool, what: str, tp: int) -> None:
+    """Refuse sizes that begin or end within a block that has a scale."""
+    if _kind(block, is_cast).get("scales") == "block" and size % BLOCK:
+        raise UsageError(
+            f"{what} does not split into blocks of {BLOCK} over {tp} ranks",
+            "try another --tp or --gpus",
+        )
 
 
 def _sums(role: Role, hidden: int, block: Block, tp: int, is_cast: bool) -> Iterator[Fields]:
@@ -500,14 +523,8 @@ def _sums(role: Role, hidden: int, block: Block, tp: int, is_cast: bool) -> Iter
         UsageError: blocks of a weight do not split over so many ranks.
     """
     n, k = hidden, block.inputs // tp
-    own: dict[str, int | str] = {"bias": block.bias}
-    if block.scales and not is_cast:
-        own |= {"x_dtype": "fp8", "scales": block.scales}
-        if block.scales == "block" and k % BLOCK:
-            raise UsageError(
-                f"input size {block.inputs} does not split into blocks of {BLOCK} over {tp} ranks",
-                "try another --tp or --gpus",
-            )
+    own: dict[str, int | str] = {"bias": block.bias, **_kind(block, is_cast)}
+    _require_blocks(block, k, is_cast, f"input size {block.inputs}", tp)
     yield _fields(n, k, **own)
     if role == "sum" and block.adds_residual:
         yield _fields(n, k, **own, residual=1)
@@ -548,7 +565,7 @@ def left_out_layers(
     found = list(model.others)
     if role in ("sum", "gather_rows", "scatter_rows"):
         kinds = dict.fromkeys(
-            each.quantised for each in model.blocks if not _is_listed(each, role, is_training)
+            each.quantised for each in model.blocks if not _is_listed(each, is_training)
         )
         if not is_cast:
             found += [

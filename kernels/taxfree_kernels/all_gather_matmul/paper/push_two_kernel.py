@@ -23,6 +23,7 @@ from taxfree_kernels.all_gather_matmul.push import _push
 from taxfree_kernels.device import sync
 from taxfree_kernels.device.peers import Group
 from taxfree_kernels.fabric.base import Fabric
+from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.launch import Kernel
 from taxfree_kernels.variant import Config, Plan, resized
 
@@ -75,6 +76,11 @@ class PushTwoKernel(FusedGatherVariant):
 
     name = "push_two_kernel"
     searched = False
+
+    def unsupported_reason(self, problem: AllGatherMatmul, hardware: Hardware) -> str | None:
+        if problem.is_fp8:
+            return "its senders send rows without scales"
+        return super().unsupported_reason(problem, hardware)
 
     def plan(self, problem: AllGatherMatmul, fabric: Fabric, config: Config) -> Plan:
         return PushTwoKernelPlan(problem, fabric, config)
