@@ -34,8 +34,6 @@ from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.launch import Kernel, compile_options, pdl_options
 from taxfree_kernels.variant import Config, Plan, Space, Variant, resized
 
-SCALES_AT_ONCE = tl.constexpr(1024)
-
 
 class Gather(NamedTuple):
     """The constants of a kernel that gathers A: its ``GATHER: tl.constexpr``.
@@ -52,6 +50,7 @@ class Gather(NamedTuple):
         SEND_STAGES: blocks that a sender has in flight.
         XCD_SIGNALS: chiplets whose senders signal together; 0 if each sender signals.
         SCALE_COLUMNS: scales that travel with a row of a shard.
+        SCALE_BLOCK: scales that a sender copies at a time: one a thread where they are unaligned.
     """
 
     GATHER_DIM: int
@@ -66,6 +65,7 @@ class Gather(NamedTuple):
     SEND_STAGES: int = 1
     XCD_SIGNALS: int = 0
     SCALE_COLUMNS: int = 0
+    SCALE_BLOCK: int = 0
 
     @classmethod
     def of(cls, problem: AllGatherMatmul, config: Config, **derived: Any) -> Gather:
@@ -75,6 +75,7 @@ class Gather(NamedTuple):
             "GATHER_DIM": problem.gather_dim,
             "HAS_BIAS": problem.bias,
             "SCALE_COLUMNS": problem.scale_columns,
+            "SCALE_BLOCK": 128 if problem.scale_columns % 4 else 1024,
         }
         return cls(**{**fixed, **meta_parameters, **derived})
 
@@ -198,7 +199,7 @@ def push_chunk(
             own_ptr = inbox_scales(slot_ptr, shard, GROUP) + peers.rank * shard.rows * WIDTH
             copy(
                 translate(own_ptr, peers, peer), shard.scale_ptr, begin * WIDTH, end * WIDTH,
-                SCALES_AT_ONCE,
+                GATHER.SCALE_BLOCK,
             )  # fmt: skip
     if GATHER.XCD_SIGNALS:
         signal_by_chiplet(message, GATHER.SENDERS, counters_ptr, peers, GROUP, GATHER.XCD_SIGNALS)

@@ -18,7 +18,6 @@ import triton.language as tl
 
 from taxfree_kernels.all_gather_matmul import spaces
 from taxfree_kernels.all_gather_matmul.fused import (
-    SCALES_AT_ONCE,
     Gather,
     InputShard,
     inbox_scales,
@@ -40,17 +39,14 @@ from taxfree_kernels.variant import Config, Plan, Space, Step, resized
 
 
 class ScaledRows(NamedTuple):
-    """Rows in fp8 and the scales that travel with them; of all of A, these go down columns."""
+    """Rows in fp8 and the scales that travel with them."""
 
     ptr: Any
     scale_ptr: Any
 
 
 @triton.jit
-def _place(
-    target_ptr, block_ptr, begin, end, columns, stride_row, stride_column, arrived,
-    BLOCK: tl.constexpr,
-):  # fmt: skip
+def _place(target_ptr, block_ptr, begin, end, columns, pitch, arrived, BLOCK: tl.constexpr):
     """Copy elements [begin, end) of a block of whole rows to their places in a matrix."""
     for start in range(begin, end, BLOCK):
         offsets = start + tl.arange(0, BLOCK)
@@ -60,8 +56,7 @@ def _place(
             tile = tl.where(arrived, tile, tl.full((), float("nan"), tl.float32).to(tile.dtype))
         else:
             tile = tl.where(arrived, tile, float("nan"))
-        places = offsets // columns * stride_row + offsets % columns * stride_column
-        tl.store(target_ptr + places, tile, mask=mask)
+        tl.store(target_ptr + offsets // columns * pitch + offsets % columns, tile, mask=mask)
 
 
 @triton.jit(do_not_specialize=["rank", "own_rows", "m", "shard_rows"])
@@ -93,17 +88,18 @@ def _gather(
         first_column = tl.where(GATHER.GATHER_DIM == 0, 0, source * shard_columns)
         target_ptr = gathered_ptr + first_row.to(tl.int64) * k + first_column
         _place(
-            target_ptr, block_ptr, begin * shard_columns, end * shard_columns, shard_columns, k, 1,
+            target_ptr, block_ptr, begin * shard_columns, end * shard_columns, shard_columns, k,
             arrived, GATHER.SEND_BLOCK,
         )  # fmt: skip
         if GATHER.SCALE_COLUMNS > 0:
             WIDTH: tl.constexpr = GATHER.SCALE_COLUMNS
+            PITCH: tl.constexpr = WIDTH if GATHER.GATHER_DIM == 0 else GROUP.WORLD * WIDTH
             scales_ptr = inbox_scales(slot_ptr, shard, GROUP) + source * shard_rows * WIDTH
-            first_scale = tl.where(GATHER.GATHER_DIM == 0, first_row, source * WIDTH * m)
-            scales_ptr = select(source == rank, a_scale_ptr, scales_ptr, 4)
+            first_scale = tl.where(GATHER.GATHER_DIM == 0, first_row, source) * WIDTH
             _place(
-                gathered.scale_ptr + first_scale, scales_ptr, begin * WIDTH, end * WIDTH, WIDTH, 1,
-                m, arrived, SCALES_AT_ONCE,
+                gathered.scale_ptr + first_scale,
+                select(source == rank, a_scale_ptr, scales_ptr, 4 if WIDTH % 4 else 16),
+                begin * WIDTH, end * WIDTH, WIDTH, PITCH, arrived, GATHER.SCALE_BLOCK,
             )  # fmt: skip
     sync.leave(memory.control_ptr)
 
@@ -121,7 +117,7 @@ class OneShotPlan(GatheringPlan):
         slots = fabric.pool.slots(problem.inbox_elements, dtype)
         self._memory = Memory(*slots, fabric.pool.control, None, None, fabric.heap_bases)
         sources = world if problem.gather_dim == 1 else 1
-        scales = (sources * problem.scale_columns * problem.m,)
+        scales = (problem.m, sources * problem.scale_columns)
         self._a = fabric.workspace.scratch(((problem.m, problem.k), dtype), (scales, torch.float32))
         block = send_block(problem, fabric.hardware)
         is_aligned = problem.shard_columns * dtype.itemsize % 16 == 0
@@ -139,15 +135,13 @@ class OneShotPlan(GatheringPlan):
     def _of_size(self, m: int) -> tuple[torch.Tensor, torch.Tensor, Kernel, int]:
         """Buffers for A and its scales, the kernel for m rows, and this rank's number of rows."""
         problem, (whole, scales) = resized(self._problem, m=m), self._a()
-        scales = scales[: len(scales) // self._problem.m * m]
-        scales = scales.view(-1, m).t() if problem.scales == "block" else scales.view(-1, 1)
         target: Any = ScaledRows(whole, scales) if problem.scale_columns else whole
         last_args = (
             target, self._memory, self._rank, m, problem.k, problem.shard_rows,
             problem.shard_columns,
         )  # fmt: skip
         kernel = self._gather.resized(self._gather.grid, last_args)
-        return whole[:m], scales, kernel, problem.rows_of(self._rank)
+        return whole[:m], scales[:m], kernel, problem.rows_of(self._rank)
 
     def kernels(self, size: int) -> tuple[Kernel, ...]:
         return (self._sized[size][2],)
