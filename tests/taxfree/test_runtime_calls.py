@@ -27,6 +27,11 @@ PAGED = {"page_size": 5, "soft_cap": True, "window": 30, "dtype": "bfloat16"}
 CALLED = [
     *((OP, {"gather_dim": dim, "bias": bias}, "push") for dim in (0, 1) for bias in (False, True)),
     (OP, {"gather_dim": 0, "m": 1}, "push"),  # of two ranks, one has no rows
+    *(
+        (OP, {"x_dtype": "fp8", "scales": each, "gather_dim": dim, "bias": bool(dim), "k": 256}, "push")
+        for each in SCALES
+        for dim in (0, 1)
+    ),
     *((ALL_REDUCE, {"bias": adds, "residual": adds}, "push") for adds in (False, True)),
     *(
         (ALL_REDUCE, {"bias": adds, "residual": adds, "rms_norm": True}, "push")
@@ -57,7 +62,12 @@ CALLED = [
 def method_of(op: str, problem: Any, inputs: Any) -> tuple[str, tuple[Any, ...], dict[str, Any]]:
     """The runtime's method for a problem, and its arguments."""
     if op == OP:
-        return op, inputs, {"gather_dim": problem.gather_dim, "m": problem.m}
+        a_shard, weight, bias, *scales = inputs
+        options = {"gather_dim": problem.gather_dim, "m": problem.m}
+        if scales:
+            options |= {"dtype": getattr(torch, problem.dtype)}
+            return f"scaled_{op}", (a_shard, weight, *scales, bias), options
+        return op, (a_shard, weight, bias), options
     if op == SCATTER:
         x, weight, *scales = inputs
         scaled, kind = ("scaled_", {"dtype": getattr(torch, problem.dtype)}) if scales else ("", {})
