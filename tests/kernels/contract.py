@@ -179,7 +179,8 @@ def _served(op: str, variant: str, fields: Fields) -> Fields:
         case "matmul_reduce_scatter", "push_lamport":  # each rank has rows
             return fields | {"m": max(5, fields["m"])}
         case _, "push_lamport_specialized" | "push_two_shot_lamport_specialized":
-            aligned = {"k": 8 * fields["k"], "weight_layout": "nk"}
+            in_16_bytes = 16 if fields.get("x_dtype") == "fp8" else 8
+            aligned = {"k": in_16_bytes * fields["k"], "weight_layout": "nk"}
             return fields | aligned | {"m": max(5, fields["m"])}
     return fields
 

@@ -31,8 +31,8 @@ from tests.ranks import gather_dims, on_every_fabric, served_names
 FN, FNUZ = DTYPES
 #: variants whose kernels multiply 16-bit factors alone
 OF_16_BITS = {
-    ALL_REDUCE: ("push_two_shot_lamport_specialized",),
-    SCATTER: ("push_lamport_specialized", "overlap"),
+    ALL_REDUCE: (),
+    SCATTER: ("overlap",),
     GATHER: ("pull", "push_two_kernel", "push_specialized"),
 }
 FP8 = [

@@ -28,7 +28,11 @@ CALLED = [
     *((OP, {"gather_dim": dim, "bias": bias}, "push") for dim in (0, 1) for bias in (False, True)),
     (OP, {"gather_dim": 0, "m": 1}, "push"),  # of two ranks, one has no rows
     *(
-        (OP, {"x_dtype": "fp8", "scales": each, "gather_dim": dim, "bias": bool(dim), "k": 256}, "push")
+        (
+            OP,
+            {"x_dtype": "fp8", "scales": each, "gather_dim": dim, "bias": bool(dim), "k": 256},
+            "push",
+        )
         for each in SCALES
         for dim in (0, 1)
     ),

@@ -23,6 +23,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
+from taxfree_kernels.device.tiles import BLOCK
+
 # Triton 3.6 has the old name alone; later versions refuse it.
 load_box = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
 
@@ -37,9 +39,9 @@ class Boxes(NamedTuple):
 
 
 @gluon.constexpr_function
-def accumulators(columns, warps=4):
+def accumulators(columns, warps=4, item_bytes=2):
     """The layout of a product of 16 rows for each warp of a consumer, and of so many columns."""
-    return gl.NVMMADistributedLayout([3, 0], [warps, 1], [16, columns, 16])
+    return gl.NVMMADistributedLayout([3, 0], [warps, 1], [16, columns, 32 // item_bytes])
 
 
 @gluon.constexpr_function
@@ -87,6 +89,97 @@ def make_boxes(
         mbarrier.init(boxes.full.index(stage), count=LOADERS)
         mbarrier.init(boxes.empty.index(stage), count=CONSUMERS)
     return boxes
+
+
+class FactorScales(NamedTuple):
+    """Of a consumer's part of a tile of fp8 products: pointers to scales, and which there are.
+
+    Args:
+        rows, row_mask: of x, and whether they are in it; of blocks, to the first of each row.
+        cols, col_mask: of the weight; of blocks, to the first of the columns' block, and None.
+    """
+
+    rows: Any
+    row_mask: Any
+    cols: Any
+    col_mask: Any
+
+
+@gluon.jit
+def factor_scales(
+    row, row_end, col, col_end, k, x_scale_ptr, w_scale_ptr, LAYOUT: gl.constexpr,
+    TILE: gl.constexpr,
+):  # fmt: skip
+    """The scales of a tile, of which this consumer has all, in the layout of its product."""
+    DOWN: gl.constexpr = gl.SliceLayout(1, LAYOUT)
+    ACROSS: gl.constexpr = gl.SliceLayout(0, LAYOUT)
+    if TILE.SCALES == "tensor":
+        return FactorScales(x_scale_ptr, None, w_scale_ptr, None)
+    else:
+        rows = row + gl.arange(0, TILE.BLOCK_M, ACROSS if TILE.SWAP_AB else DOWN)
+        if TILE.SCALES == "channel":
+            cols = col + gl.arange(0, TILE.BLOCK_N, DOWN if TILE.SWAP_AB else ACROSS)
+            return FactorScales(
+                x_scale_ptr + rows, rows < row_end, w_scale_ptr + cols, cols < col_end
+            )
+        else:
+            groups = gl.cdiv(k, BLOCK).to(gl.int64)
+            block_ptr = w_scale_ptr + col // BLOCK * groups
+            return FactorScales(x_scale_ptr + rows * groups, rows < row_end, block_ptr, None)
+
+
+@gluon.jit
+def _scales_of_block(scales, group):
+    """float32 [BLOCK_M]: each row's scale times that of the columns, of a group of k."""
+    of_rows = gl.load(scales.rows + group, mask=scales.row_mask, other=0.0)
+    return of_rows * gl.load(scales.cols + group)
+
+
+@gluon.jit
+def multiply_fp8(
+    steps, boxes, scales, LAYOUT: gl.constexpr, TILE: gl.constexpr, STAGES: gl.constexpr
+):
+    """As :func:`multiply`, of the only consumer and the first tile, for fp8 factors.
+
+    Each step is added by itself: see ``tiles.add_fp8_product``. Its scales are loaded a step ahead.
+
+    Args:
+        scales: see :func:`factor_scales`. LAYOUT: of the product.
+    """
+    COLUMNS: gl.constexpr = TILE.BLOCK_M if TILE.SWAP_AB else TILE.BLOCK_N
+    ROWS: gl.constexpr = 16 * gl.num_warps()
+    acc = gl.zeros([ROWS, COLUMNS], gl.float32, LAYOUT)
+    none = gl.zeros([ROWS, COLUMNS], gl.float32, LAYOUT)
+    if TILE.SCALES == "tensor":
+        of_all = gl.load(scales.rows) * gl.load(scales.cols)
+    elif TILE.SCALES == "channel":
+        of_rows = gl.load(scales.rows, mask=scales.row_mask, other=0.0)
+        of_cols = gl.load(scales.cols, mask=scales.col_mask, other=0.0)
+    else:
+        following = _scales_of_block(scales, 0)
+    gl.assume(steps > 0)
+    for step in range(steps):
+        stage = step % STAGES
+        if TILE.SCALES == "block":
+            of_step = following
+            following = _scales_of_block(scales, gl.minimum(step + 1, steps - 1))
+        mbarrier.wait(boxes.full.index(stage), step // STAGES & 1)
+        long = boxes.long.index(stage).reshape([ROWS, TILE.BLOCK_K])
+        other = boxes.other.index(stage).reshape([COLUMNS, TILE.BLOCK_K]).permute((1, 0))
+        product = warpgroup_mma(long, other, none, use_acc=False, is_async=True)
+        product = warpgroup_mma_wait(0, deps=[product])
+        mbarrier.arrive(boxes.empty.index(stage), count=1)
+        if TILE.SCALES == "block":
+            product *= of_step[None, :] if TILE.SWAP_AB else of_step[:, None]
+        acc += product
+    if TILE.SCALES == "tensor":
+        acc *= of_all
+    elif TILE.SCALES == "channel":
+        if TILE.SWAP_AB:
+            acc = acc * of_rows[None, :] * of_cols[:, None]
+        else:
+            acc = acc * of_rows[:, None] * of_cols[None, :]
+    return acc
 
 
 @gluon.jit

@@ -255,7 +255,7 @@ class PushTwoShot(fused.FusedReductionVariant):
                 and spaces.fits_addends(problem, hardware, config, count)
             )
             config["PIECES"] = next(enough, space["PIECES"][-1])
-            config["AHEAD"] = min(2, spaces.tiles_at_once(hardware, config))
+            config["AHEAD"] = min(2, spaces.tiles_at_once(problem, hardware, config))
             configs.append(spaces.staggered_if_worth_it(problem, hardware, config, tiles))
         first = configs[0]
         if tiles_in(problem, first) * first["SPLIT_K"] > units:  # more than one wave

@@ -14,7 +14,7 @@ from triton.experimental.gluon import language as gl
 
 from taxfree_kernels.device import packets
 from taxfree_kernels.device.peers import Peers, translate
-from taxfree_kernels.device.specialized import make_boxes, multiply
+from taxfree_kernels.device.specialized import make_boxes
 from taxfree_kernels.device.sync import gdc_wait
 from taxfree_kernels.device.tiles import swizzle2d
 from taxfree_kernels.fabric.base import Fabric
@@ -31,6 +31,7 @@ from taxfree_kernels.reduction.specialized_words import (
     keep_books,
     load_tile,
     make_books,
+    multiply_tile,
     open_books,
     polled_layout,
     sum_of_words,
@@ -42,7 +43,7 @@ from taxfree_kernels.variant import Config, Plan
 
 @gluon.jit
 def _reduce(
-    boxes, books, place, epilogue, out_ptr, buffers, rank, m, n,
+    boxes, books, place, stride_w, epilogue, out_ptr, buffers, rank, m, n, k,
     GROUP: gl.constexpr, TILE: gl.constexpr, EPILOGUE: gl.constexpr, LANES: gl.constexpr,
     WORK: gl.constexpr,
 ):  # fmt: skip
@@ -76,7 +77,7 @@ def _reduce(
     sums_at_peers = translate(sums_ptr, unknown, peer)[:, None]
     lane = gl.arange(0, LANES, gl.SliceLayout(0, POLLED))
     element = gl.arange(0, 2 * LANES, ADDED)
-    acc = multiply(0, place.steps, 0, boxes, TILE, 1, WORK.STAGES)
+    acc = multiply_tile(boxes, place, stride_w, m, n, k, TILE, WORK)
     generation, turn = open_books(books)
     slot = (turn % 3) * buffers.stride_slot
     peers = Peers(buffers.control_ptr, buffers.heap_bases, rank, generation)
@@ -144,7 +145,7 @@ def _push_two_shot_lamport_specialized(
     books = make_books()
     gl.warp_specialize(
         [
-            (_reduce, (boxes, books, place, epilogue, out_ptr, buffers, rank, m, n,
+            (_reduce, (boxes, books, place, stride_w, epilogue, out_ptr, buffers, rank, m, n, k,
                        GROUP, TILE, EPILOGUE, LANES, WORK)),
             (load_tile, (x_desc, w_desc, boxes, place, GROUP, TILE, WORK)),
             (keep_books, (books, buffers, used, program, gl.num_programs(0), GROUP)),

@@ -14,7 +14,7 @@ from triton.experimental.gluon import language as gl
 
 from taxfree_kernels.device import packets
 from taxfree_kernels.device.peers import Peers, translate
-from taxfree_kernels.device.specialized import make_boxes, multiply
+from taxfree_kernels.device.specialized import make_boxes
 from taxfree_kernels.device.sync import gdc_wait
 from taxfree_kernels.device.tiles import owner_of_tile, swizzle2d, tiles_of_shards
 from taxfree_kernels.fabric.base import Fabric
@@ -27,6 +27,7 @@ from taxfree_kernels.reduction.specialized_words import (
     keep_books,
     load_tile,
     make_books,
+    multiply_tile,
     open_books,
     polled_layout,
     sum_of_words,
@@ -39,7 +40,8 @@ from taxfree_kernels.variant import Config, Plan
 
 @gluon.jit
 def _reduce(
-    boxes, books, place, tile_n, is_last_row, out_ptr, buffers, rank, m, shard_rows, shard,
+    boxes, books, place, tile_n, is_last_row, stride_w, out_ptr, buffers, rank, m, n, k, shard_rows,
+    shard,
     GROUP: gl.constexpr, TILE: gl.constexpr, SCATTER_DIM: gl.constexpr, LANES: gl.constexpr,
     WORK: gl.constexpr,
 ):  # fmt: skip
@@ -66,7 +68,7 @@ def _reduce(
     column = shard_col // 2 + gl.arange(0, WIDTH, gl.SliceLayout(0, WORDS))[None, :]
     is_sent = (rows < m)[:, None]
     peer = owner if SCATTER_DIM == 1 else owner[:, None]
-    acc = multiply(0, place.steps, 0, boxes, TILE, 1, WORK.STAGES)
+    acc = multiply_tile(boxes, place, stride_w, m, n, k, TILE, WORK)
     generation, turn = open_books(books)
     slot = (turn % 3) * buffers.stride_slot
     peers = Peers(buffers.control_ptr, buffers.heap_bases, rank, generation)
@@ -111,8 +113,9 @@ def _push_lamport_specialized(
     books = make_books()
     gl.warp_specialize(
         [
-            (_reduce, (boxes, books, place, tile_n, tile_m == tiles_m - 1, out_ptr, buffers, rank,
-                       m, shard_rows, shard, GROUP, TILE, SCATTER_DIM, LANES, WORK)),
+            (_reduce, (boxes, books, place, tile_n, tile_m == tiles_m - 1, stride_w, out_ptr,
+                       buffers, rank, m, n, k, shard_rows, shard, GROUP, TILE, SCATTER_DIM, LANES,
+                       WORK)),
             (load_tile, (x_desc, w_desc, boxes, place, GROUP, TILE, WORK)),
             (keep_books, (books, buffers, used, program, gl.num_programs(0), GROUP)),
         ],

@@ -157,11 +157,11 @@ def _first_on_cdna(rows: int) -> list[dict[str, Any]]:
     return [wide | {"BLOCK_N": 128, "GROUP_M": 4}, wide | {"BLOCK_N": 256, "GROUP_M": 8}]
 
 
-def tiles_at_once(hardware: Hardware, config: Config) -> int:
+def tiles_at_once(problem: PartialSum, hardware: Hardware, config: Config) -> int:
     """Tile programs that fit on a compute unit, by their shared memory."""
     if hardware.backend != "cuda":
         return 1
-    stage = (config["BLOCK_M"] + config["BLOCK_N"]) * config["BLOCK_K"] * 2
+    stage = (config["BLOCK_M"] + config["BLOCK_N"]) * config["BLOCK_K"] * problem.factor_bytes
     return int(hardware.shared_memory // (config["num_stages"] * stage))
 
 

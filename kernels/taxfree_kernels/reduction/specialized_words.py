@@ -26,7 +26,14 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from taxfree_kernels.device import packets, sync
 from taxfree_kernels.device.peers import EMPTY, USED
-from taxfree_kernels.device.specialized import lines, load_box
+from taxfree_kernels.device.specialized import (
+    accumulators,
+    factor_scales,
+    lines,
+    load_box,
+    multiply,
+    multiply_fp8,
+)
 from taxfree_kernels.device.sync import gdc_launch_dependents, gdc_wait
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.hardware import Hardware
@@ -140,7 +147,8 @@ def open_books(books):
 @gluon.jit
 def _load_weight(w_desc, boxes, place, step, TILE: gl.constexpr, WORK: gl.constexpr):
     """Load the weight's box of a step; its stage then expects the box of x as well."""
-    NBYTES: gl.constexpr = (TILE.BLOCK_M + TILE.BLOCK_N) * TILE.BLOCK_K * 2
+    ITEM: gl.constexpr = w_desc.dtype.primitive_bitwidth // 8
+    NBYTES: gl.constexpr = (TILE.BLOCK_M + TILE.BLOCK_N) * TILE.BLOCK_K * ITEM
     stage, k_begin = step % WORK.STAGES, step * TILE.BLOCK_K
     full, box = boxes.full.index(stage), boxes.long if TILE.SWAP_AB else boxes.other
     mbarrier.expect(full, NBYTES)
@@ -166,6 +174,24 @@ def load_tile(
         box = boxes.other if TILE.SWAP_AB else boxes.long
         load_box(x_desc, [0, 0, place.row, k_begin], boxes.full.index(stage), box.index(stage))
     gdc_launch_dependents(GROUP)
+
+
+@gluon.jit
+def multiply_tile(boxes, place, stride_w, m, n, k, TILE: gl.constexpr, WORK: gl.constexpr):
+    """The consumer's product, float32 [BLOCK_M, BLOCK_N], or its transpose when SWAP_AB.
+
+    Args:
+        stride_w: where factors are fp8, ``ScaledStrides``.
+    """
+    if TILE.SCALES == "none":
+        return multiply(0, place.steps, 0, boxes, TILE, 1, WORK.STAGES)
+    else:
+        COLUMNS: gl.constexpr = TILE.BLOCK_M if TILE.SWAP_AB else TILE.BLOCK_N
+        LAYOUT: gl.constexpr = accumulators(COLUMNS, gl.num_warps(), 1)
+        scales = factor_scales(
+            place.row, m, place.col, n, k, stride_w.x_scale_ptr, stride_w.w_scale_ptr, LAYOUT, TILE
+        )
+        return multiply_fp8(place.steps, boxes, scales, LAYOUT, TILE, WORK.STAGES)
 
 
 @gluon.jit
@@ -238,7 +264,7 @@ class SpecializedPlan(LamportPlan):
             self._waiting = SpecializedPlan(*arguments, loads_early=False)
         work = ReductionWork(config["num_stages"], early)
         super().__init__(problem, fabric, config, function, layout, {**constants, "WORK": work})
-        registers = registers_of(fabric.hardware, config)
+        registers = registers_of(problem, fabric.hardware, config)
         options = {**self._kernel.options, "maxnreg": registers}
         static = ("w_desc",) if early else ()
         self._kernel = replace(self._kernel, options=options, static=static)
@@ -252,7 +278,8 @@ class SpecializedPlan(LamportPlan):
         self, problem: PartialSum, config: Config
     ) -> tuple[OperandDescriptors, OperandDescriptors]:
         block_m, block_n, block_k = (config[f"BLOCK_{side}"] for side in "MNK")
-        dtype = {"float16": gl.float16, "bfloat16": gl.bfloat16}[problem.dtype]
+        kinds = {"float16": gl.float16, "bfloat16": gl.bfloat16}
+        dtype = gl.float8e4nv if problem.is_fp8 else kinds[problem.dtype]
         x_box, w_box = [1, 1, block_m, block_k], [1, block_n, block_k]
         x_layout, w_layout = (
             gl.NVMMASharedLayout.get_default_for(box, dtype) for box in (x_box, w_box)
@@ -263,14 +290,16 @@ class SpecializedPlan(LamportPlan):
         )
 
 
-def registers_of(hardware: Hardware, config: Config) -> int:
+def registers_of(problem: PartialSum, hardware: Hardware, config: Config) -> int:
     """Registers of a thread, on average.
 
-    Two programs find room on a compute unit if their shared memory does.
+    Two programs find room on a compute unit if their shared memory does; of wide tiles in fp8 one,
+    for each has a step's product besides its sum.
     """
     if config["num_warps"] == 4:
         return 128
-    return 80 if spaces.tiles_at_once(hardware, config) > 1 else 168
+    is_alone = problem.is_fp8 or spaces.tiles_at_once(problem, hardware, config) == 1
+    return 168 if is_alone else 80
 
 
 class Specialized(LamportVariant):
@@ -279,8 +308,6 @@ class Specialized(LamportVariant):
     def unsupported_reason(self, problem: PartialSum, hardware: Hardware) -> str | None:
         if hardware.architecture not in ("sm_90", "cpu"):
             return "warps have roles on Hopper alone"
-        if problem.is_fp8:
-            return "its warps multiply 16-bit factors"
         if problem.weight_layout != "nk":
             return "columns of the weight are not contiguous"
         if True not in spaces.ways_to_load(problem, hardware):
@@ -291,6 +318,8 @@ class Specialized(LamportVariant):
         space = {**super().space(problem, hardware), "TMA": (True,), "SPLIT_K": (1,)}
         if hardware.backend != "interpreter":
             space["num_stages"] = (3, 4, 5, 6, 7, 8, 10, 11, 12)
+            if problem.is_fp8:
+                space["num_stages"] += (14, 16, 20)
         return space
 
     def seed_configs(self, problem: PartialSum, hardware: Hardware) -> list[dict[str, Any]]:
@@ -300,8 +329,12 @@ class Specialized(LamportVariant):
         few = {"BLOCK_M": rows, "BLOCK_N": 64, "GROUP_M": 1, "SWAP_AB": True, "num_warps": 4,
                "num_stages": {16: 10, 32: 8}.get(rows, 6)}  # fmt: skip
         deep, two_at_once = (few | {"BLOCK_K": block_k} for block_k in (128, 64))
+        if problem.is_fp8:
+            two_at_once = deep
+            deep = deep | {"num_stages": {16: 20, 32: 16}.get(rows, 12)}
         square = {"BLOCK_M": 128, "BLOCK_N": 128, "BLOCK_K": 64, "GROUP_M": 8, "num_warps": 8,
                   "num_stages": 6}  # fmt: skip
+        square["BLOCK_K"] *= 2 // problem.factor_bytes
         space, guesses = self.space(problem, hardware), [deep, two_at_once]
         configs = [within(space, guess) for guess in (guesses if rows <= 64 else [square])]
         return [config for config in configs if not self.illegal_reason(problem, hardware, config)]
