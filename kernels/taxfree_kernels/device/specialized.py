@@ -91,78 +91,89 @@ def make_boxes(
     return boxes
 
 
-class FactorScales(NamedTuple):
-    """Of a consumer's part of a tile of fp8 products: pointers to scales, and which there are.
-
-    Args:
-        rows, row_mask: of x, and whether they are in it; of blocks, to the first of each row.
-        cols, col_mask: of the weight; of blocks, to the first of the columns' block, and None.
-    """
-
-    rows: Any
-    row_mask: Any
-    cols: Any
-    col_mask: Any
-
-
 @gluon.jit
-def factor_scales(
-    row, row_end, col, col_end, k, x_scale_ptr, w_scale_ptr, LAYOUT: gl.constexpr,
-    TILE: gl.constexpr,
-):  # fmt: skip
-    """The scales of a tile, of which this consumer has all, in the layout of its product."""
-    DOWN: gl.constexpr = gl.SliceLayout(1, LAYOUT)
-    ACROSS: gl.constexpr = gl.SliceLayout(0, LAYOUT)
-    if TILE.SCALES == "tensor":
-        return FactorScales(x_scale_ptr, None, w_scale_ptr, None)
+def rows_of_product(row, COLUMNS: gl.constexpr, LAYOUT: gl.constexpr, TILE: gl.constexpr):
+    """The rows of x, from `row` on, of a consumer's product of so many columns."""
+    if TILE.SWAP_AB:
+        return row + gl.arange(0, COLUMNS, gl.SliceLayout(0, LAYOUT))
     else:
-        rows = row + gl.arange(0, TILE.BLOCK_M, ACROSS if TILE.SWAP_AB else DOWN)
-        if TILE.SCALES == "channel":
-            cols = col + gl.arange(0, TILE.BLOCK_N, DOWN if TILE.SWAP_AB else ACROSS)
-            return FactorScales(
-                x_scale_ptr + rows, rows < row_end, w_scale_ptr + cols, cols < col_end
-            )
-        else:
-            groups = gl.cdiv(k, BLOCK).to(gl.int64)
-            block_ptr = w_scale_ptr + col // BLOCK * groups
-            return FactorScales(x_scale_ptr + rows * groups, rows < row_end, block_ptr, None)
+        return row + gl.arange(0, 16 * gl.num_warps(), gl.SliceLayout(1, LAYOUT))
 
 
 @gluon.jit
-def _scales_of_block(scales, group):
-    """float32 [BLOCK_M]: each row's scale times that of the columns, of a group of k."""
-    of_rows = gl.load(scales.rows + group, mask=scales.row_mask, other=0.0)
-    return of_rows * gl.load(scales.cols + group)
+def scales_of_product(
+    row, row_end, col, col_end, x_scale_ptr, w_scale_ptr,
+    COLUMNS: gl.constexpr, LAYOUT: gl.constexpr, TILE: gl.constexpr,
+):  # fmt: skip
+    """Of a consumer's fp8 product: that of tensors, or of rows of x and columns of the weight."""
+    if TILE.SCALES == "tensor":
+        return gl.load(x_scale_ptr) * gl.load(w_scale_ptr)
+    else:
+        rows = rows_of_product(row, COLUMNS, LAYOUT, TILE)
+        of_rows = gl.load(x_scale_ptr + rows, mask=rows < row_end, other=0.0)
+        if TILE.SWAP_AB:
+            cols = col + gl.arange(0, 16 * gl.num_warps(), gl.SliceLayout(1, LAYOUT))
+        else:
+            cols = col + gl.arange(0, COLUMNS, gl.SliceLayout(0, LAYOUT))
+        return of_rows, gl.load(w_scale_ptr + cols, mask=cols < col_end, other=0.0)
+
+
+@gluon.jit
+def scaled_product(acc, scales, TILE: gl.constexpr):
+    """A product times what :func:`scales_of_product` has found."""
+    if TILE.SCALES == "tensor":
+        return acc * scales
+    else:
+        of_rows, of_cols = scales
+        if TILE.SWAP_AB:
+            return acc * of_rows[None, :] * of_cols[:, None]
+        else:
+            return acc * of_rows[:, None] * of_cols[None, :]
+
+
+@gluon.jit
+def times_rows(product, of_rows, TILE: gl.constexpr):
+    """A product times a factor of each row of x."""
+    return product * (of_rows[None, :] if TILE.SWAP_AB else of_rows[:, None])
+
+
+@gluon.jit
+def _scales_of_block(x_ptrs, row_mask, w_ptr, group):
+    """float32: each row's scale times that of the columns, of a group of k."""
+    of_rows = gl.load(x_ptrs + group, mask=row_mask, other=0.0)
+    return of_rows * gl.load(w_ptr + group)
 
 
 @gluon.jit
 def multiply_fp8(
-    steps, boxes, scales, LAYOUT: gl.constexpr, TILE: gl.constexpr, STAGES: gl.constexpr
-):
-    """As :func:`multiply`, of the only consumer and the first tile, for fp8 factors.
+    steps, boxes, row, row_end, col, col_end, k, x_scale_ptr, w_scale_ptr,
+    TILE: gl.constexpr, STAGES: gl.constexpr,
+):  # fmt: skip
+    """As :func:`multiply`, of the only consumer and its first tile, of fp8 factors with scales.
 
     Each step is added by itself: see ``tiles.add_fp8_product``. Its scales are loaded a step ahead.
-
-    Args:
-        scales: see :func:`factor_scales`. LAYOUT: of the product.
     """
     COLUMNS: gl.constexpr = TILE.BLOCK_M if TILE.SWAP_AB else TILE.BLOCK_N
     ROWS: gl.constexpr = 16 * gl.num_warps()
+    LAYOUT: gl.constexpr = accumulators(COLUMNS, gl.num_warps(), 1)
     acc = gl.zeros([ROWS, COLUMNS], gl.float32, LAYOUT)
     none = gl.zeros([ROWS, COLUMNS], gl.float32, LAYOUT)
-    if TILE.SCALES == "tensor":
-        of_all = gl.load(scales.rows) * gl.load(scales.cols)
-    elif TILE.SCALES == "channel":
-        of_rows = gl.load(scales.rows, mask=scales.row_mask, other=0.0)
-        of_cols = gl.load(scales.cols, mask=scales.col_mask, other=0.0)
+    if TILE.SCALES == "block":
+        groups = gl.cdiv(k, BLOCK).to(gl.int64)
+        rows = rows_of_product(row, COLUMNS, LAYOUT, TILE)
+        x_ptrs, w_ptr = x_scale_ptr + rows * groups, w_scale_ptr + col // BLOCK * groups
+        following = _scales_of_block(x_ptrs, rows < row_end, w_ptr, 0)
     else:
-        following = _scales_of_block(scales, 0)
+        scales = scales_of_product(
+            row, row_end, col, col_end, x_scale_ptr, w_scale_ptr, COLUMNS, LAYOUT, TILE
+        )
     gl.assume(steps > 0)
     for step in range(steps):
         stage = step % STAGES
         if TILE.SCALES == "block":
             of_step = following
-            following = _scales_of_block(scales, gl.minimum(step + 1, steps - 1))
+            after = gl.minimum(step + 1, steps - 1)
+            following = _scales_of_block(x_ptrs, rows < row_end, w_ptr, after)
         mbarrier.wait(boxes.full.index(stage), step // STAGES & 1)
         long = boxes.long.index(stage).reshape([ROWS, TILE.BLOCK_K])
         other = boxes.other.index(stage).reshape([COLUMNS, TILE.BLOCK_K]).permute((1, 0))
@@ -170,15 +181,10 @@ def multiply_fp8(
         product = warpgroup_mma_wait(0, deps=[product])
         mbarrier.arrive(boxes.empty.index(stage), count=1)
         if TILE.SCALES == "block":
-            product *= of_step[None, :] if TILE.SWAP_AB else of_step[:, None]
+            product = times_rows(product, of_step, TILE)
         acc += product
-    if TILE.SCALES == "tensor":
-        acc *= of_all
-    elif TILE.SCALES == "channel":
-        if TILE.SWAP_AB:
-            acc = acc * of_rows[None, :] * of_cols[:, None]
-        else:
-            acc = acc * of_rows[:, None] * of_cols[None, :]
+    if TILE.SCALES != "block":
+        acc = scaled_product(acc, scales, TILE)
     return acc
 
 
