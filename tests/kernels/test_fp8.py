@@ -33,7 +33,7 @@ FN, FNUZ = DTYPES
 OF_16_BITS = {
     ALL_REDUCE: (),
     SCATTER: ("overlap",),
-    GATHER: ("pull", "push_two_kernel", "push_specialized"),
+    GATHER: ("pull", "push_two_kernel"),
 }
 FP8 = [
     (op, name)

@@ -49,6 +49,7 @@ RENAMED: dict[str, Renamed] = {
             "overlap": {"CHUNKS": 1},
             "push_specialized": _OVERLAPPING,
         },
+        added=_NOT_FP8,
     ),
     "flash_decode": Renamed(variants={"library": "splits"}, config={"IN_DATA": "LL"}),
     "matmul_all_reduce": Renamed(

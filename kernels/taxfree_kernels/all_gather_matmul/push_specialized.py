@@ -38,13 +38,22 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from taxfree_kernels.all_gather_matmul import spaces
-from taxfree_kernels.all_gather_matmul.fused import InputShard, place_of
+from taxfree_kernels.all_gather_matmul.fused import InputShard, inbox_scales, place_of
 from taxfree_kernels.all_gather_matmul.problem import AllGatherMatmul
 from taxfree_kernels.all_gather_matmul.push_tma import PushTma, PushTmaPlan
 from taxfree_kernels.device import sync
 from taxfree_kernels.device.peers import Peers, translate
-from taxfree_kernels.device.specialized import accumulators, load_box, make_boxes
+from taxfree_kernels.device.specialized import (
+    accumulators,
+    load_box,
+    make_boxes,
+    rows_of_product,
+    scaled_product,
+    scales_of_product,
+    times_rows,
+)
 from taxfree_kernels.device.sync import before_tma_loads, gdc_launch_dependents, gdc_wait, lanes
+from taxfree_kernels.device.tiles import BLOCK, select
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.launch import Kernel, RowDescriptors, folded, is_aligned, weight_descriptors
@@ -89,6 +98,7 @@ class Call(NamedTuple):
 
     Args:
         failed: shared memory: whether a wait has failed.
+        shard: see ``fused.InputShard``.
     """
 
     a_desc: Any
@@ -103,6 +113,7 @@ class Call(NamedTuple):
     place: Any
     boxes: Any
     failed: Any
+    shard: Any
 
 
 @gluon.constexpr_function
@@ -118,7 +129,8 @@ def _stored(rows, columns, swap):
 def _send(program, shard, memory, rank, GROUP: gl.constexpr, GATHER: gl.constexpr):
     """Send messages to peers as ``tile.push_chunk`` does."""
     gdc_wait(GROUP)
-    LAYOUT: gl.constexpr = gl.BlockedLayout([8], [32], [4], [0])
+    IN_16_BYTES: gl.constexpr = 128 // shard.ptr.dtype.element_ty.primitive_bitwidth
+    LAYOUT: gl.constexpr = gl.BlockedLayout([IN_16_BYTES], [32], [4], [0])
     MESSAGES: gl.constexpr = GATHER.CHUNKS * (GROUP.WORLD - 1)
     peers, slot_ptr = sync.running_slot(memory, rank)
     own_block = slot_ptr + rank.to(gl.int64) * shard.rows * shard.columns
@@ -133,6 +145,17 @@ def _send(program, shard, memory, rank, GROUP: gl.constexpr, GATHER: gl.constexp
             offsets = start + gl.arange(0, GATHER.SEND_BLOCK, LAYOUT)
             mask = offsets < end * shard.columns
             gl.store(target + offsets, gl.load(shard.ptr + offsets, mask=mask), mask=mask)
+        if GATHER.SCALE_COLUMNS > 0:
+            WIDTH: gl.constexpr = GATHER.SCALE_COLUMNS
+            ALIGNED: gl.constexpr = 1 if WIDTH % 4 else 4
+            OF_SCALES: gl.constexpr = gl.BlockedLayout([ALIGNED], [32], [4], [0])
+            scales_ptr = inbox_scales(slot_ptr, shard, GROUP) + rank * shard.rows * WIDTH
+            at_peer = translate(scales_ptr, peers, peer)
+            for start in range(begin * WIDTH, end * WIDTH, GATHER.SCALE_BLOCK):
+                offsets = start + gl.arange(0, GATHER.SCALE_BLOCK, OF_SCALES)
+                mask = offsets < end * WIDTH
+                scales = gl.load(shard.scale_ptr + offsets, mask=mask)
+                gl.store(at_peer + offsets, scales, mask=mask)
         sync.signal(peers, chunk, peer, GROUP)
 
 
@@ -238,6 +261,32 @@ def _consume(
 ):  # fmt: skip
     """Multiply and store 64 rows of the tile, or 64 columns when SWAP_AB."""
     gdc_wait(GROUP)
+    place = call.place
+    if TILE.SCALES == "none":
+        acc = _multiplied(part, call, GROUP, TILE, WORK)
+    else:
+        acc = _multiplied_fp8(part, call, GROUP, GATHER, TILE, WORK)
+    ONE: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
+    failed = gl.max(call.failed.load(ONE), 0) > 0
+    acc = gl.where(failed, float("nan"), acc)
+    row = place.row if TILE.SWAP_AB else place.row + part * _ROWS
+    col = place.col + part * _ROWS if TILE.SWAP_AB else place.col
+    if TILE.SPLIT_K > 1:
+        _add_shares(acc, part, row, col, call, GROUP, GATHER, TILE, WORK)
+    else:
+        if WORK.FOLD > 1:
+            acc = _unfolded(acc, WORK)
+        if not GATHER.HAS_BIAS:
+            acc = acc.to(call.output.ptr.dtype.element_ty)  # half of the bytes to exchange
+        LAYOUT: gl.constexpr = _stored(acc.shape[0], acc.shape[1], TILE.SWAP_AB)
+        _store(gl.convert_layout(acc, LAYOUT), row, col, call, GATHER, TILE)
+
+
+@gluon.jit
+def _multiplied(
+    part: gl.constexpr, call, GROUP: gl.constexpr, TILE: gl.constexpr, WORK: gl.constexpr
+):
+    """float32: the product of a warpgroup's rows or columns of the tile, as boxes arrive."""
     place, boxes = call.place, call.boxes
     COLUMNS: gl.constexpr = WORK.FOLD * (TILE.BLOCK_M if TILE.SWAP_AB else TILE.BLOCK_N)
     WIDTH: gl.constexpr = TILE.BLOCK_K // WORK.FOLD
@@ -253,21 +302,73 @@ def _consume(
         acc = warpgroup_mma_wait(1, deps=[acc])
         last = (step + WORK.STAGES - 1) % WORK.STAGES
         mbarrier.arrive(boxes.empty.index(last), count=1, pred=step > 0)
-    acc = warpgroup_mma_wait(0, deps=[acc])
-    ONE: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
-    failed = gl.max(call.failed.load(ONE), 0) > 0
-    acc = gl.where(failed, float("nan"), acc)
+    return warpgroup_mma_wait(0, deps=[acc])
+
+
+@gluon.jit
+def _multiplied_fp8(
+    part: gl.constexpr, call,
+    GROUP: gl.constexpr, GATHER: gl.constexpr, TILE: gl.constexpr, WORK: gl.constexpr,
+):  # fmt: skip
+    """As :func:`_multiplied`, of fp8 factors: see ``specialized.multiply_fp8``.
+
+    Scales of blocks come with their rows, so each step's are loaded once the step has arrived,
+    while the one before is multiplied.
+    """
+    place, boxes, output = call.place, call.boxes, call.output
+    COLUMNS: gl.constexpr = TILE.BLOCK_M if TILE.SWAP_AB else TILE.BLOCK_N
+    LAYOUT: gl.constexpr = accumulators(COLUMNS, 4, 1)
     row = place.row if TILE.SWAP_AB else place.row + part * _ROWS
     col = place.col + part * _ROWS if TILE.SWAP_AB else place.col
-    if TILE.SPLIT_K > 1:
-        _add_shares(acc, part, row, col, call, GROUP, GATHER, TILE, WORK)
+    acc = gl.zeros([_ROWS, COLUMNS], gl.float32, LAYOUT)
+    none = gl.zeros([_ROWS, COLUMNS], gl.float32, LAYOUT)
+    steps = (place.step_end - place.step_begin) * GROUP.WORLD
+    gl.assume(steps > 0)
+    if TILE.SCALES == "block":
+        rows = rows_of_product(row, COLUMNS, LAYOUT, TILE)
+        _, slot_ptr = sync.running_slot(call.memory, call.rank)
+        inbox_ptr = inbox_scales(slot_ptr, call.shard, GROUP)
+        mbarrier.wait(boxes.full.index(0), 0)
+        following = _scales_of_step(call, rows, inbox_ptr, 0, GROUP, GATHER)
     else:
-        if WORK.FOLD > 1:
-            acc = _unfolded(acc, WORK)
-        if not GATHER.HAS_BIAS:
-            acc = acc.to(call.output.ptr.dtype.element_ty)  # half of the bytes to exchange
-        LAYOUT: gl.constexpr = _stored(acc.shape[0], acc.shape[1], TILE.SWAP_AB)
-        _store(gl.convert_layout(acc, LAYOUT), row, col, call, GATHER, TILE)
+        scales = scales_of_product(
+            row, call.m, col, call.n, output.a_scale_ptr, output.w_scale_ptr, COLUMNS, LAYOUT, TILE
+        )
+    for step in range(steps):
+        stage = step % WORK.STAGES
+        if TILE.SCALES != "block":
+            mbarrier.wait(boxes.full.index(stage), step // WORK.STAGES & 1)
+        long = boxes.long.index(stage * WORK.WARPGROUPS + part).reshape([_ROWS, TILE.BLOCK_K])
+        other = boxes.other.index(stage).reshape([COLUMNS, TILE.BLOCK_K]).permute((1, 0))
+        product = warpgroup_mma(long, other, none, use_acc=False, is_async=True)
+        if TILE.SCALES == "block":
+            of_step = following
+            after = gl.minimum(step + 1, steps - 1)
+            mbarrier.wait(boxes.full.index(after % WORK.STAGES), after // WORK.STAGES & 1)
+            following = _scales_of_step(call, rows, inbox_ptr, after, GROUP, GATHER)
+        product = warpgroup_mma_wait(0, deps=[product])
+        mbarrier.arrive(boxes.empty.index(stage), count=1)
+        if TILE.SCALES == "block":
+            product = times_rows(product, of_step, TILE)
+        acc += product
+    if TILE.SCALES != "block":
+        acc = scaled_product(acc, scales, TILE)
+    return acc
+
+
+@gluon.jit
+def _scales_of_step(call, rows, inbox_ptr, step, GROUP: gl.constexpr, GATHER: gl.constexpr):
+    """float32: the scale of each row, times that of the columns, in a step, which has arrived."""
+    place, output = call.place, call.output
+    WIDTH: gl.constexpr = GATHER.SCALE_COLUMNS  # of a source
+    steps = place.step_end - place.step_begin
+    near, group = step // steps, place.step_begin + step % steps
+    source = (call.rank + near) % GROUP.WORLD
+    x_ptr = inbox_ptr + source * call.shard_rows * WIDTH
+    x_ptr = select(near == 0, output.a_scale_ptr, x_ptr, 4)
+    of_rows = gl.load(x_ptr + rows * WIDTH + group, mask=rows < call.m, other=0.0)
+    w_ptr = output.w_scale_ptr + (place.col // BLOCK * GROUP.WORLD + source) * WIDTH
+    return of_rows * gl.load(w_ptr + group)
 
 
 @gluon.jit
@@ -353,7 +454,10 @@ def _push_specialized(
     WORK: gl.constexpr,
 ):  # fmt: skip
     program = gl.program_id(0)
-    shard = InputShard(a_ptr, own_rows, shard_rows, shard_columns)
+    a_scale_ptr = None
+    if TILE.SCALES != "none":
+        a_scale_ptr = output.a_scale_ptr
+    shard = InputShard(a_ptr, own_rows, shard_rows, shard_columns, a_scale_ptr)
     if program < GATHER.SENDERS:
         _send(program, shard, memory, rank, GROUP, GATHER)
     else:
@@ -365,7 +469,8 @@ def _push_specialized(
         failed.store(gl.full([1], 0, gl.int32, gl.BlockedLayout([1], [32], [4], [0])))
         boxes = make_boxes(a_desc, w_desc, TILE.SWAP_AB, WORK.WARPGROUPS, WORK.STAGES, LOADERS=2)
         call = Call(
-            a_desc, w_desc, inbox_desc, shard_rows, output, memory, rank, m, n, place, boxes, failed
+            a_desc, w_desc, inbox_desc, shard_rows, output, memory, rank, m, n, place, boxes,
+            failed, shard,
         )  # fmt: skip
         LOADER: gl.constexpr = WORK.LOADER_REGISTERS
         if WORK.WARPGROUPS == 2:
@@ -423,7 +528,8 @@ class PushSpecializedPlan(PushTmaPlan):
             | ({"maxnreg": 128} if warpgroups == 1 else {}),
             static=("w_desc",) if prefetch else (),
         )
-        dtype = {"float16": gl.float16, "bfloat16": gl.bfloat16}[problem.dtype]
+        kinds = {"float16": gl.float16, "bfloat16": gl.bfloat16}
+        dtype = gl.float8e4nv if problem.is_fp8 else kinds[problem.dtype]
         width = block_k // fold
         self._a_box = [1, 1, fold, block_m if swap else ROWS, width]
         w_box = [1, fold, ROWS // fold if swap else block_n, width]
@@ -448,11 +554,15 @@ class PushSpecializedPlan(PushTmaPlan):
         return TensorDescriptor(inbox.base, *sizes, self._a_box, self._a_layout), reads_own
 
     def run(
-        self, a: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor
+        self,
+        a: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        *rest: torch.Tensor,
     ) -> torch.Tensor:
         if self._waiting is not None and not is_aligned(weight.t()):
-            return self._waiting.run(a, weight, bias, out)  # the copy is written just before
-        return super().run(a, weight, bias, out)
+            return self._waiting.run(a, weight, bias, *rest)  # the copy is written just before
+        return super().run(a, weight, bias, *rest)
 
 
 class PushSpecialized(PushTma):

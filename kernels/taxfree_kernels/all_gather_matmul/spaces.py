@@ -18,7 +18,7 @@ from taxfree_kernels.spaces import (
     tile_illegal_reason,
     up_to,
 )
-from taxfree_kernels.variant import Config, Space
+from taxfree_kernels.variant import BLOCK, Config, Space
 
 
 def unsupported_reason(problem: AllGatherMatmul) -> str | None:
@@ -195,6 +195,9 @@ def specialized_space(problem: AllGatherMatmul, hardware: Hardware) -> Space:
             "num_stages": (3, 4, 5, 6, 7, 8, 9, 11, 14),
             "FOLD": (1, 2),
         }
+        if problem.is_fp8:
+            space |= {"BLOCK_K": (BLOCK,), "num_stages": (*space["num_stages"], 16, 20)}
+            space["FOLD"] = (1,)
     return {name: values for name, values in space.items() if name not in _OF_LOOPS}
 
 
@@ -220,21 +223,22 @@ def first_specialized_configs(
               "SPLIT_K": 2}  # fmt: skip
     if hardware.backend == "interpreter":
         guess = _first_interpreted(rows)
-    elif rows == 16:
+    elif rows == 16 and not problem.is_fp8:
         least = power_of_2(problem.m, 8)
         guess = skinny | {
             "BLOCK_M": least, "BLOCK_N": 32, "BLOCK_K": 256, "SPLIT_K": 1, "FOLD": 2,
             "num_stages": 11 if least == 8 else 9,
         }  # fmt: skip
     elif rows <= 64:
-        guess = skinny | {"num_stages": 9 if rows == 32 else 7}
+        guess = skinny | {"num_stages": {16: 10, 32: 9}.get(rows, 7)}
     elif rows == 128:
         guess = skinny | {"BLOCK_K": 64, "num_stages": 9}
     elif rows == 256:
         guess = _SQUARE | {"SPLIT_K": 2, "GROUP_M": 2, "num_stages": 7}
     else:
         guess = (_SQUARE if rows == 512 else _WIDE) | {"SPLIT_K": 1, "GROUP_M": 4}
-    return allowed(problem, hardware, space, [sent | guess], specialized_illegal_reason)
+    guesses = for_fp8(problem, [sent | guess])
+    return allowed(problem, hardware, space, guesses, specialized_illegal_reason)
 
 
 _SQUARE = {"BLOCK_M": 128, "BLOCK_N": 128, "BLOCK_K": 64, "GROUP_M": 8, "num_warps": 4,
@@ -315,7 +319,7 @@ def specialized_illegal_reason(
     longer, other = (fold * block_n, fold * block_m) if config["SWAP_AB"] else (block_m, block_n)
     if fold > 1 and (not config["SWAP_AB"] or longer != 64 or config["SPLIT_K"] > 1):
         return "FOLD is for products with SWAP_AB of 32 columns, in one share of K"
-    if problem.shard_columns % (8 * fold):
+    if problem.shard_columns * problem.factor_bytes % (16 * fold):
         return "parts of K do not start at multiples of 16 bytes"
     if hardware.backend != "interpreter" and (longer not in (64, 128) or other > 256):
         return "a warpgroup has 64 rows of its product, and a program one or two warpgroups"

@@ -183,6 +183,103 @@ def multiply_fp8(
 
 
 @gluon.jit
+def rows_of_product(row, COLUMNS: gl.constexpr, LAYOUT: gl.constexpr, TILE: gl.constexpr):
+    """The rows of x, from `row` on, of a consumer's product of so many columns."""
+    if TILE.SWAP_AB:
+        return row + gl.arange(0, COLUMNS, gl.SliceLayout(0, LAYOUT))
+    else:
+        return row + gl.arange(0, 16 * gl.num_warps(), gl.SliceLayout(1, LAYOUT))
+
+
+@gluon.jit
+def scales_of_product(
+    row, row_end, col, col_end, x_scale_ptr, w_scale_ptr,
+    COLUMNS: gl.constexpr, LAYOUT: gl.constexpr, TILE: gl.constexpr,
+):  # fmt: skip
+    """Of a consumer's fp8 product: that of tensors, or of rows of x and columns of the weight."""
+    if TILE.SCALES == "tensor":
+        return gl.load(x_scale_ptr) * gl.load(w_scale_ptr)
+    else:
+        rows = rows_of_product(row, COLUMNS, LAYOUT, TILE)
+        of_rows = gl.load(x_scale_ptr + rows, mask=rows < row_end, other=0.0)
+        if TILE.SWAP_AB:
+            cols = col + gl.arange(0, 16 * gl.num_warps(), gl.SliceLayout(1, LAYOUT))
+        else:
+            cols = col + gl.arange(0, COLUMNS, gl.SliceLayout(0, LAYOUT))
+        return of_rows, gl.load(w_scale_ptr + cols, mask=cols < col_end, other=0.0)
+
+
+@gluon.jit
+def scaled_product(acc, scales, TILE: gl.constexpr):
+    """A product times what :func:`scales_of_product` has found."""
+    if TILE.SCALES == "tensor":
+        return acc * scales
+    else:
+        of_rows, of_cols = scales
+        if TILE.SWAP_AB:
+            return acc * of_rows[None, :] * of_cols[:, None]
+        else:
+            return acc * of_rows[:, None] * of_cols[None, :]
+
+
+@gluon.jit
+def times_rows(product, of_rows, TILE: gl.constexpr):
+    """A product times a factor of each row of x."""
+    return product * (of_rows[None, :] if TILE.SWAP_AB else of_rows[:, None])
+
+
+@gluon.jit
+def _scales_of_block(x_ptrs, row_mask, w_ptr, group):
+    """float32: each row's scale times that of the columns, of a group of k."""
+    of_rows = gl.load(x_ptrs + group, mask=row_mask, other=0.0)
+    return of_rows * gl.load(w_ptr + group)
+
+
+@gluon.jit
+def multiply_fp8(
+    steps, boxes, row, row_end, col, col_end, k, x_scale_ptr, w_scale_ptr,
+    TILE: gl.constexpr, STAGES: gl.constexpr,
+):  # fmt: skip
+    """As :func:`multiply`, of the only consumer and its first tile, of fp8 factors with scales.
+
+    Each step is added by itself: see ``tiles.add_fp8_product``. Its scales are loaded a step ahead.
+    """
+    COLUMNS: gl.constexpr = TILE.BLOCK_M if TILE.SWAP_AB else TILE.BLOCK_N
+    ROWS: gl.constexpr = 16 * gl.num_warps()
+    LAYOUT: gl.constexpr = accumulators(COLUMNS, gl.num_warps(), 1)
+    acc = gl.zeros([ROWS, COLUMNS], gl.float32, LAYOUT)
+    none = gl.zeros([ROWS, COLUMNS], gl.float32, LAYOUT)
+    if TILE.SCALES == "block":
+        groups = gl.cdiv(k, BLOCK).to(gl.int64)
+        rows = rows_of_product(row, COLUMNS, LAYOUT, TILE)
+        x_ptrs, w_ptr = x_scale_ptr + rows * groups, w_scale_ptr + col // BLOCK * groups
+        following = _scales_of_block(x_ptrs, rows < row_end, w_ptr, 0)
+    else:
+        scales = scales_of_product(
+            row, row_end, col, col_end, x_scale_ptr, w_scale_ptr, COLUMNS, LAYOUT, TILE
+        )
+    gl.assume(steps > 0)
+    for step in range(steps):
+        stage = step % STAGES
+        if TILE.SCALES == "block":
+            of_step = following
+            after = gl.minimum(step + 1, steps - 1)
+            following = _scales_of_block(x_ptrs, rows < row_end, w_ptr, after)
+        mbarrier.wait(boxes.full.index(stage), step // STAGES & 1)
+        long = boxes.long.index(stage).reshape([ROWS, TILE.BLOCK_K])
+        other = boxes.other.index(stage).reshape([COLUMNS, TILE.BLOCK_K]).permute((1, 0))
+        product = warpgroup_mma(long, other, none, use_acc=False, is_async=True)
+        product = warpgroup_mma_wait(0, deps=[product])
+        mbarrier.arrive(boxes.empty.index(stage), count=1)
+        if TILE.SCALES == "block":
+            product = times_rows(product, of_step, TILE)
+        acc += product
+    if TILE.SCALES != "block":
+        acc = scaled_product(acc, scales, TILE)
+    return acc
+
+
+@gluon.jit
 def multiply(
     part: gl.constexpr, steps, number, boxes,
     TILE: gl.constexpr, CONSUMERS: gl.constexpr, STAGES: gl.constexpr,

@@ -394,7 +394,8 @@ class PushPlan(Plan):
         self._problem, world = problem, problem.world_size
         work = Work(*(config[name] for name in Work._fields))
         sent = world * problem.request_words
-        pool, words = fabric.pool, (None, 0)
+        pool = fabric.pool
+        words: tuple[torch.Tensor | None, int] = (None, 0)
         if work.WORDS:
             words = pool.lamport_slots(problem.pooled_words)
         slots = pool.slots(sent + (0 if work.WORDS else problem.pooled_words), torch.int32)

@@ -27,8 +27,6 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from taxfree_kernels.device import packets, sync
 from taxfree_kernels.device.peers import EMPTY, USED
 from taxfree_kernels.device.specialized import (
-    accumulators,
-    factor_scales,
     lines,
     load_box,
     multiply,
@@ -186,12 +184,10 @@ def multiply_tile(boxes, place, stride_w, m, n, k, TILE: gl.constexpr, WORK: gl.
     if TILE.SCALES == "none":
         return multiply(0, place.steps, 0, boxes, TILE, 1, WORK.STAGES)
     else:
-        COLUMNS: gl.constexpr = TILE.BLOCK_M if TILE.SWAP_AB else TILE.BLOCK_N
-        LAYOUT: gl.constexpr = accumulators(COLUMNS, gl.num_warps(), 1)
-        scales = factor_scales(
-            place.row, m, place.col, n, k, stride_w.x_scale_ptr, stride_w.w_scale_ptr, LAYOUT, TILE
-        )
-        return multiply_fp8(place.steps, boxes, scales, LAYOUT, TILE, WORK.STAGES)
+        return multiply_fp8(
+            place.steps, boxes, place.row, m, place.col, n, k, stride_w.x_scale_ptr,
+            stride_w.w_scale_ptr, TILE, WORK.STAGES,
+        )  # fmt: skip
 
 
 @gluon.jit

@@ -10,7 +10,7 @@ from tests.tritons import BEFORE_3_8, TRITONS
 
 from .conftest import run_python
 
-#: Prints device, scales, violations, matrix instructions, and loads of a loop that wait.
+#: Prints device, variant and scales, violations, and matrix instructions.
 COMPILE = """
 import json, re
 import torch
@@ -24,10 +24,24 @@ from taxfree_kernels.quantise import _quantise
 from taxfree_kernels.variant import SCALES, problem_class, variants
 
 MATRIX = r"wgmma\\.mma_async\\S+|v_mfma_\\S+"
-op, name, found = "matmul_all_reduce", "push_two_shot_lamport", []
-for device in ("h200", "mi300x", "mi350x"):
+SUM, GATHER, found = "matmul_all_reduce", "all_gather_matmul", []
+CASES = {
+    "h200": [
+        *((SUM, name, scales)
+          for name in ("push_two_shot_lamport", "push_two_shot_lamport_specialized")
+          for scales in SCALES),
+        *((GATHER, name, scales)
+          for name in ("push_tma", "push_specialized")
+          for scales in SCALES),
+    ],
+    # elsewhere a gather waits for the scales of its blocks
+    "mi300x": [*((SUM, "push_two_shot_lamport", scales) for scales in SCALES),
+               *((GATHER, "push", scales) for scales in SCALES[:2])],
+}
+CASES["mi350x"] = CASES["mi300x"]
+for device, cases in CASES.items():
     hardware = KNOWN[device]
-    for scales in SCALES:
+    for op, name, scales in cases:
         problem = problem_class(op)(
             16, 8192, 2048, dtype="bfloat16", world_size=2, x_dtype="fp8", scales=scales
         )
@@ -35,7 +49,7 @@ for device in ("h200", "mi300x", "mi350x"):
         (launch,) = record(op, name, problem, config, hardware)
         compiled = compile_launch(launch, hardware)
         kinds = sorted(set(re.findall(MATRIX, compiled.text)))
-        found.append([device, scales, checked(compiled, aligned=True), kinds])
+        found.append([device, f"{name} {scales}", checked(compiled, aligned=True), kinds])
     kind = dtype_of(hardware.architecture)
     for width, groups, is_static, is_gated in (
         (16384, 1, False, False), (128, 32, False, False), (128, 32, True, False),
@@ -62,9 +76,9 @@ MATRIX = {
 @pytest.mark.parametrize("triton", TRITONS)
 def test_fp8_compiles_well_for_all_devices(triton: str) -> None:
     found = json.loads(run_python("-c", COMPILE, triton=triton))
-    assert len(found) == 24
-    for device, scales, violations, kinds in found:
+    assert len(found) == 37
+    for device, case, violations, kinds in found:
         if triton in BEFORE_3_8 and device != "h200":
             continue  # refused there
-        assert violations == [], (device, scales)
-        assert scales == "quantise" or set(kinds) == MATRIX[device]
+        assert violations == [], (device, case)
+        assert case == "quantise" or set(kinds) == MATRIX[device]
