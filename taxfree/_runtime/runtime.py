@@ -292,6 +292,9 @@ class Runtime(contextlib.AbstractContextManager["Runtime"]):
         soft_cap: float | None = None,
         window: int | None = None,
         out: torch.Tensor | None = None,
+        *,
+        k_scale: torch.Tensor | None = None,
+        v_scale: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Attention of one query token per sequence over a KV cache that is split across ranks.
 
@@ -311,6 +314,8 @@ class Runtime(contextlib.AbstractContextManager["Runtime"]):
             soft_cap: logits become ``soft_cap * tanh(logits / soft_cap)``.
             window: the number of most recent keys that a query attends to; None for all.
             out: [batch, q_heads, v_head_dim], contiguous; the result is written into it.
+            k_scale, v_scale: of a cache in e4m3, of the kind that the GPU multiplies: float32 [1],
+                or [kv_heads]; a key is its element times its scale. Else None.
 
         Returns:
             [batch, q_heads, v_head_dim] of q's dtype, bitwise identical on every rank.
@@ -319,7 +324,8 @@ class Runtime(contextlib.AbstractContextManager["Runtime"]):
             UsageError: the tensors do not fit together.
             PeerTimeout: an earlier call lost a peer.
         """
-        arguments = (q, k, v, kv_lens, block_table, scale, soft_cap, window)
+        numbers, scales = (scale, soft_cap, window), (k_scale, v_scale)
+        arguments = (q, k, v, kv_lens, block_table, *numbers, *scales)
         return self._call(FLASH_DECODE, arguments, out)
 
     def matmul_all_reduce(

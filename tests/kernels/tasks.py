@@ -208,8 +208,11 @@ def _attention(
     kv_lens: torch.Tensor,
     table: torch.Tensor | None,
     scaling: torch.Tensor,
+    *scales: torch.Tensor,
 ) -> torch.Tensor:
     """By softmax over all visible keys of a sequence at once."""
+    if scales:
+        k, v = (_all_heads(*each) for each in zip((k, v), scales, strict=True))
     if table is not None:
         k, v = (cache[table.long()].flatten(1, 2) for cache in (k, v))
     caches = [_everybodys_tensor(fabric, each) for each in (k, v)]
@@ -230,6 +233,12 @@ def _attention(
         weights = torch.softmax(logits, 1) if len(keys) else logits
         results.append(torch.einsum("hn,nhd->hd", weights, values))
     return torch.stack(results)
+
+
+def _all_heads(cache: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    """A cache in fp8 times its scales, of all or of each head."""
+    by_head = scale.double().expand(cache.shape[-2])
+    return torch.einsum("...hd,h->...hd", cache.double(), by_head)
 
 
 def _own_attention(

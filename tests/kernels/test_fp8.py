@@ -16,9 +16,10 @@ from taxfree_kernels.fp8 import (
     silu_and_mul,
 )
 from taxfree_kernels.quantise import silu_and_mul_quantise
-from taxfree_kernels.variant import SCALES, problem_class
+from taxfree_kernels.variant import KV_SCALES, SCALES, problem_class
 from tests.kernels.contract import (
     ALL_REDUCE,
+    DECODE,
     GATHER,
     NORMALISING,
     SCATTER,
@@ -241,6 +242,19 @@ def test_a_normalised_sum_is_quantised_for_the_next_layer(ranks, variant, out_sc
     cases = [case(ALL_REDUCE, variant, **kind | size) for size in sizes]
     if variant not in OF_16_BITS:
         cases.append(case(ALL_REDUCE, variant, **kind | fp8 | sizes[1]))
+    assert complaints(ranks, ranks.few, cases) == []
+
+
+@on_every_fabric
+@pytest.mark.parametrize("kv_scales", KV_SCALES)
+@pytest.mark.parametrize("variant", served_names(DECODE))
+def test_decode_attention_reads_a_cache_in_fp8(ranks, variant, kv_scales):
+    """Dense, paged, with a soft cap and with a window; several sequences and heads."""
+    kind = {"kv_scales": kv_scales, "q_heads": 6, "kv_heads": 2, "dtype": "bfloat16"}
+    cases = [
+        case(DECODE, variant, **kind),
+        case(DECODE, variant, **kind, page_size=5, soft_cap=True, window=30),
+    ]
     assert complaints(ranks, ranks.few, cases) == []
 
 
