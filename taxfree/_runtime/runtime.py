@@ -247,6 +247,8 @@ class Runtime(contextlib.AbstractContextManager["Runtime"]):
         cu_seqlens: torch.Tensor | None = None,
         return_lse: bool = False,
         out: torch.Tensor | None = None,
+        k_scale: torch.Tensor | None = None,
+        v_scale: torch.Tensor | None = None,
     ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
         """Attention of prompts to themselves: softmax(scale * q @ k^T) @ v, for each head.
 
@@ -263,6 +265,7 @@ class Runtime(contextlib.AbstractContextManager["Runtime"]):
                 empty.
             return_lse: also return the log-sum-exps of the scaled logits.
             out: of the shape of q, contiguous; the result is written into it. Without `return_lse`.
+            k_scale, v_scale: of keys and values in fp8, as of :meth:`flash_decode`. Else None.
 
         Returns:
             The output, of the shape and dtype of q, contiguous. With `return_lse` a pair, the
@@ -272,7 +275,7 @@ class Runtime(contextlib.AbstractContextManager["Runtime"]):
         Raises:
             UsageError: the tensors do not fit together.
         """
-        arguments = (q, k, v, cu_seqlens, bool(causal), scale)
+        arguments = (q, k, v, cu_seqlens, bool(causal), scale, k_scale, v_scale)
         if not return_lse:
             return self._call(ATTENTION, arguments, out)
         if out is not None:

@@ -249,9 +249,12 @@ def _own_attention(
     v: torch.Tensor,
     starts: torch.Tensor | None,
     scale: torch.Tensor | None,
+    *scales: torch.Tensor,
 ) -> torch.Tensor:
     """Of one sequence and head after the other, with a mask of all pairs."""
     assert scale is None
+    if scales:
+        k, v = (_all_heads(*each) for each in zip((k, v), scales, strict=True))
     begins = [problem.length * at for at in range(problem.batch + 1)]
     begins = begins if starts is None else starts.tolist()
     q, k, v = (each.flatten(0, -3).double() for each in (q, k, v))

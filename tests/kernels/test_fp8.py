@@ -22,6 +22,7 @@ from tests.kernels.contract import (
     DECODE,
     GATHER,
     NORMALISING,
+    PROMPTS,
     SCATTER,
     case,
     complaints,
@@ -30,6 +31,7 @@ from tests.kernels.contract import (
 from tests.ranks import gather_dims, on_every_fabric, served_names
 
 FN, FNUZ = DTYPES
+TMA = {"TMA": True}
 #: variants whose kernels multiply 16-bit factors alone
 OF_16_BITS = {
     ALL_REDUCE: (),
@@ -255,6 +257,16 @@ def test_decode_attention_reads_a_cache_in_fp8(ranks, variant, kv_scales):
         case(DECODE, variant, **kind),
         case(DECODE, variant, **kind, page_size=5, soft_cap=True, window=30),
     ]
+    assert complaints(ranks, ranks.few, cases) == []
+
+
+@on_every_fabric
+@pytest.mark.parametrize("kv_scales", KV_SCALES)
+@pytest.mark.parametrize(("variant", "config"), [("baseline", {}), ("flash", {}), ("flash", TMA)])
+def test_attention_reads_keys_and_values_in_fp8(ranks, variant, config, kv_scales):
+    kind = {"kv_scales": kv_scales, "dtype": "bfloat16", "kv_heads": 2}
+    cases = [case(PROMPTS, variant, config, **kind, causal=causal) for causal in (False, True)]
+    cases.append(case(PROMPTS, variant, config, **kind, packed=True, batch=4))
     assert complaints(ranks, ranks.few, cases) == []
 
 

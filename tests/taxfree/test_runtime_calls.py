@@ -55,6 +55,7 @@ CALLED = [
     (DECODE, PAGED, "persistent"),
     *((DECODE, {"kv_scales": each, "kv_heads": 3}, "fused") for each in KV_SCALES),
     (PROMPTS, {}, "flash"),
+    (PROMPTS, {"kv_scales": "head", "dtype": "bfloat16"}, "flash"),
     (PROMPTS, {"causal": False, "packed": True, "batch": 3, "dtype": "bfloat16"}, "flash"),
     (PROMPTS, {"packed": True, "batch": 3}, "baseline"),
     (OP, {}, "baseline"),
@@ -84,8 +85,9 @@ def method_of(op: str, problem: Any, inputs: Any) -> tuple[str, tuple[Any, ...],
         options |= dict(zip(("k_scale", "v_scale"), inputs[6:], strict=False))
         return op, tuple(tensors), options
     if op == PROMPTS:
-        *tensors, starts, _ = inputs
-        return op, tuple(tensors), {"causal": problem.causal, "cu_seqlens": starts}
+        q, k, v, starts, _, *scales = inputs
+        options = {"causal": problem.causal, "cu_seqlens": starts}
+        return op, (q, k, v), options | dict(zip(("k_scale", "v_scale"), scales, strict=False))
     x, weight, bias, residual, norm_weight, eps, *scales = inputs
     factors, kind = (x, weight, *scales), {"dtype": getattr(torch, problem.dtype)} if scales else {}
     scaled = "scaled_" if scales else ""

@@ -9,8 +9,8 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from taxfree_kernels.flash_decode.problem import FlashDecode
-from taxfree_kernels.fp8 import dequantised_cache, fp8_dtype, quantised_cache
-from taxfree_kernels.inputs import random_rows
+from taxfree_kernels.fp8 import dequantised_cache, fp8_dtype
+from taxfree_kernels.inputs import cache_in_fp8, random_rows
 from taxfree_kernels.variant import Operation
 
 _CHUNK_ELEMENTS = 1 << 24  # keys that the reference converts to float64 at a time
@@ -193,14 +193,10 @@ def _cache(
     )
     if problem.kv_scales == "none":
         return k, v, table
-    kind = fp8_dtype(device)
     (k8, k_scale), (v8, v_scale) = (
-        quantised_cache(each, problem.kv_scales, kind) for each in (k, v)
+        cache_in_fp8(each, problem.kv_scales, fp8_dtype(device), integers, factor)
+        for each, factor in ((k, 1), (v, 2))
     )
-    if integers:
-        k8, v8 = k.to(kind), v.to(kind)
-        k_scale, v_scale = (torch.ones_like(each) for each in (k_scale, v_scale))
-        v_scale[::2] *= 2
     return k8, v8, table, k_scale, v_scale
 
 

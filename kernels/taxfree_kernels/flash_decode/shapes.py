@@ -37,12 +37,11 @@ SHAPES = Shapes(
             4, 16, 16, 256, 5000, soft_cap=True, window=4096, dtype="bfloat16", world_size=4
         ),
         FlashDecode(2, 64, 1, 192, 1 << 14, v_head_dim=128, world_size=8),
-        *(
-            replace(_PAPER, kv_len_per_rank=1 << 13, page_size=page, kv_scales=scales)
-            for page, scales in ((0, "tensor"), (16, "head"))
-        ),
     ),
-    ragged=(FlashDecode(3, 10, 2, 70, 999, page_size=5, world_size=2),),
+    ragged=(
+        FlashDecode(3, 10, 2, 70, 999, page_size=5, world_size=2),
+        FlashDecode(3, 10, 2, 70, 999, page_size=5, world_size=2, kv_scales="head"),
+    ),
     smallest=(FlashDecode(1, 1, 1, 16, 1, world_size=2),),
     shorthand=("batch", "kv_len_per_rank", "q_heads", "kv_heads", "head_dim"),
     sets={
