@@ -140,6 +140,37 @@ def require_scales(
     return scales
 
 
+def cache_dtype(
+    fabric: Fabric,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    k_scale: torch.Tensor | None,
+    v_scale: torch.Tensor | None,
+) -> tuple[str, str]:
+    """Check queries, keys and values [..., kv_heads, .], in fp8 with their scales.
+
+    Returns:
+        The name of the dtype of q, and who has a scale in keys and values.
+    """
+    require((k_scale is None) == (v_scale is None), "one of k_scale and v_scale is missing")
+    if k_scale is None or v_scale is None:
+        return common_dtype(fabric, q=q, k=k, v=v), "none"
+    kind, heads = dtype_of(fabric.hardware.architecture), k.shape[-2]
+    for name, cache in (("k", k), ("v", v)):
+        require(cache.dtype == kind, f"{name} is {cache.dtype}, scales are of {kind} here")
+        _require_on(fabric, name, cache)
+    for name, scale in (("k_scale", k_scale), ("v_scale", v_scale)):
+        require(
+            scale.dtype == torch.float32 and scale.shape in ((1,), (heads,)),
+            f"{name} is {scale.dtype} {list(scale.shape)}, must be float32 [1] or [{heads}]",
+        )
+        require(scale.is_contiguous(), f"{name} is not contiguous")
+        _require_on(fabric, name, scale)
+    require(k_scale.shape == v_scale.shape, "k_scale and v_scale have different shapes")
+    return common_dtype(fabric, q=q), "tensor" if k_scale.shape == (1,) else "head"
+
+
 def require_given_scale(fabric: Fabric, scales: str, scale: torch.Tensor | None) -> None:
     """Check who has a scale in a result in fp8; that of a tensor is given, float32 [1]."""
     require(scales in SCALES, f"out_scales is {scales!r}, not one of {', '.join(SCALES)}")

@@ -62,6 +62,24 @@ def quantised(
     return _quantised(x, height, width, scale, dtype, scales == "tensor")
 
 
+def quantised_cache(
+    cache: torch.Tensor, scales: str, dtype: torch.dtype = torch.float8_e4m3fn
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Keys or values [..., kv_heads, head_dim] in fp8; float32 [1], or [kv_heads] for "head"."""
+    heads = cache.movedim(-2, 0).flatten(1)
+    by_head = heads if scales == "head" else heads.flatten().unsqueeze(0)
+    values, scale = quantised(by_head, "channel", dtype=dtype)
+    lead = cache.movedim(-2, 0).shape
+    return values.view(lead).movedim(0, -2).contiguous(), scale.view(-1)
+
+
+def dequantised_cache(
+    cache: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype = torch.float64
+) -> torch.Tensor:
+    """Each element of keys or values times the scale of its tensor or head."""
+    return cache.to(dtype) * scale.to(dtype).view(-1, 1)
+
+
 def silu_and_mul(x: torch.Tensor) -> torch.Tensor:
     """silu(gate) * up of x = [gate, up], [m, 2 * k]: [m, k], in float32, rounded once."""
     gate, up = x.float().chunk(2, 1)

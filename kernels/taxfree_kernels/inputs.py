@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from taxfree_kernels.fp8 import quantised_cache
+
 
 def random_rows(
     size: tuple[int, ...], seed: int, device: torch.device, dtype: str, integers: bool
@@ -15,6 +17,20 @@ def random_rows(
         return torch.randn(size, generator=generator, device=device, dtype=kind)
     bits = torch.randint(0, 2, size, generator=generator, device=device, dtype=torch.int8)
     return (2 * bits - 1).to(kind)
+
+
+def cache_in_fp8(
+    cache: torch.Tensor, scales: str, kind: torch.dtype, integers: bool, factor: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Keys or values of `random_rows` in fp8, and their scales.
+
+    Integers stay exact: every second scale, from the first on, is `factor`, the others are 1.
+    """
+    values, scale = quantised_cache(cache, scales, kind)
+    if integers:
+        values, scale = cache.to(kind), torch.ones_like(scale)
+        scale[::2] *= factor
+    return values, scale
 
 
 def random_tensor(

@@ -35,6 +35,8 @@ LEAST_HEAD_DIM, MOST_HEAD_DIM = 16, 256
 ITEM_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4}
 #: of fp8 operands: who has a scale; see :mod:`taxfree_kernels.fp8`
 SCALES = ("tensor", "channel", "block")
+#: the same of keys and values
+KV_SCALES = ("tensor", "head")
 BLOCK = 128  # elements that share a scale, along a dimension
 LEAST_SCALE = 2.0**-126  # so that of zeros: the smallest normal float32
 
@@ -151,14 +153,28 @@ class MatmulProblem(Problem):
 
 
 class HeadsProblem(Problem):
-    """Attention; each kv head serves q_heads / kv_heads query heads."""
+    """Attention; each kv head serves q_heads / kv_heads query heads.
+
+    Attributes:
+        kv_scales: who has a scale in keys and values in fp8: "tensor", or "head" for each kv head;
+            "none" if they have the dtype of the queries.
+    """
 
     q_heads: int
     kv_heads: int
     head_dim: int
+    kv_scales: str = "none"
+
+    @property
+    def kv_bytes(self) -> int:
+        """Bytes of an element of keys and values."""
+        return ITEM_BYTES[self.dtype] if self.kv_scales == "none" else 1
 
     def _require(self, *sizes: str, head_dims: Sequence[str] = ("head_dim",)) -> None:
         super()._require(*sizes, "q_heads", "kv_heads")
+        if self.kv_scales not in ("none", *KV_SCALES):
+            allowed = ", ".join(("none", *KV_SCALES))
+            raise PlanError(f"kv_scales is {self.kv_scales!r}, must be one of {allowed}")
         for name in head_dims:
             if not LEAST_HEAD_DIM <= getattr(self, name) <= MOST_HEAD_DIM:
                 between = f"from {LEAST_HEAD_DIM} to {MOST_HEAD_DIM}"

@@ -248,6 +248,8 @@ class Runtime(contextlib.AbstractContextManager["Runtime"]):
         cu_seqlens: torch.Tensor | None = None,
         return_lse: bool = False,
         out: torch.Tensor | None = None,
+        k_scale: torch.Tensor | None = None,
+        v_scale: torch.Tensor | None = None,
     ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
         """Attention of prompts to themselves: softmax(scale * q @ k^T) @ v, for each head.
 
@@ -264,6 +266,7 @@ class Runtime(contextlib.AbstractContextManager["Runtime"]):
                 empty.
             return_lse: also return the log-sum-exps of the scaled logits.
             out: of the shape of q, contiguous; the result is written into it. Without `return_lse`.
+            k_scale, v_scale: of keys and values in fp8, as of :meth:`flash_decode`. Else None.
 
         Returns:
             The output, of the shape and dtype of q, contiguous. With `return_lse` a pair, the
@@ -273,7 +276,7 @@ class Runtime(contextlib.AbstractContextManager["Runtime"]):
         Raises:
             UsageError: the tensors do not fit together.
         """
-        arguments = (q, k, v, cu_seqlens, bool(causal), scale)
+        arguments = (q, k, v, cu_seqlens, bool(causal), scale, k_scale, v_scale)
         if not return_lse:
             return self._call(ATTENTION, arguments, out)
         if out is not None:
@@ -293,6 +296,9 @@ class Runtime(contextlib.AbstractContextManager["Runtime"]):
         soft_cap: float | None = None,
         window: int | None = None,
         out: torch.Tensor | None = None,
+        *,
+        k_scale: torch.Tensor | None = None,
+        v_scale: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Attention of one query token per sequence over a KV cache that is split across ranks.
 
@@ -312,6 +318,8 @@ class Runtime(contextlib.AbstractContextManager["Runtime"]):
             soft_cap: logits become ``soft_cap * tanh(logits / soft_cap)``.
             window: the number of most recent keys that a query attends to; None for all.
             out: [batch, q_heads, v_head_dim], contiguous; the result is written into it.
+            k_scale, v_scale: of a cache in e4m3, of the kind that the GPU multiplies: float32 [1],
+                or [kv_heads]; a key is its element times its scale. Else None.
 
         Returns:
             [batch, q_heads, v_head_dim] of q's dtype, bitwise identical on every rank.
@@ -320,7 +328,8 @@ class Runtime(contextlib.AbstractContextManager["Runtime"]):
             UsageError: the tensors do not fit together.
             PeerTimeout: an earlier call lost a peer.
         """
-        arguments = (q, k, v, kv_lens, block_table, scale, soft_cap, window)
+        numbers, scales = (scale, soft_cap, window), (k_scale, v_scale)
+        arguments = (q, k, v, kv_lens, block_table, *numbers, *scales)
         return self._call(FLASH_DECODE, arguments, out)
 
     def embedding_all_to_all(

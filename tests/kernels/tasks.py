@@ -208,8 +208,11 @@ def _attention(
     kv_lens: torch.Tensor,
     table: torch.Tensor | None,
     scaling: torch.Tensor,
+    *scales: torch.Tensor,
 ) -> torch.Tensor:
     """By softmax over all visible keys of a sequence at once."""
+    if scales:
+        k, v = (_all_heads(*each) for each in zip((k, v), scales, strict=True))
     if table is not None:
         k, v = (cache[table.long()].flatten(1, 2) for cache in (k, v))
     caches = [_everybodys_tensor(fabric, each) for each in (k, v)]
@@ -232,6 +235,12 @@ def _attention(
     return torch.stack(results)
 
 
+def _all_heads(cache: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    """A cache in fp8 times its scales, of all or of each head."""
+    by_head = scale.double().expand(cache.shape[-2])
+    return torch.einsum("...hd,h->...hd", cache.double(), by_head)
+
+
 def _own_attention(
     fabric: Fabric,
     problem: Any,
@@ -240,9 +249,12 @@ def _own_attention(
     v: torch.Tensor,
     starts: torch.Tensor | None,
     scale: torch.Tensor | None,
+    *scales: torch.Tensor,
 ) -> torch.Tensor:
     """Of one sequence and head after the other, with a mask of all pairs."""
     assert scale is None
+    if scales:
+        k, v = (_all_heads(*each) for each in zip((k, v), scales, strict=True))
     begins = [problem.length * at for at in range(problem.batch + 1)]
     begins = begins if starts is None else starts.tolist()
     q, k, v = (each.flatten(0, -3).double() for each in (q, k, v))

@@ -16,11 +16,13 @@ from taxfree_kernels.fp8 import (
     silu_and_mul,
 )
 from taxfree_kernels.quantise import silu_and_mul_quantise
-from taxfree_kernels.variant import SCALES, problem_class
+from taxfree_kernels.variant import KV_SCALES, SCALES, problem_class
 from tests.kernels.contract import (
     ALL_REDUCE,
+    DECODE,
     GATHER,
     NORMALISING,
+    PROMPTS,
     SCATTER,
     case,
     complaints,
@@ -29,6 +31,7 @@ from tests.kernels.contract import (
 from tests.ranks import gather_dims, on_every_fabric, served_names
 
 FN, FNUZ = DTYPES
+TMA = {"TMA": True}
 #: variants whose kernels multiply 16-bit factors alone
 OF_16_BITS = {
     ALL_REDUCE: (),
@@ -241,6 +244,29 @@ def test_a_normalised_sum_is_quantised_for_the_next_layer(ranks, variant, out_sc
     cases = [case(ALL_REDUCE, variant, **kind | size) for size in sizes]
     if variant not in OF_16_BITS:
         cases.append(case(ALL_REDUCE, variant, **kind | fp8 | sizes[1]))
+    assert complaints(ranks, ranks.few, cases) == []
+
+
+@on_every_fabric
+@pytest.mark.parametrize("kv_scales", KV_SCALES)
+@pytest.mark.parametrize("variant", served_names(DECODE))
+def test_decode_attention_reads_a_cache_in_fp8(ranks, variant, kv_scales):
+    """Dense, paged, with a soft cap and with a window; several sequences and heads."""
+    kind = {"kv_scales": kv_scales, "q_heads": 6, "kv_heads": 2, "dtype": "bfloat16"}
+    cases = [
+        case(DECODE, variant, **kind),
+        case(DECODE, variant, **kind, page_size=5, soft_cap=True, window=30),
+    ]
+    assert complaints(ranks, ranks.few, cases) == []
+
+
+@on_every_fabric
+@pytest.mark.parametrize("kv_scales", KV_SCALES)
+@pytest.mark.parametrize(("variant", "config"), [("baseline", {}), ("flash", {}), ("flash", TMA)])
+def test_attention_reads_keys_and_values_in_fp8(ranks, variant, config, kv_scales):
+    kind = {"kv_scales": kv_scales, "dtype": "bfloat16", "kv_heads": 2}
+    cases = [case(PROMPTS, variant, config, **kind, causal=causal) for causal in (False, True)]
+    cases.append(case(PROMPTS, variant, config, **kind, packed=True, batch=4))
     assert complaints(ranks, ranks.few, cases) == []
 
 

@@ -14,7 +14,7 @@ from taxfree.errors import UsageError
 from taxfree_kernels.fp8 import dequantised
 from taxfree_kernels.reduction.fused import parts_of
 from taxfree_kernels.signature import signatures
-from taxfree_kernels.variant import SCALES
+from taxfree_kernels.variant import KV_SCALES, SCALES
 from tests.ranks import Ranks, on_every_fabric
 from tests.taxfree.runtime_tasks import OP, K, M, N, problem_of, record_of, runtime_of, tensors_of
 
@@ -53,7 +53,9 @@ CALLED = [
     (SCATTER, {"scatter_dim": 1, "n": 48}, "push"),
     (DECODE, {}, "persistent"),
     (DECODE, PAGED, "persistent"),
+    *((DECODE, {"kv_scales": each, "kv_heads": 3}, "fused") for each in KV_SCALES),
     (PROMPTS, {}, "flash"),
+    (PROMPTS, {"kv_scales": "head", "dtype": "bfloat16"}, "flash"),
     (PROMPTS, {"causal": False, "packed": True, "batch": 3, "dtype": "bfloat16"}, "flash"),
     (PROMPTS, {"packed": True, "batch": 3}, "baseline"),
     (EMBEDDING, {"mode": "mean"}, "push"),
@@ -80,16 +82,15 @@ def method_of(op: str, problem: Any, inputs: Any) -> tuple[str, tuple[Any, ...],
         scaled, kind = ("scaled_", {"dtype": getattr(torch, problem.dtype)}) if scales else ("", {})
         return scaled + op, (x, weight, *scales, problem.scatter_dim), kind
     if op == DECODE:
-        *tensors, scaling = inputs
+        *tensors, scaling = inputs[:6]
         options = {"scale": float(scaling[0]), "window": problem.window or None}
-        return (
-            op,
-            tuple(tensors),
-            options | {"soft_cap": float(scaling[1]) if problem.soft_cap else None},
-        )
+        options |= {"soft_cap": float(scaling[1]) if problem.soft_cap else None}
+        options |= dict(zip(("k_scale", "v_scale"), inputs[6:], strict=False))
+        return op, tuple(tensors), options
     if op == PROMPTS:
-        *tensors, starts, _ = inputs
-        return op, tuple(tensors), {"causal": problem.causal, "cu_seqlens": starts}
+        q, k, v, starts, _, *scales = inputs
+        options = {"causal": problem.causal, "cu_seqlens": starts}
+        return op, (q, k, v), options | dict(zip(("k_scale", "v_scale"), scales, strict=False))
     if op == EMBEDDING:
         return op, inputs, {"shard_dim": problem.shard_dim, "mode": problem.mode}
     x, weight, bias, residual, norm_weight, eps, *scales = inputs
@@ -360,6 +361,11 @@ BAD: dict[tuple[str, str], tuple[Callable[..., dict[str, Any]], str]] = {
     (DECODE, "gradient"): (
         lambda q, k, v, n: {"q": q.clone().requires_grad_()},
         "an input requires a gradient",
+    ),
+    (DECODE, "scales"): (lambda q, k, v, n: {"k_scale": n.float()[:1, 0]}, "v_scale is missing"),
+    (DECODE, "no fp8"): (
+        lambda q, k, v, n: {"k_scale": n.float()[:1, 0], "v_scale": n.float()[:1, 0]},
+        "k is torch.float16, scales are of",
     ),
     (DECODE, "window"): (lambda q, k, v, n: {"window": 0}, "window is 0"),
 }

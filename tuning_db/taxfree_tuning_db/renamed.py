@@ -38,6 +38,7 @@ class Renamed:
 
 #: of kernels that overlap with the next one, and with the one before if weights are static
 _OVERLAPPING = {"LAUNCH_NEXT": True, "PREFETCH_WEIGHT": True}
+_NOT_FP8_CACHE = {"kv_scales": "none"}
 _NOT_FP8 = {"x_dtype": "same", "scales": "none"}
 
 #: operation -> its old names
@@ -51,7 +52,10 @@ RENAMED: dict[str, Renamed] = {
         },
         added=_NOT_FP8,
     ),
-    "flash_decode": Renamed(variants={"library": "splits"}, config={"IN_DATA": "LL"}),
+    "attention": Renamed(added=_NOT_FP8_CACHE),
+    "flash_decode": Renamed(
+        variants={"library": "splits"}, config={"IN_DATA": "LL"}, added=_NOT_FP8_CACHE
+    ),
     "matmul_all_reduce": Renamed(
         config={"IN_DATA": "LL"},
         constants={"push_two_shot_lamport_specialized": _OVERLAPPING},

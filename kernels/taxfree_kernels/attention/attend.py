@@ -45,6 +45,7 @@ class Heads(NamedTuple):
     """The constants of the problem: ``HEADS: tl.constexpr``.
 
     BATCH_BLOCK is next_power_of_2(batch) of packed sequences; 0: all have the same length.
+    KV_SCALES: see ``HeadsProblem``.
     """
 
     Q_HEADS: int
@@ -52,6 +53,7 @@ class Heads(NamedTuple):
     HEAD_DIM: int
     CAUSAL: bool
     BATCH_BLOCK: int
+    KV_SCALES: str = "none"
 
 
 class Blocks(NamedTuple):
@@ -84,7 +86,8 @@ def attend(
             boxes of [1, 1, rows, next_power_of_2(HEAD_DIM)]; Triton 3.6 takes none in a tuple.
         stride_q, stride_k, stride_v: elements from one sequence, token and head to the next.
         starts_ptr: of packed sequences, int32 [batch + 1]: the first token of each sequence, then
-            the end of the last one.
+            the end of the last one; with KV_SCALES also the scales of keys and of values, float32
+            [1] or [KV_HEADS]: three pointers.
         out_ptr: [batch, length, Q_HEADS, HEAD_DIM] or [tokens, ...], contiguous.
         lse_ptr: float32 [batch, Q_HEADS, length], of packed sequences [Q_HEADS, tokens]: natural
             logarithms, written if `has_lse`.
@@ -97,6 +100,8 @@ def attend(
     HEAD_DIM: tl.constexpr = HEADS.HEAD_DIM
     BLOCK_D: tl.constexpr = triton.next_power_of_2(HEAD_DIM)
     program = tl.program_id(0)
+    if HEADS.KV_SCALES != "none":
+        starts_ptr, k_scale_ptr, v_scale_ptr = starts_ptr
     if HEADS.BATCH_BLOCK > 0:
         slots = tokens // BLOCK_M + batch  # at least as many as there are blocks
         _, head, slot = attention_tile(
@@ -121,6 +126,9 @@ def attend(
     keys = Rows(sequence, head // (HEADS.Q_HEADS // HEADS.KV_HEADS), first, length)
     k, v = Operand(k, stride_k), Operand(v, stride_v)
     factor = scale * _LOG2_E
+    if HEADS.KV_SCALES != "none":
+        number = keys.head if HEADS.KV_SCALES == "head" else 0
+        factor *= tl.load(k_scale_ptr + number)
     q_block = _load(Operand(q, stride_q), queries, row, BLOCK_M, True, HEADS, BLOCKS)
     top = tl.full((BLOCK_M,), float("-inf"), tl.float32)
     total = tl.zeros((BLOCK_M,), tl.float32)
@@ -135,13 +143,16 @@ def attend(
     acc, top, total = _attend_to(
         edge, end, acc, top, total, q_block, row, k, v, keys, factor, True, HEADS, BLOCKS
     )  # fmt: skip
+    out = acc / total[:, None]
+    if HEADS.KV_SCALES != "none":
+        out *= tl.load(v_scale_ptr + number)
     rows, d = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_D)
     row_mask = row + rows < length
     token = (sequence * tokens + first + row).to(tl.int64)
     out_ptr += (token * HEADS.Q_HEADS + head) * HEAD_DIM
     tl.store(
         out_ptr + rows[:, None] * (HEADS.Q_HEADS * HEAD_DIM) + d[None, :],
-        (acc / total[:, None]).to(out_ptr.dtype.element_ty),
+        out.to(out_ptr.dtype.element_ty),
         mask=row_mask[:, None] & (d < HEAD_DIM)[None, :],
     )
     if has_lse:
@@ -185,7 +196,7 @@ def _attend_to(
     """The online softmax of queries from `row` on over keys from `begin` to `end`."""
     BLOCK_N: tl.constexpr = BLOCKS.BLOCK_N
     for start in range(begin, end, BLOCK_N):
-        k_block = _load(k, keys, start, BLOCK_N, MASKED, HEADS, BLOCKS)
+        k_block = _load(k, keys, start, BLOCK_N, MASKED, HEADS, BLOCKS).to(q_block.dtype)
         logits = tl.dot(q_block, k_block.T)
         if MASKED:
             keys_at = start + tl.arange(0, BLOCK_N)
@@ -198,7 +209,7 @@ def _attend_to(
         weights = tl.exp2(logits * factor - new_top[:, None])
         kept = tl.exp2(top - new_top)
         total = total * kept + tl.sum(weights, 1)
-        v_block = _load(v, keys, start, BLOCK_N, MASKED, HEADS, BLOCKS)
+        v_block = _load(v, keys, start, BLOCK_N, MASKED, HEADS, BLOCKS).to(q_block.dtype)
         if MASKED and BLOCKS.TMA and HEADS.BATCH_BLOCK > 0:  # another sequence's values follow
             keys_at = start + tl.arange(0, BLOCK_N)
             v_block = tl.where((keys_at < keys.length)[:, None], v_block, 0.0)

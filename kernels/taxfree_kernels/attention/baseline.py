@@ -11,22 +11,24 @@ from taxfree_kernels.attention.operation import library
 from taxfree_kernels.attention.plans import split
 from taxfree_kernels.attention.problem import Attention
 from taxfree_kernels.fabric.base import Fabric
+from taxfree_kernels.fp8 import dequantised_cache
 from taxfree_kernels.launch import is_compiling
 from taxfree_kernels.variant import Config, Plan, Variant
 
 
 class BaselinePlan(Plan):
-    """A call of torch, and a copy of its result into the output."""
-
-    launches = 2
+    """A call of torch, and a copy of its result into the output; of fp8, first in 16 bits."""
 
     def __init__(self, problem: Attention, fabric: Fabric) -> None:
         self._problem, self._on_host = problem, fabric.device.type == "cpu"
+        self.launches = 2 + 2 * (problem.kv_scales != "none")
 
     def run(self, *tensors: Any) -> torch.Tensor:
-        q, k, v, starts, scale, flat = tensors
+        q, k, v, starts, scale, *scales, flat = tensors
         if is_compiling():
             return flat
+        if scales:  # torch has no attention to fp8
+            k, v = (dequantised_cache(*each, q.dtype) for each in zip((k, v), scales, strict=True))
         out, lse = split(flat, q)
         factor = None if scale is None else float(scale)
         if starts is None:

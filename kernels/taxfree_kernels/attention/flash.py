@@ -37,6 +37,7 @@ class FlashPlan(AttentionPlan):
                 problem.head_dim,
                 problem.causal,
                 power_of_2(problem.batch, 1) if problem.packed else 0,
+                problem.kv_scales,
             ),
             "BLOCKS": Blocks(
                 block_m, block_n, config["TMA"], config["MAPPING"], config.get("XCDS", 1)
@@ -50,16 +51,22 @@ class FlashPlan(AttentionPlan):
         self._descriptors = [HeadDescriptors([1, 1, row, box]) for row in rows]
 
     def _operands(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, starts: torch.Tensor | None
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        starts: torch.Tensor | None,
+        *scales: torch.Tensor,
     ) -> tuple[Any, ...]:
         if starts is None:
             starts = self._no_starts
         else:
             q, k, v = q.unsqueeze(0), k.unsqueeze(0), v.unsqueeze(0)
+        last = (starts, *scales) if scales else starts
         if not self._descriptors:
-            return (q, k, v, q.stride()[:3], k.stride()[:3], v.stride()[:3], starts)
+            return (q, k, v, q.stride()[:3], k.stride()[:3], v.stride()[:3], last)
         pairs = zip(self._descriptors, (q, k, v), strict=True)
-        return (*[describe(operand) for describe, operand in pairs], *[_NO_STRIDES] * 3, starts)
+        return (*[describe(operand) for describe, operand in pairs], *[_NO_STRIDES] * 3, last)
 
 
 class Flash(Variant):

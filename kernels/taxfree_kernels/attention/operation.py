@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from taxfree_kernels.attention.problem import Attention
-from taxfree_kernels.inputs import random_rows
+from taxfree_kernels.fp8 import dequantised_cache, fp8_dtype
+from taxfree_kernels.inputs import cache_in_fp8, random_rows
 from taxfree_kernels.variant import Operation
 
 _CHUNK_ELEMENTS = 1 << 26  # float64 logits of one head that the reference has at a time
@@ -31,7 +33,8 @@ def make_inputs(
         q [batch, length, q_heads, head_dim], k and v [batch, length, kv_heads, head_dim]; of packed
         sequences [length, ...];
         cu_seqlens int32 [batch + 1] of packed sequences, else None;
-        scale: None for head_dim**-0.5; plans also take a float32 tensor [] in host memory.
+        scale: None for head_dim**-0.5; plans also take a float32 tensor [] in host memory;
+        of keys and values in fp8 their scales, float32 [1] or [kv_heads].
     """
     own_seed = 1000 * seed + 10 * (rank + 1)
     lead = (problem.length,) if problem.packed else (problem.batch, problem.length)
@@ -44,19 +47,32 @@ def make_inputs(
     starts = _starts(problem, own_seed, integers) if problem.packed else None
     if integers:
         q = _look_for_one_key_each(problem, own_seed, k, starts)
-    if starts is None:
-        return q, k, v, None, None
-    return q, k, v, torch.tensor(starts, dtype=torch.int32, device=device), None
+    scales: tuple[torch.Tensor, ...] = ()
+    if problem.kv_scales != "none":
+        (k, k_scale), (v, v_scale) = (
+            cache_in_fp8(each, problem.kv_scales, fp8_dtype(device), integers, factor)
+            for each, factor in ((k, 1), (v, 2))
+        )
+        scales = k_scale, v_scale
+    on_device = None
+    if starts is not None:
+        on_device = torch.tensor(starts, dtype=torch.int32, device=device)
+    return q, k, v, on_device, None, *scales
 
 
 def reference(
     problem: Attention, rank: int, seed: int, device: torch.device, integers: bool = False
 ) -> torch.Tensor:
     """out float64 [batch, length, q_heads, head_dim], from the inputs of :func:`make_inputs`."""
-    q, k, v, starts, _ = make_inputs(problem, rank, seed, device, integers)
+    q, k, v, starts, _, *scales = make_inputs(problem, rank, seed, device, integers)
     assert q is not None
     assert k is not None
     assert v is not None
+    if problem.kv_scales != "none":
+        k_scale, v_scale = scales
+        assert k_scale is not None
+        assert v_scale is not None
+        k, v = dequantised_cache(k, k_scale), dequantised_cache(v, v_scale)
     return attention64(problem, q, k, v, starts)[0]
 
 
@@ -168,7 +184,14 @@ def vendor_kernel(problem: Attention, device: torch.device) -> Callable[..., tor
     """torch's fastest attention; None of packed sequences, for which it has none."""
     if problem.packed:
         return None
-    return lambda q, k, v, *others: library(problem, q, k, v, None)
+
+    def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *others: Any) -> torch.Tensor:
+        if problem.kv_scales != "none":
+            *_, k_scale, v_scale, _ = others
+            k, v = (dequantised_cache(*each, q.dtype) for each in ((k, k_scale), (v, v_scale)))
+        return library(problem, q, k, v, None)
+
+    return attend
 
 
 OPERATION = Operation(

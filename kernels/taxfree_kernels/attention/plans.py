@@ -32,9 +32,14 @@ class AttentionPlan(Plan):
 
     @abstractmethod
     def _operands(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, starts: torch.Tensor | None
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        starts: torch.Tensor | None,
+        *scales: torch.Tensor,
     ) -> tuple[Any, ...]:
-        """The kernel's first arguments."""
+        """The kernel's first arguments; scales are those of keys and values in fp8."""
 
     def _of_size(self, size: Size) -> Kernel:
         batch, tokens = size
@@ -48,11 +53,11 @@ class AttentionPlan(Plan):
         return (self._sized[size, self._problem.length],)
 
     def run(self, *tensors: Any) -> torch.Tensor:
-        q, k, v, starts, scale, flat = tensors
+        q, k, v, starts, scale, *scales, flat = tensors
         out, lse = split(flat, q)
         size = (q.shape[0], q.shape[1]) if starts is None else (starts.shape[0] - 1, q.shape[0])
         self._sized[size](
-            *self._operands(q, k, v, starts),
+            *self._operands(q, k, v, starts, *scales),
             out,
             self._no_lse if lse is None else lse,
             int(lse is not None),

@@ -26,6 +26,7 @@ class Attention(HeadsProblem):
             device, so that they may change between replays of a graph.
         dtype: "float16" or "bfloat16", of inputs and output.
         world_size: ranks.
+        kv_scales: see :class:`HeadsProblem`.
 
     Raises:
         PlanError: on impossible dimensions.
@@ -40,6 +41,7 @@ class Attention(HeadsProblem):
     packed: bool = False
     dtype: str = "float16"
     world_size: int = 1
+    kv_scales: str = "none"
 
     def __post_init__(self) -> None:
         self._require("batch", "length")
@@ -54,7 +56,7 @@ class Attention(HeadsProblem):
     @property
     def is_aligned(self) -> bool:
         """Whether all heads of contiguous tensors start at multiples of 16 bytes."""
-        return self.head_dim % 8 == 0
+        return self.head_dim * self.kv_bytes % 16 == 0
 
     @property
     def cost(self) -> Cost:
@@ -63,8 +65,8 @@ class Attention(HeadsProblem):
         seen = self.tokens * ((length + 1) // 2 if self.causal else length)
         return Cost(
             flops=4 * seen * self.q_heads * self.head_dim,
-            memory_bytes=2 * ITEM_BYTES * self.tokens * (self.q_heads + self.kv_heads)
-            * self.head_dim,
+            memory_bytes=2 * self.tokens * self.head_dim
+            * (ITEM_BYTES * self.q_heads + self.kv_bytes * self.kv_heads),
             link_bytes=0,
         )  # fmt: skip
 

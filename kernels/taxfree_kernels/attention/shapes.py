@@ -25,7 +25,7 @@ SHAPES = Shapes(
         replace(_PAPER, batch=5, kv_heads=8, packed=True),
         replace(_PAPER, batch=2, length=5000, q_heads=12, kv_heads=1, head_dim=256),
     ),
-    ragged=(Attention(2, 999, 6, 2, 70),),
+    ragged=(Attention(2, 999, 6, 2, 70), Attention(2, 999, 6, 2, 70, kv_scales="head")),
     smallest=(Attention(1, 1, 1, 1, 16),),
     shorthand=("batch", "length", "q_heads", "kv_heads", "head_dim"),
     sets={

@@ -8,7 +8,7 @@ import torch
 
 from taxfree_kernels.arguments import (
     by_sequence,
-    common_dtype,
+    cache_dtype,
     fixed,
     require,
     require_integers,
@@ -30,6 +30,8 @@ def _problem(
     cu_seqlens: torch.Tensor | None,
     causal: bool,
     scale: float | None,
+    k_scale: torch.Tensor | None = None,
+    v_scale: torch.Tensor | None = None,
 ) -> Attention:
     """See :meth:`taxfree.Runtime.attention`."""
     packed = cu_seqlens is not None
@@ -47,7 +49,7 @@ def _problem(
         k.shape[:-2] == q.shape[:-2] and k.shape[-1] == q.shape[-1],
         f"q is {list(q.shape)}, k {list(k.shape)}: only the number of heads may differ",
     )
-    dtype = common_dtype(fabric, q=q, k=k, v=v)
+    dtype, kv_scales = cache_dtype(fabric, q, k, v, k_scale, v_scale)
     batch = q.shape[0]
     if cu_seqlens is not None:
         require(cu_seqlens.dim() == 1 and len(cu_seqlens) > 0, "cu_seqlens is not [batch + 1]")
@@ -57,21 +59,23 @@ def _problem(
     return Attention(
         batch=batch, length=q.shape[-3], q_heads=q.shape[-2], kv_heads=k.shape[-2],
         head_dim=q.shape[-1], causal=causal, packed=packed, dtype=dtype,
-        world_size=fabric.world_size,
+        world_size=fabric.world_size, kv_scales=kv_scales,
     )  # fmt: skip
 
 
 ATTENTION = Signature(
     "attention",
-    "Tensor q, Tensor k, Tensor v, Tensor? cu_seqlens, bool causal, float? scale",
-    layout=lambda q, k, v, cu_seqlens, causal, scale: (
+    "Tensor q, Tensor k, Tensor v, Tensor? cu_seqlens, bool causal, float? scale, "
+    "Tensor? k_scale, Tensor? v_scale",
+    layout=lambda q, k, v, cu_seqlens, causal, scale, k_scale, v_scale: (
         "attention", q.shape, q.stride(), q.dtype, q.device, k.shape, k.stride(), k.dtype,
         k.device, v.shape, v.stride(), v.dtype, v.device,
         None if cu_seqlens is None else (*fixed(cu_seqlens), cu_seqlens.is_contiguous()),
-        causal, scale,
+        causal, scale, None if k_scale is None else (fixed(k_scale), fixed(v_scale)),
     ),
-    key=lambda q, k, v, cu_seqlens, causal, scale: (
-        by_sequence(q), by_sequence(k), by_sequence(v), causal, scale,
+    key=lambda q, k, v, cu_seqlens, causal, scale, k_scale, v_scale: (
+        by_sequence(q), by_sequence(k), by_sequence(v), causal, scale, fixed(k_scale),
+        fixed(v_scale),
         None if cu_seqlens is None else (q.shape[:1], cu_seqlens.dtype, cu_seqlens.device),
     ),
     sizes=lambda _, q, k, v, cu_seqlens, *others: (
@@ -84,9 +88,10 @@ ATTENTION = Signature(
         and (cu_seqlens is None or (cu_seqlens.dim() == 1 and cu_seqlens.is_contiguous()))
     ),
     problem=_problem,
-    inputs=lambda _, q, k, v, cu_seqlens, causal, scale: (
+    inputs=lambda _, q, k, v, cu_seqlens, causal, scale, *scales: (
         q, k, v, cu_seqlens,
         None if scale is None else torch.tensor(scale, dtype=torch.float32, device="cpu"),
+        *(scales if scales[0] is not None else ()),
     ),
     shape=lambda _, batch, q, *others: q.shape,
 )  # fmt: skip

@@ -334,7 +334,12 @@ class WarpSpecializedPlan(AttentionPlan):
         ]
 
     def _operands(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, starts: torch.Tensor | None
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        starts: torch.Tensor | None,
+        *scales: torch.Tensor,
     ) -> tuple[Any, ...]:
         pairs = zip(self._descriptors, (q, k, v), strict=True)
         return tuple([describe(operand) for describe, operand in pairs])
@@ -351,6 +356,8 @@ class WarpSpecialized(Variant):
             return f"not written for {hardware.architecture}"
         if not problem.is_aligned:
             return "heads do not start at multiples of 16 bytes"
+        if problem.kv_scales != "none":
+            return "its warps multiply keys and values in 16 bits"
         if problem.packed:  # a box of values would reach into the next sequence
             return "sequences are packed"
         if is_triton(3, 8) and not (problem.causal and problem.head_dim > 64):

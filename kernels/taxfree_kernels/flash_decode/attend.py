@@ -26,7 +26,8 @@ class Inputs(NamedTuple):
             heads are contiguous.
         lens_ptr: int32 [WORLD, batch].
         table_ptr: int32 [batch, cdiv(capacity, PAGE)].
-        scaling_ptr: float32 [2]: scale and soft cap.
+        scaling_ptr: float32 [2]: scale and soft cap; with KV_SCALES also those scales of keys and
+            of values, float32 [1] or [KV_HEADS]: three pointers.
         stride_k, stride_v: of the first three dimensions.
     """
 
@@ -58,7 +59,8 @@ class Parts(NamedTuple):
 class Heads(NamedTuple):
     """The problem's constants: ``HEADS: tl.constexpr``.
 
-    PAGE is 0 for a cache without pages, WINDOW is 0 for attention without a window.
+    PAGE is 0 for a cache without pages, WINDOW is 0 for attention without a window; KV_SCALES: see
+    ``HeadsProblem``.
     """
 
     Q_HEADS: int
@@ -68,6 +70,7 @@ class Heads(NamedTuple):
     PAGE: int
     SOFT_CAP: bool
     WINDOW: int
+    KV_SCALES: str = "none"
 
 
 class Splits(NamedTuple):
@@ -112,9 +115,11 @@ def attend(
     V_DIM: tl.constexpr = HEADS.V_DIM
     BLOCK_V: tl.constexpr = triton.next_power_of_2(V_DIM)
     columns: tl.constexpr = HEADS.KV_HEADS * HEAD_BLOCKS
-    k_ptr, v_ptr, table_ptr, scaling_ptr = (
-        inputs.k_ptr, inputs.v_ptr, inputs.table_ptr, inputs.scaling_ptr
-    )  # fmt: skip
+    k_ptr, v_ptr, table_ptr = inputs.k_ptr, inputs.v_ptr, inputs.table_ptr
+    if HEADS.KV_SCALES == "none":
+        scaling_ptr = inputs.scaling_ptr
+    else:
+        scaling_ptr, k_scale_ptr, v_scale_ptr = inputs.scaling_ptr
     stride_kb, stride_kn, stride_kh = inputs.stride_k
     stride_vb, stride_vn, stride_vh = inputs.stride_v
     index = xcd_swizzle(index, batch * SPLIT.SPLITS * columns, SPLIT.XCDS)
@@ -139,6 +144,9 @@ def attend(
     if HEADS.SOFT_CAP:
         cap = tl.load(scaling_ptr + 1)
         factor, cap_log2 = tl.load(scaling_ptr) / cap, cap * _LOG2_E
+    if HEADS.KV_SCALES != "none":
+        of_head = kv_head if HEADS.KV_SCALES == "head" else 0
+        factor *= tl.load(k_scale_ptr + of_head)
     if SPLIT.BATCH_BLOCK > 1:
         if split == 0:
             tl.store(parts.runs_ptr + 2 * row, slot + row * 0, mask=head_mask)
@@ -171,7 +179,7 @@ def attend(
         k_mask = n_mask[None, :]
         if HEAD_DIM != BLOCK_D:
             k_mask = k_mask & d_mask[:, None]
-        k = tl.load(k_rows[None, :] + d[:, None], mask=k_mask, other=0.0)
+        k = tl.load(k_rows[None, :] + d[:, None], mask=k_mask, other=0.0).to(q.dtype)
         logits = tl.dot(q, k) * factor
         if HEADS.SOFT_CAP:
             logits = tanh(logits) * cap_log2
@@ -183,13 +191,15 @@ def attend(
         v_mask = n_mask[:, None]
         if V_DIM != BLOCK_V:
             v_mask = v_mask & dv_mask[None, :]
-        v = tl.load(v_rows[:, None] + dv[None, :], mask=v_mask, other=0.0)
+        v = tl.load(v_rows[:, None] + dv[None, :], mask=v_mask, other=0.0).to(q.dtype)
         acc = tl.dot(weights.to(v.dtype), v, acc * kept[:, None])
         top = new_top
 
     total = tl.sum(totals, 1)
     divisor = tl.where(total > 0, total, 1.0)
     out = acc / divisor[:, None]
+    if HEADS.KV_SCALES != "none":
+        out *= tl.load(v_scale_ptr + of_head)
     lse = tl.where(total > 0, top + tl.log2(divisor), float("-inf"))
     part_ptr = parts.ptr + slot.to(tl.int64) * parts.stride_slot
     store_rows(part_ptr, out, lse, head, head_mask, HEADS.Q_HEADS, V_DIM)

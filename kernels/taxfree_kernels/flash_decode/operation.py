@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from taxfree_kernels.flash_decode.problem import FlashDecode
-from taxfree_kernels.inputs import random_rows
+from taxfree_kernels.fp8 import dequantised_cache, fp8_dtype
+from taxfree_kernels.inputs import cache_in_fp8, random_rows
 from taxfree_kernels.variant import Operation
 
 _CHUNK_ELEMENTS = 1 << 24  # keys that the reference converts to float64 at a time
@@ -32,10 +34,11 @@ def make_inputs(
         kv_lens int32 [world_size, batch], the same on all ranks: keys that each rank holds;
         block_table int32 [batch, pages_per_sequence], or None;
         scaling float32 [2]: the factor of logits, and their soft cap. Plans also accept None: a
-        factor of head_dim**-0.5, and no cap.
+        factor of head_dim**-0.5, and no cap;
+        of a cache in fp8 its scales, of keys and of values: float32 [1] or [kv_heads].
     """
     lengths = _lengths(problem, seed, integers)
-    k, v, table = _cache(problem, rank, seed, device, integers)
+    k, v, table, *scales = _cache(problem, rank, seed, device, integers)
     codes = random_rows((problem.rows, problem.head_dim), seed, device, problem.dtype, integers)
     q = codes.view(problem.batch, problem.q_heads, problem.head_dim)
     if integers:
@@ -43,7 +46,7 @@ def make_inputs(
     kv_lens = torch.tensor(lengths, dtype=torch.int32, device=device)
     scale, cap = (1.0, 65536.0) if integers else (problem.head_dim**-0.5, 2.0)
     scaling = torch.tensor([scale, cap], dtype=torch.float32, device=device)
-    return q, k, v, kv_lens, table, scaling
+    return q, k, v, kv_lens, table, scaling, *scales
 
 
 def reference(
@@ -81,6 +84,7 @@ class Attention64:
         kv_lens: torch.Tensor | None,
         table: torch.Tensor | None,
         scaling: torch.Tensor | None,
+        *scales: torch.Tensor | None,
     ) -> None:
         """Add the keys that a rank holds; arguments as :func:`make_inputs` returns them."""
         assert q is not None
@@ -88,7 +92,7 @@ class Attention64:
         assert v is not None
         assert kv_lens is not None
         assert scaling is not None
-        problem = self._problem
+        problem, (k_scale, v_scale) = self._problem, scales or (None, None)
         scale, cap = scaling.double()
         queries = q.double().view(*self._top.shape, problem.head_dim)
         own_lens, later = kv_lens[rank], kv_lens[rank + 1 :].sum(0)
@@ -101,7 +105,9 @@ class Attention64:
             if problem.window:
                 seen &= positions >= own_lens[:, None] - (problem.window - later[:, None])
             logits = (
-                torch.einsum("bhgd,bnhd->bhgn", queries, _keys(problem, k, table, positions))
+                torch.einsum(
+                    "bhgd,bnhd->bhgn", queries, _keys(problem, k, table, positions, k_scale)
+                )
                 * scale
             )
             if problem.soft_cap:
@@ -112,7 +118,7 @@ class Attention64:
             kept = torch.exp(self._top - finite)
             weights = torch.exp(logits - finite[..., None])
             self._sum = self._sum * kept[..., None] + torch.einsum(
-                "bhgn,bnhd->bhgd", weights, _keys(problem, v, table, positions)
+                "bhgn,bnhd->bhgd", weights, _keys(problem, v, table, positions, v_scale)
             )
             self._total = self._total * kept + weights.sum(-1)
             self._top = top
@@ -125,14 +131,22 @@ class Attention64:
 
 
 def _keys(
-    problem: FlashDecode, cache: torch.Tensor, table: torch.Tensor | None, positions: torch.Tensor
+    problem: FlashDecode,
+    cache: torch.Tensor,
+    table: torch.Tensor | None,
+    positions: torch.Tensor,
+    scale: torch.Tensor | None,
 ) -> torch.Tensor:
     """Keys or values at `positions` of every sequence, float64 [batch, positions, kv_heads, .]."""
+    bits = cache if scale is None else cache.view(torch.uint8)  # fp8 cannot be indexed everywhere
     if table is None:
-        return cache[:, positions].double()
-    return cache[
-        table[:, positions // problem.page_size].long(), positions % problem.page_size
-    ].double()
+        found = bits[:, positions]
+    else:
+        pages = table[:, positions // problem.page_size].long()
+        found = bits[pages, positions % problem.page_size]
+    if scale is None:
+        return found.double()
+    return dequantised_cache(found.view(cache.dtype), scale)
 
 
 # -- parts of the inputs ------------------------------------------------------------------------
@@ -163,8 +177,8 @@ def _cache_size(problem: FlashDecode) -> tuple[int, int]:
 
 def _cache(
     problem: FlashDecode, rank: int, seed: int, device: torch.device, integers: bool
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-    """Keys, values and block table of a rank; pages lie in random order."""
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, *tuple[torch.Tensor, ...]]:
+    """Keys, values, block table and scales of a rank; pages lie in random order."""
     own_seed = 1000 * seed + 10 * (rank + 1)
     lead, table = _cache_size(problem), None
     if problem.page_size:
@@ -177,7 +191,13 @@ def _cache(
         )
         for which, dim in ((1, problem.head_dim), (2, problem.v_head_dim))
     )
-    return k, v, table
+    if problem.kv_scales == "none":
+        return k, v, table
+    (k8, k_scale), (v8, v_scale) = (
+        cache_in_fp8(each, problem.kv_scales, fp8_dtype(device), integers, factor)
+        for each, factor in ((k, 1), (v, 2))
+    )
+    return k8, v8, table, k_scale, v_scale
 
 
 def _look_for_one_key_each(
@@ -214,10 +234,10 @@ def _look_for_one_key_each(
             if not 0 <= position < lens[rank]:
                 continue
             if table is None:
-                k[sequence, position, group] = code
+                k[sequence, position, group] = code.to(k.dtype)
             else:
                 page, within = divmod(position, problem.page_size)
-                k[int(table[sequence, page]), within, group] = code
+                k[int(table[sequence, page]), within, group] = code.to(k.dtype)
     return q * _SHARPNESS
 
 
@@ -225,9 +245,16 @@ def vendor_kernel(problem: FlashDecode, device: torch.device) -> Callable[..., t
     """torch's attention over the rank's own keys; None if torch lacks a feature of the problem."""
     if problem.page_size or problem.soft_cap or problem.window:
         return None
-    return lambda q, k, v, *others: scaled_dot_product_attention(
-        q.unsqueeze(2), k.transpose(1, 2), v.transpose(1, 2), enable_gqa=True
-    )
+
+    def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *others: Any) -> torch.Tensor:
+        if problem.kv_scales != "none":  # torch has no attention to fp8
+            *_, k_scale, v_scale, _ = others
+            k, v = (dequantised_cache(*each, q.dtype) for each in ((k, k_scale), (v, v_scale)))
+        return scaled_dot_product_attention(
+            q.unsqueeze(2), k.transpose(1, 2), v.transpose(1, 2), enable_gqa=True
+        )
+
+    return attend
 
 
 def first_variants(problem: FlashDecode) -> tuple[str, ...]:

@@ -111,6 +111,7 @@ class LocalAttention:
                 problem.page_size,
                 problem.soft_cap,
                 problem.window,
+                problem.kv_scales,
             ),
             "SPLIT": Splits(
                 power_of_2(problem.batch, 1),
@@ -155,12 +156,13 @@ class LocalAttention:
         """The fields of :class:`Inputs`, flat: a tuple per call would take more host time.
 
         Args:
-            inputs: q, k, v, kv_lens, table and scaling, as the operation's ``make_inputs`` says.
+            inputs: as the operation's ``make_inputs`` says.
         """
-        q, k, v, kv_lens, table, scaling = inputs
+        q, k, v, kv_lens, table, scaling, *scales = inputs
+        scaling = self._scaling if scaling is None else scaling
         return (
             q, k, v, kv_lens, kv_lens if table is None else table,
-            self._scaling if scaling is None else scaling, k.stride()[:3], v.stride()[:3],
+            (scaling, *scales) if scales else scaling, k.stride()[:3], v.stride()[:3],
         )  # fmt: skip
 
     def launch(self, kernel: Kernel, inputs: Sequence[Any]) -> None:
@@ -325,7 +327,7 @@ class DecodePlan(Plan):
 
 def size_of(inputs: Sequence[Any]) -> Size:
     """The number of sequences of a call, and a rank's capacity in keys of each."""
-    q, k, _, _, table, _ = inputs
+    q, k, _, _, table, *_ = inputs
     return q.shape[0], k.shape[1] if table is None else k.shape[1] * table.shape[1]
 
 

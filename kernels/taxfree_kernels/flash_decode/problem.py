@@ -27,7 +27,8 @@ class FlashDecode(HeadsProblem):
         page_size: keys of a page of the cache; 0: the cache is dense.
         soft_cap: whether logits are capped by cap * tanh(logit / cap).
         window: the last keys, over all ranks, that a query sees; 0: all.
-        dtype: "float16" or "bfloat16", of queries, cache and output.
+        kv_scales: see :class:`HeadsProblem`.
+        dtype: "float16" or "bfloat16", of queries and output, and of a cache that is not in fp8.
         world_size: ranks.
 
     Raises:
@@ -45,6 +46,7 @@ class FlashDecode(HeadsProblem):
     window: int = 0
     dtype: str = "float16"
     world_size: int = 1
+    kv_scales: str = "none"
 
     def __post_init__(self) -> None:
         if self.v_head_dim == 0:  # one problem has one notation, hash and record
@@ -67,7 +69,8 @@ class FlashDecode(HeadsProblem):
     @property
     def is_aligned(self) -> bool:
         """Whether all rows of a contiguous cache start at multiples of 16 bytes."""
-        return self.head_dim % 8 == 0 and self.v_head_dim % 8 == 0
+        elements = 16 // self.kv_bytes
+        return self.head_dim % elements == 0 and self.v_head_dim % elements == 0
 
     @property
     def pages_per_sequence(self) -> int:
@@ -93,7 +96,7 @@ class FlashDecode(HeadsProblem):
         table = 4 * self.batch * self.pages_per_sequence if self.page_size else 0
         return Cost(
             flops=2 * self.rows * keys * dims,
-            memory_bytes=ITEM_BYTES * (cache + self.rows * dims) + table,
+            memory_bytes=self.kv_bytes * cache + ITEM_BYTES * self.rows * dims + table,
             link_bytes=sent // self.world_size,
         )
 

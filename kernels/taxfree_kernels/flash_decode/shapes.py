@@ -38,7 +38,10 @@ SHAPES = Shapes(
         ),
         FlashDecode(2, 64, 1, 192, 1 << 14, v_head_dim=128, world_size=8),
     ),
-    ragged=(FlashDecode(3, 10, 2, 70, 999, page_size=5, world_size=2),),
+    ragged=(
+        FlashDecode(3, 10, 2, 70, 999, page_size=5, world_size=2),
+        FlashDecode(3, 10, 2, 70, 999, page_size=5, world_size=2, kv_scales="head"),
+    ),
     smallest=(FlashDecode(1, 1, 1, 16, 1, world_size=2),),
     shorthand=("batch", "kv_len_per_rank", "q_heads", "kv_heads", "head_dim"),
     sets={

@@ -8,7 +8,7 @@ from taxfree_kernels.arguments import (
     aligned,
     by_row,
     by_sequence,
-    common_dtype,
+    cache_dtype,
     fixed,
     is_normal,
     require,
@@ -33,6 +33,8 @@ def _problem(
     scale: float | None,
     soft_cap: float | None,
     window: int | None,
+    k_scale: torch.Tensor | None = None,
+    v_scale: torch.Tensor | None = None,
 ) -> FlashDecode:
     """See :meth:`taxfree.Runtime.flash_decode`."""
     require(q.dim() == 3, "q is not [batch, q_heads, head_dim]")
@@ -40,7 +42,7 @@ def _problem(
     require(k.shape[:3] == v.shape[:3], f"k is {list(k.shape)}, v {list(v.shape)}")
     require(k.shape[3] == q.shape[2], f"heads of k have {k.shape[3]} values, of q {q.shape[2]}")
     require(k.stride(3) == 1 and v.stride(3) == 1, "the heads of k or v are not contiguous")
-    dtype = common_dtype(fabric, q=q, k=k, v=v)
+    dtype, kv_scales = cache_dtype(fabric, q, k, v, k_scale, v_scale)
     batch, capacity, page_size = q.shape[0], k.shape[1], 0
     require_integers(fabric, "kv_lens", kv_lens, (fabric.world_size, batch))
     if block_table is not None:
@@ -69,24 +71,24 @@ def _problem(
         batch=batch, q_heads=q.shape[1], kv_heads=k.shape[2], head_dim=q.shape[2],
         kv_len_per_rank=capacity, v_head_dim=v.shape[3], page_size=page_size,
         soft_cap=soft_cap is not None, window=window or 0, dtype=dtype,
-        world_size=fabric.world_size,
+        world_size=fabric.world_size, kv_scales=kv_scales,
     )  # fmt: skip
 
 
 FLASH_DECODE = Signature(
     "flash_decode",
     "Tensor q, Tensor k, Tensor v, Tensor kv_lens, Tensor? block_table, float? scale, "
-    "float? soft_cap, int? window",
-    layout=lambda q, k, v, kv_lens, table, scale, soft_cap, window: (
+    "float? soft_cap, int? window, Tensor? k_scale, Tensor? v_scale",
+    layout=lambda q, k, v, kv_lens, table, scale, soft_cap, window, k_scale, v_scale: (
         "flash_decode", q.shape, q.dtype, q.device, k.shape, k.stride(), k.dtype, k.device,
         v.shape, v.stride(), v.dtype, v.device,
         kv_lens.shape, kv_lens.is_contiguous(), kv_lens.dtype, kv_lens.device,
         None if table is None else (*fixed(table), table.is_contiguous()),
-        scale, soft_cap, window,
+        scale, soft_cap, window, None if k_scale is None else (fixed(k_scale), fixed(v_scale)),
     ),
-    key=lambda q, k, v, kv_lens, table, *numbers: (
+    key=lambda q, k, v, kv_lens, table, scale, soft_cap, window, k_scale, v_scale: (
         by_row(q), by_sequence(k), by_sequence(v), kv_lens.dtype, kv_lens.device,
-        by_sequence(table), numbers,
+        by_sequence(table), scale, soft_cap, window, fixed(k_scale), fixed(v_scale),
     ),
     sizes=lambda _, q, k, v, kv_lens, table, *numbers: (
         q.shape[0] if q.dim() == 3 else -1,
@@ -100,11 +102,12 @@ FLASH_DECODE = Signature(
         and (table is None or table.is_contiguous())
     ),
     problem=_problem,
-    inputs=lambda on_device, q, k, v, kv_lens, table, scale, soft_cap, window: (
+    inputs=lambda on_device, q, k, v, kv_lens, table, scale, soft_cap, window, *scales: (
         aligned(q), k, v, kv_lens, table,
         None
         if scale is None and soft_cap is None
         else on_device(scale or q.shape[2] ** -0.5, soft_cap or 0.0),
+        *(scales if scales[0] is not None else ()),
     ),
     shape=lambda _, batch, q, k, v, *others: (batch, q.shape[1], v.shape[3]),
 )  # fmt: skip

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from taxfree_kernels.fabric.heap import LAMPORT_SLOT_BYTES, LL_SLOT_BYTES, Pool
-from taxfree_kernels.flash_decode.problem import ITEM_BYTES, FlashDecode
+from taxfree_kernels.flash_decode.problem import FlashDecode
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.spaces import (
     accumulators,
@@ -112,6 +112,8 @@ def by_warp_unsupported_reason(problem: FlashDecode) -> str | None:
     """Why BY_WARP does not serve a problem, or None."""
     if problem.window:
         return "not written for windows"
+    if problem.kv_scales != "none":
+        return "its warps read keys and values in 16 bits"
     if problem.head_dim != problem.v_head_dim or problem.head_dim not in (64, 128):
         return "written for heads of 64 or 128 elements"
     return None
@@ -206,7 +208,7 @@ def _first_on_hopper(
         splits = splits_of(problem, hardware, waves)
         programs = splits * _columns(problem)
         if splits == 1:
-            return programs * (stages - 1) * keys * dims * ITEM_BYTES < _UNDER_WAY
+            return programs * (stages - 1) * keys * dims * problem.kv_bytes < _UNDER_WAY
         rounds = -(-programs // hardware.compute_units)
         return programs < 0.9 * rounds * hardware.compute_units
 
@@ -261,7 +263,7 @@ def illegal_reason(problem: FlashDecode, hardware: Hardware, config: Config) -> 
     if config.get("BY_WARP") and (config["BLOCK_H"], config["BLOCK_N"]) != by_warp:
         return "a program has 16 query heads, and a warp 16 keys of a block"
     dims = power_of_2(problem.head_dim, 16) + power_of_2(problem.v_head_dim, 16)
-    shared = (config["num_stages"] - 1) * config["BLOCK_N"] * dims * ITEM_BYTES
+    shared = (config["num_stages"] - 1) * config["BLOCK_N"] * dims * problem.kv_bytes
     if shared > hardware.shared_memory:
         return f"{shared} bytes of shared memory, {hardware.shared_memory} are there"
     if config.get("LL"):
