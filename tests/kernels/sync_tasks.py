@@ -307,24 +307,11 @@ def missing_words(fabric: Fabric, timeout_s: float, lamport: bool) -> dict[str, 
         return found
 
 
-def late_lane(fabric: Fabric, timeout_s: float) -> str | None:
-    """What rank 0 reports when only (channel 0, source 2) of several lanes is missing."""
+def missing_lanes(fabric: Fabric, told: list[tuple[int, int]], timeout_s: float) -> str | None:
+    """What rank 0 reports when of lanes (channel, source) only those that are told arrive."""
     with private(fabric, timeout_s=timeout_s) as own:
         words = Words(own)
-        for channel, source in [(0, 1), (1, 1), (1, 2)]:
-            if own.rank == source:
-                words.signal(0, channel, 3)
-        own.barrier()
-        if own.rank == 0:
-            words.wait_some([(0, 1), (1, 1), (0, 2), (1, 2)], 3)
-        return _error(own)
-
-
-def crossed_lanes(fabric: Fabric, timeout_s: float) -> str | None:
-    """What rank 0 reports when (channel 0, source 2) and (channel 1, source 1) are missing."""
-    with private(fabric, timeout_s=timeout_s) as own:
-        words = Words(own)
-        for channel, source in [(0, 1), (1, 2)]:
+        for channel, source in told:
             if own.rank == source:
                 words.signal(0, channel, 3)
         own.barrier()

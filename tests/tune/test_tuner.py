@@ -118,7 +118,7 @@ def tune_on(group, db, trials=6, dtype="float16", screen=PassingScreen, problem=
 
     with Database(db) as database:
         tuner = Tuner(database, Workers(lambda: group), group.hardware, screen(), **options)
-        record = tuner.tune(OP, problem_class(OP)(**problem, dtype=dtype), Budget(trials))
+        record = tuner.tune(problem_class(OP)(**problem, dtype=dtype), Budget(trials))
         return record, database.trials(record.key)
 
 
@@ -300,7 +300,7 @@ class TestDisturbed:
             group = ScriptedGroup(self.script(disturbed))
             with Database(db) as database:
                 tuner = Tuner(database, Workers(lambda: group), group.hardware, PassingScreen())  # noqa: B023
-                assert tuner.tune(OP, problem_class(OP)(**PROBLEM), Budget(8)) is None
+                assert tuner.tune(problem_class(OP)(**PROBLEM), Budget(8)) is None
                 assert tuner.disturbed == "GPU 0 is shared"
                 assert list(database.records()) == [first]
 
@@ -311,7 +311,7 @@ class TestDisturbed:
         group = ScriptedGroup(self.script(lambda batch: True))
         with Database(db) as database:
             tuner = Tuner(database, Workers(lambda: group), group.hardware, PassingScreen())
-            assert tuner.tune(OP, problem_class(OP)(**PROBLEM), Budget(2)) is None
+            assert tuner.tune(problem_class(OP)(**PROBLEM), Budget(2)) is None
         record, trials, _ = tune(db, time_of, trials=2)
         assert record.trials == 2
         assert sum(not trial.reason for trial in trials) == 2
@@ -430,7 +430,7 @@ class TestBudget:
                 tuner = Tuner(database, workers, hardware, screen(), only=every)
                 for m, allowed in enumerate(seconds, 5):
                     problem = problem_class(OP)(**PROBLEM | {"m": m})
-                    record = tuner.tune(OP, problem, Budget(40, allowed))
+                    record = tuner.tune(problem, Budget(40, allowed))
                     counts.append(record and record.trials)
             return counts
 
@@ -491,9 +491,9 @@ class TestAhead:
         screen, group = BeginningScreen(), ScriptedGroup(time_of, KNOWN["h200"])
         with Database(db) as database:
             tuner = Tuner(database, Workers(lambda: group), group.hardware, screen)
-            tuner.tune(OP, first, Budget(12), following=second)
+            tuner.tune(first, Budget(12), following=second)
             assert [problem for problem, _ in screen.asked] == [first]
-            tuner.tune(OP, second, Budget(12))
+            tuner.tune(second, Budget(12))
         (problem, begun), (_, asked) = screen.begun[0], screen.asked[1]
         assert problem == second
         assert begun == asked[: len(begun)]
@@ -507,8 +507,8 @@ class TestAhead:
         screen, group = BeginningScreen(), ScriptedGroup(time_of, KNOWN["h200"])
         with Database(db) as database:
             tuner = Tuner(database, Workers(lambda: group), group.hardware, screen, only=["push"])
-            tuner.tune(OP, second, Budget(12))
-            tuner.tune(OP, first, Budget(12), following=second)
+            tuner.tune(second, Budget(12))
+            tuner.tune(first, Budget(12), following=second)
         (_, tried), (_, begun) = screen.asked[0], screen.begun[0]
         assert not [each for each in begun if each in tried]
 
@@ -522,7 +522,7 @@ class TestHasty:
         group = ScriptedGroup(lambda candidate: busy)
         with Database(db) as database:
             tuner = Tuner(database, Workers(lambda: group), CPU, PassingScreen(), is_hasty=True)
-            assert tuner.tune(OP, problem_class(OP)(**PROBLEM), Budget(8)) is None
+            assert tuner.tune(problem_class(OP)(**PROBLEM), Budget(8)) is None
             assert tuner.disturbed == "GPU 0 is shared"
             assert list(database.records()) == []
         assert len(group.calls) == 1

@@ -41,7 +41,7 @@ def main(options: dict[str, Any]) -> None:
                 database, workers, hardware, screen,
                 seed=options["seed"], only=options["only"], progress=progress,
             )  # fmt: skip
-            record = tuned.tune(OP, problem, Budget(options["trials"]))
+            record = tuned.tune(problem, Budget(options["trials"]))
         trials = [dataclasses.asdict(trial) for trial in database.trials(record.key)]
     say("trials", trials)
     say("record", record.to_json())

@@ -7,6 +7,7 @@ one and signals it.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import triton
@@ -205,14 +206,22 @@ class _Ring:
 
 
 def tables(broken: str = "") -> Callable[[World], None]:
+    return _through_tables(_tables, broken, num_warps=4)
+
+
+def of_ptx(signal: str = "release", wait: str = "acquire") -> Callable[[World], None]:
+    return _through_tables(_ptx, SIGNALS[signal], WAITS[wait])
+
+
+def _through_tables(kernel: Any, *constants: str, **options: int) -> Callable[[World], None]:
     def run(world: World) -> None:
         ring = _Ring(world)
         inbox, flags = world.empty((2, LANES)), world.zeros((1,), torch.int32)
 
         def call(rank: int, number: int) -> None:
-            _tables[(1,)](
+            kernel[(1,)](
                 ring.xs[rank], inbox.bases, flags.bases, ring.outs[rank], rank, number,
-                world.ranks, LANES, broken, num_warps=4,
+                world.ranks, LANES, *constants, **options,
             )  # fmt: skip
 
         world.run(call, check=ring.check)
@@ -248,22 +257,6 @@ def of_symm_mem(send: str = "release", wait: str = "acquire") -> Callable[[World
             _symm_mem[(1,)](
                 ring.xs[rank], handle.buffer_ptrs_dev, handle.signal_pad_ptrs_dev,
                 ring.outs[rank], rank, world.ranks, LANES, send, wait,
-            )  # fmt: skip
-
-        world.run(call, check=ring.check)
-
-    return run
-
-
-def of_ptx(signal: str = "release", wait: str = "acquire") -> Callable[[World], None]:
-    def run(world: World) -> None:
-        ring = _Ring(world)
-        inbox, flags = world.empty((2, LANES)), world.zeros((1,), torch.int32)
-
-        def call(rank: int, number: int) -> None:
-            _ptx[(1,)](
-                ring.xs[rank], inbox.bases, flags.bases, ring.outs[rank], rank, number,
-                world.ranks, LANES, SIGNALS[signal], WAITS[wait],
             )  # fmt: skip
 
         world.run(call, check=ring.check)

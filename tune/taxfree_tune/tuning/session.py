@@ -135,7 +135,7 @@ def tune_one(
         reasons = unsupported_reasons(problem, tuner.hardware, only)
         why = "; ".join(f"{name}: {reason}" for name, reason in reasons.items())
         return NotTuned(problem, "refused", why)
-    record = tuner.tune(op_of(problem), problem, budget, following)
+    record = tuner.tune(problem, budget, following)
     if record is None and tuner.is_pending:
         return None
     if record is None and tuner.disturbed:

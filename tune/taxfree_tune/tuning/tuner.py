@@ -22,7 +22,7 @@ from taxfree import fingerprints
 from taxfree.errors import WorkerLost, WrongResult
 from taxfree_check.cross_compile.screen import Screen
 from taxfree_kernels.hardware import Hardware
-from taxfree_kernels.variant import Problem, Variant
+from taxfree_kernels.variant import Problem, Variant, op_of
 from taxfree_tune.measuring.results import Mode
 from taxfree_tune.measuring.trial import Candidate, Outcome, key
 from taxfree_tune.tuning.candidates import every_candidate, is_legal, variants_for
@@ -89,8 +89,30 @@ class Event:
     note: str = ""
 
 
+@dataclass
+class _Study:
+    """A problem that is tuned.
+
+    Args:
+        problem, op: the problem, and its operation.
+        key: of its record.
+        search: what is tried next.
+        most: number of candidates to try; None without a limit.
+        stored: candidates of which the database has a trial.
+        formerly_illegal: those of them that an earlier run was refused.
+    """
+
+    problem: Problem
+    op: str
+    key: str
+    search: Search
+    most: int | None
+    stored: set[str]
+    formerly_illegal: set[str]
+
+
 class Tuner:
-    """Tunes problems of one operation, one after another.
+    """Tunes problems, one after another.
 
     Args:
         database: where records and trials go; opened for writing.
@@ -139,12 +161,12 @@ class Tuner:
         self.mode, self.modes = self._together.mode, self._together.modes
 
     def tune(
-        self, op: str, problem: Problem, budget: Budget, following: Problem | None = None
+        self, problem: Problem, budget: Budget, following: Problem | None = None
     ) -> Record | None:
         """Search, decide, and store the record of one problem.
 
         Args:
-            op, problem, budget: what is tuned, and for how long.
+            problem, budget: what is tuned, and for how long.
             following: the problem that is tuned next: its first candidates are compiled meanwhile.
 
         Returns:
@@ -160,31 +182,32 @@ class Tuner:
         begun = time.monotonic()
         self.not_measured: Counter[str] = Counter()
         self.disturbed, self.is_pending = "", False
-        search = self._search(op, problem)
-        if self._most is not None:
-            budget = dataclasses.replace(budget, trials=min(budget.trials, self._most))
+        study = self._study(problem)
+        search = study.search
+        if study.most is not None:
+            budget = dataclasses.replace(budget, trials=min(budget.trials, study.most))
         asked = tried = 0
         most = _TRIED_PER_TRIAL * budget.trials
         baseline_us: float | None = None
         while search.measured < budget.trials:
             if tried == most:
                 note = f"given up after {tried} candidates: most cannot be used"
-                self._report(search, problem, budget, baseline_us, note)
+                self._report(study, budget, baseline_us, note)
                 break
             count = self._affordable(budget, time.monotonic() - begun, asked)
             if count == 0:
                 break
             batch = search.ask(min(count, most - tried), budget.trials)
             asked += len(batch)
-            self._store_told_elsewhere(op, problem, search)
+            self._store_told_elsewhere(study)
             for candidate, reason in search.take_illegal():
-                self._store_trial(op, problem, candidate, Outcome("refused", reason))
+                self._store_trial(study, candidate, Outcome("refused", reason))
             if not batch and search.waits_for_others:
                 self.is_pending = True
                 return None
             if not batch:
                 break  # the space is exhausted, or other nodes have measured enough
-            batch = self._screened(op, problem, search, batch)
+            batch = self._screened(study, batch)
             tried += len(batch)
             if following is not None:
                 self.compile_ahead(following)
@@ -199,22 +222,22 @@ class Tuner:
             # stored first: the next run learns from the database, also where no study was told
             with self._database.transaction():
                 for candidate, outcome in tried_now:
-                    self._store_trial(op, problem, candidate, outcome)
+                    self._store_trial(study, candidate, outcome)
             for candidate, outcome in tried_now:
                 _tell(search, candidate, outcome, self.mode)
-                self._report(search, problem, budget, baseline_us, _note(outcome))
+                self._report(study, budget, baseline_us, _note(outcome))
             if baseline.disturbed:
                 self.disturbed = baseline.disturbed
                 if self._is_hasty:
                     return None
                 time.sleep(_PAUSE_S)
-        self._store_told_elsewhere(op, problem, search)
+        self._store_told_elsewhere(study)
         if variants_for(problem, self.hardware, self._only) and not search.has_tried:
             return None
         if self._fleet is None:
-            record = self._decide(op, problem, search, time.monotonic() - begun)
+            record = self._decide(study, time.monotonic() - begun)
         else:
-            record = self._decide_once(self._fleet, op, problem, search, time.monotonic() - begun)
+            record = self._decide_once(self._fleet, study, time.monotonic() - begun)
         if record is not None:
             self._database.put(record)
         if asked:
@@ -248,81 +271,76 @@ class Tuner:
 
     # -- the search --------------------------------------------------------------------------
 
-    def _search(self, op: str, problem: Problem) -> Search:
-        variants = variants_for(problem, self.hardware, self._only)
-        every = self._most = None
+    def _study(self, problem: Problem) -> _Study:
+        op, variants = op_of(problem), variants_for(problem, self.hardware, self._only)
+        every = None
         if self._is_exhaustive:
             every = every_candidate(variants, problem, self.hardware, self._seed)
-            self._most = len(every)
+        record = record_key(op, dataclasses.asdict(problem), self._fingerprint)
         search = Search(
             variants,
             problem,
             self.hardware,
             self._seed,
             None if self._is_hasty else self._database.path.with_suffix(".journal"),
-            self._study(op, problem, variants),
+            f"{record} {self._choices(op, problem, variants)}",
             self._fleet,
             every,
         )
-        self._formerly_illegal: set[str] = set()
-        last = {
-            key(candidate): (candidate, trial)
-            for candidate, trial in trials_that_hold(self._database, op, self._key(op, problem))
-        }
-        self._stored = set(last)
+        trials = trials_that_hold(self._database, op, record)
+        last = {key(candidate): (candidate, trial) for candidate, trial in trials}
+        most = None if every is None else len(every)
+        study = _Study(problem, op, record, search, most, set(last), set())
         for candidate, trial in last.values():
             if trial.state == "refused":  # by rules and a compiler that may have changed
-                self._formerly_illegal.add(key(candidate))
+                study.formerly_illegal.add(key(candidate))
             else:
                 search.learn(candidate, trial.median_us.get(self.mode))
         if every is None:
             search.enqueue(self._first.of(self._database, problem))
-        return search
+        return study
 
-    def _study(self, op: str, problem: Problem, variants: Mapping[str, Variant]) -> str:
-        """A name that changes with what a study cannot survive: kernels, compiler, and choices."""
+    def _choices(self, op: str, problem: Problem, variants: Mapping[str, Variant]) -> str:
+        """What a study cannot survive, in words: kernels, compiler, and choices."""
         versions = fingerprints.versions(op)
         spaces = [
             (name, variant.space(problem, self.hardware)) for name, variant in variants.items()
         ]
         choices = hashlib.sha256(repr(spaces).encode()).hexdigest()[:16]
         return (
-            f"{self._key(op, problem)} {sorted((n, versions[n]) for n in variants)}"
+            f"{sorted((n, versions[n]) for n in variants)}"
             f" triton {fingerprints.software_fingerprint().triton} spaces {choices}"
         )
 
-    def _screened(
-        self, op: str, problem: Problem, search: Search, batch: list[Candidate]
-    ) -> list[Candidate]:
+    def _screened(self, study: _Study, batch: list[Candidate]) -> list[Candidate]:
         begun = time.monotonic()
-        verdicts = self._screen.verdicts(op, problem, [(c.variant, c.config) for c in batch])
+        asked = [(candidate.variant, candidate.config) for candidate in batch]
+        verdicts = self._screen.verdicts(study.op, study.problem, asked)
         seconds = (time.monotonic() - begun) / len(batch)
         self._compile_s = max(verdict.seconds for verdict in verdicts)
         for candidate, verdict in zip(batch, verdicts, strict=True):
             if verdict.illegal_reason is not None:
-                search.tell_pruned(candidate, verdict.illegal_reason)
+                study.search.tell_pruned(candidate, verdict.illegal_reason)
                 outcome = Outcome("refused", verdict.illegal_reason, seconds=seconds)
-                self._store_trial(op, problem, candidate, outcome)
+                self._store_trial(study, candidate, outcome)
         return [c for c, v in zip(batch, verdicts, strict=True) if v.illegal_reason is None]
 
     # -- the result --------------------------------------------------------------------------------
 
-    def _store_trial(
-        self, op: str, problem: Problem, candidate: Candidate, outcome: Outcome
-    ) -> None:
+    def _store_trial(self, study: _Study, candidate: Candidate, outcome: Outcome) -> None:
         if outcome.state != "measured":
             self.not_measured[outcome.state] += 1
-        if outcome.state == "refused" and key(candidate) in self._formerly_illegal:
+        if outcome.state == "refused" and key(candidate) in study.formerly_illegal:
             return  # an earlier run has stored it
-        self._stored.add(key(candidate))
-        self._database.add_trial(self._key(op, problem), trial_of(op, candidate, outcome))
+        study.stored.add(key(candidate))
+        self._database.add_trial(study.key, trial_of(study.op, candidate, outcome))
 
-    def _store_told_elsewhere(self, op: str, problem: Problem, search: Search) -> None:
+    def _store_told_elsewhere(self, study: _Study) -> None:
         """Keep what other nodes have measured like what was measured here."""
-        versions = fingerprints.versions(op)
-        for candidate, times in search.told():
-            if key(candidate) not in self._stored:
-                self._stored.add(key(candidate))
+        versions = fingerprints.versions(study.op)
+        for candidate, times in study.search.told():
+            if key(candidate) not in study.stored:
+                study.stored.add(key(candidate))
                 trial = TrialRecord(
                     variant=candidate.variant,
                     config=dict(candidate.config),
@@ -332,23 +350,22 @@ class Tuner:
                     seconds=0.0,
                     version=versions[candidate.variant],
                 )
-                self._database.add_trial(self._key(op, problem), trial)
+                self._database.add_trial(study.key, trial)
 
-    def _key(self, op: str, problem: Problem) -> str:
-        return record_key(op, dataclasses.asdict(problem), self._fingerprint)
-
-    def _finalists(self, op: str, problem: Problem, search: Search) -> list[Candidate]:
+    def _finalists(self, study: _Study) -> list[Candidate]:
         """The fastest in the deciding mode, then in the other, where dispatch may run them too.
 
         In each mode the fastest of those that can run several weights is one of them. So is the
         recorded winner, that it is replaced by what is faster side by side. A search restricted to
         some variants keeps all of the record's candidates.
         """
-        finalists = [candidate for _, candidate in search.best(FINALISTS)]
-        trials = self._database.trials(self._key(op, problem))
-        searched = variants_for(problem, self.hardware, self._only)
+        finalists = [candidate for _, candidate in study.search.best(FINALISTS)]
+        trials = self._database.trials(study.key)
+        searched = variants_for(study.problem, self.hardware, self._only)
         several = {
-            name for name, variant in searched.items() if variant.serves_several_weights(problem)
+            name
+            for name, variant in searched.items()
+            if variant.serves_several_weights(study.problem)
         }
         for mode in self.modes:
             tried = [
@@ -356,23 +373,22 @@ class Tuner:
                 for trial in trials
                 if mode in trial.median_us and not trial.reason
             ]
-            valid = [pair for pair in tried if search.knows(pair[1])]
+            valid = [pair for pair in tried if study.search.knows(pair[1])]
             ranked = [candidate for _, candidate in sorted(valid, key=lambda pair: pair[0])]
             fastest = [] if mode == self.mode else ranked[:OTHER_FINALISTS]
             fastest += [candidate for candidate in ranked if candidate.variant in several][:1]
             finalists += [candidate for candidate in fastest if candidate not in finalists]
-        known = self._known(op, problem)[: 1 if self._only is None else None]
+        known = self._known(study)[: 1 if self._only is None else None]
         return [*finalists, *(candidate for candidate in known if candidate not in finalists)]
 
-    def _known(self, op: str, problem: Problem) -> list[Candidate]:
+    def _known(self, study: _Study) -> list[Candidate]:
         """The candidates of the problem's record that are still valid, of any version."""
-        record = self._database.get(self._key(op, problem))
+        record = self._database.get(study.key)
         if record is None:
             return []
         measured = (record.winner, *record.runners_up)
-        variants = variants_for(
-            problem, self.hardware, [measurement.variant for measurement in measured]
-        )
+        names = [measurement.variant for measurement in measured]
+        variants, problem = variants_for(study.problem, self.hardware, names), study.problem
         return [
             Candidate(measurement.variant, measurement.config)
             for measurement in measured
@@ -380,19 +396,18 @@ class Tuner:
             and is_legal(variants[measurement.variant], problem, self.hardware, measurement.config)
         ]
 
-    def _decide(self, op: str, problem: Problem, search: Search, seconds: float) -> Record | None:
+    def _decide(self, study: _Study, seconds: float) -> Record | None:
         """The record of the finals; None if they were disturbed."""
-        incumbent = next(iter(self._known(op, problem)), None)
-        finalists = [BASELINE, *self._finalists(op, problem, search)]
-        measured = self._side_by_side(op, problem, search, finalists)
+        incumbent = next(iter(self._known(study)), None)
+        measured = self._side_by_side(study, [BASELINE, *self._finalists(study)])
         if self.disturbed:
             return None
-        trials = search.measured
-        self._store_told_elsewhere(op, problem, search)  # these are in this database, too
+        trials = study.search.measured
+        self._store_told_elsewhere(study)  # these are in this database, too
         commit = fingerprints.source_commit()
         return record_of(
-            op,
-            dataclasses.asdict(problem),
+            study.op,
+            dataclasses.asdict(study.problem),
             self._fingerprint,
             fingerprints.software_fingerprint(),
             measured,
@@ -403,11 +418,9 @@ class Tuner:
             **({} if commit is None else {"commit": commit}),
         )
 
-    def _decide_once(
-        self, fleet: Fleet, op: str, problem: Problem, search: Search, seconds: float
-    ) -> Record | None:
+    def _decide_once(self, fleet: Fleet, study: _Study, seconds: float) -> Record | None:
         """The record of the finals, measured by this node or by another; None if not yet."""
-        name = f"{search.name} after {search.measured}"
+        name = f"{study.search.name} after {study.search.measured}"
         finals = fleet.finals(name)
         if finals is None:
             self.is_pending = True
@@ -416,54 +429,36 @@ class Tuner:
             return Record.from_json(finals.record)
         record = None
         try:
-            record = self._decide(op, problem, search, seconds)
+            record = self._decide(study, seconds)
         finally:
             fleet.decided(name, finals.trial, None if record is None else record.to_json())
         return record
 
-    def _side_by_side(
-        self, op: str, problem: Problem, search: Search, finalists: Sequence[Candidate]
-    ) -> list[Measurement]:
+    def _side_by_side(self, study: _Study, finalists: Sequence[Candidate]) -> list[Measurement]:
         """The baseline and the finalists that do not fail, timed together; the baseline first."""
         begun = time.monotonic()
-        outcomes = self._together.finals(problem, finalists)
+        outcomes = self._together.finals(study.problem, finalists)
         self._finals_s = time.monotonic() - begun
         measured = []
         for candidate, outcome in zip(finalists, outcomes, strict=True):
             if outcome.state == "measured":
                 measured.append((candidate, outcome))
             else:
-                search.learn(candidate, None)
-                self._store_trial(op, problem, candidate, outcome)
+                study.search.learn(candidate, None)
+                self._store_trial(study, candidate, outcome)
         if outcomes[0].state != "measured":
             kind = WrongResult if outcomes[0].state == "wrong" else WorkerLost
             raise kind(f"the baseline itself failed: {outcomes[0].reason}", "see the trials")
         if len(measured) < len(finalists):  # whoever took the group down left the others alone
             survivors = [candidate for candidate, _ in measured]
-            return self._side_by_side(op, problem, search, survivors)
+            return self._side_by_side(study, survivors)
         self.disturbed = "; ".join(dict.fromkeys(o.disturbed for o in outcomes if o.disturbed))
-        return [measurement_of(op, *pair, self.mode) for pair in measured]
+        return [measurement_of(study.op, *pair, self.mode) for pair in measured]
 
-    def _report(
-        self,
-        search: Search,
-        problem: Problem,
-        budget: Budget,
-        baseline_us: float | None,
-        note: str,
-    ) -> None:
-        best = search.best(1)
-        self._progress(
-            Event(
-                problem,
-                search.measured,
-                budget.trials,
-                best[0][0] if best else None,
-                best[0][1] if best else None,
-                baseline_us,
-                note,
-            )
-        )
+    def _report(self, study: _Study, budget: Budget, baseline_us: float | None, note: str) -> None:
+        best_us, best = next(iter(study.search.best(1)), (None, None))
+        done = study.search.measured, budget.trials
+        self._progress(Event(study.problem, *done, best_us, best, baseline_us, note))
 
 
 def _tell(search: Search, candidate: Candidate, outcome: Outcome, mode: Mode) -> None:
