@@ -18,7 +18,7 @@ import torch.distributed as dist
 
 from taxfree.errors import UsageError
 from taxfree_kernels.errors import PeerTimeout
-from taxfree_kernels.hardware import KNOWN
+from taxfree_kernels.hardware import KNOWN, Hardware
 from taxfree_kernels.nodes import NodesFabric
 from taxfree_kernels.variant import op_of
 from taxfree_tuning_db import Database
@@ -62,9 +62,9 @@ def init(folder: str, *records: Any, **arguments: Any) -> Any:
         return taxfree.init(**{"db": path, "heap_bytes": HEAP_BYTES} | arguments)
 
 
-def rail_record(problem: Any, nodes: int, chunks: int) -> Any:
-    """A record that the rail has won on the host's ranks of several nodes."""
-    hardware = dataclasses.replace(KNOWN["cpu"], nodes=nodes)
+def rail_record(problem: Any, nodes: int, chunks: int, device: Hardware = KNOWN["cpu"]) -> Any:
+    """A record that the rail has won on ranks of several nodes."""
+    hardware = dataclasses.replace(device, nodes=nodes)
     record = record_of(mock.Mock(hardware=hardware), problem, "rail")
     winner = dataclasses.replace(record.winner, config={"CHUNKS": chunks})
     return dataclasses.replace(record, winner=winner)
@@ -145,6 +145,29 @@ def refusals(fabric: Any, folder: str) -> Any:
         init(folder)
     said.append((mixed.value.message, mixed.value.hint))
     return said
+
+
+def in_a_graph(fabric: Any, folder: str) -> Any:
+    """Captured right after it was prepared, on nodes of one GPU; replayed with other inputs."""
+    world_size, right = dist.get_world_size(), []
+    problems = [problem_of(op, m=16 * world_size, n=64, k=64, **ROWS.get(op, {})) for op in OPS]
+    records = [rail_record(each, world_size, 2, fabric.hardware) for each in problems]
+    with on_nodes(*[1] * world_size), init(folder, *records, heap_bytes=64 << 20) as rt:
+        rt.prepare(problems)
+        for problem in problems:
+            tensors, expected = tensors_of(rt._fabric, problem)
+            out, graph = torch.empty_like(expected), torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+                rt.call(problem, tensors, out)
+            for seed in (1, 2):
+                others, expected = tensors_of(rt._fabric, problem, seed)
+                for tensor, other in zip(tensors, others, strict=True):
+                    if tensor is not None:
+                        tensor.copy_(other)
+                graph.replay()
+                right += [torch.equal(out, expected), rt.choice(problem).variant == "rail"]
+        rt.check()
+    return right
 
 
 def order_of_chunks(fabric: Any, folder: str) -> Any:
@@ -238,6 +261,13 @@ def test_operations_by_the_rail_are_right(
 
 def test_sums_take_all_that_a_sum_can(ranks: Ranks, tmp_path: Path) -> None:
     for right in run(ranks, 4, "sums_with_all", folder=str(tmp_path)):
+        assert right == [True] * len(right)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("fabric", ["cuda"], indirect=True)
+def test_a_captured_rail_sees_the_inputs_of_each_replay(ranks: Ranks, tmp_path: Path) -> None:
+    for right in run(ranks, ranks.few, "in_a_graph", folder=str(tmp_path)):
         assert right == [True] * len(right)
 
 
