@@ -19,8 +19,8 @@ from taxfree_kernels.variant import Config, Problem, operation_shapes, variants
 SEEDS = _LENGTHS = 3
 
 #: What the inner dimension grows by, seed by seed: a loop over it has one step, then enough for
-#: what the compiler peels off it. Senders of the gather need more to use all lanes. Room in a bag is
-#: a constant of kernels: each length would be another kernel.
+#: what the compiler peels off it. Senders of the gather need more to use all lanes. Room in a bag
+#: is a constant of kernels: each length would be another kernel.
 _LONGER = {"all_gather_matmul": (0, 64, 576), "embedding_all_to_all": (0, 0, 0)}
 _BY_DEFAULT = (0, 64, 192)
 _WIDER = 192  # a window
