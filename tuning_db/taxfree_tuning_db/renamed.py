@@ -50,6 +50,7 @@ RENAMED: dict[str, Renamed] = {
             "push_specialized": _OVERLAPPING,
         },
     ),
+    "decode_step": Renamed(constants={"kernel": {"GROUPS": 2, "WORDS": 0}}),
     "flash_decode": Renamed(variants={"library": "splits"}, config={"IN_DATA": "LL"}),
     "matmul_all_reduce": Renamed(
         config={"IN_DATA": "LL"},

@@ -21,7 +21,6 @@ from taxfree_kernels.decode_step.chunks import (
     page_of,
     reinterpreted,
 )
-from taxfree_kernels.decode_step.sums import keep, layer_words, look, receive, settle, split_words
 from taxfree_kernels.decode_step.tape import (
     K_NORM,
     LINE_KEYS,
@@ -30,15 +29,9 @@ from taxfree_kernels.decode_step.tape import (
     Q_NORM,
     VECTORS,
 )
-from taxfree_kernels.device.peers import EMPTY
 
 _LOG2_E = gl.constexpr(1.4426950408889634)
-
-
-@gluon.constexpr_function
-def _merged(words):
-    """Splits that are merged at a time; polls of 16 would spill registers."""
-    return 8 if words else 16
+_MERGED = gl.constexpr(16)  # splits, at a time
 
 
 @gluon.constexpr_function
@@ -53,23 +46,11 @@ def tile(dim):
 
 
 @gluon.constexpr_function
-def _merged_columns(heads, dim):
-    """Elements in a row of ``merge_layout`` that a thread has."""
-    return max(1, dim * min(heads, 8) // 256)
-
-
-@gluon.constexpr_function
-def _pack(heads, dim):
-    """Those of them that are polled at once."""
-    return min(4, _merged_columns(heads, dim))
-
-
-@gluon.constexpr_function
 def merge_layout(heads, parts, dim):
     """The layout of [heads, parts, dim], all parts in one thread."""
     warps = min(heads, 8)
     return gl.BlockedLayout(
-        [1, parts, _merged_columns(heads, dim)], [1, 1, 32], [warps, 1, 8 // warps], [2, 1, 0]
+        [1, parts, max(1, dim * warps // 256)], [1, 1, 32], [warps, 1, 8 // warps], [2, 1, 0]
     )
 
 
@@ -98,23 +79,16 @@ def _heads(model):
 
 
 @gluon.constexpr_function
-def _in_a_row(dim):
-    """Elements in a row of a head that a thread has."""
-    return min(4, dim // 32)
-
-
-@gluon.constexpr_function
 def _of_heads(dim):
     """The layout of heads, [2, heads, dim]: a thread has both."""
-    columns = _in_a_row(dim)
+    columns = min(4, dim // 32)
     across = dim // (32 * columns)
     return gl.BlockedLayout([2, 1, columns], [1, 1, 32], [1, 8 // across, across], [2, 1, 0])
 
 
 @gluon.jit
 def _load_heads(
-    sequence, kv_head, position, layer, step, inbox, heads,
-    MODEL: gl.constexpr, WORK: gl.constexpr, GROUP: gl.constexpr,
+    sequence, kv_head, position, layer, step, heads, MODEL: gl.constexpr
 ):  # fmt: skip
     """Store a unit's heads of q, then of k and of v, to shared memory: norms, rotary, scale.
 
@@ -134,13 +108,7 @@ def _load_heads(
     head = gl.where(row < QUERIES, kv_head * QUERIES + row, MODEL.HEADS + kv_head)
     head = gl.where(row > QUERIES, MODEL.HEADS + MODEL.KV_HEADS + kv_head, head)
     at = head[None, :, :] * DIM + column
-    if WORK.WORDS:
-        words = layer_words(inbox, layer, MODEL, WORK, GROUP) + at
-        mask = (row < QUERIES + 2)[None, :, :] & (column >= 0)
-        seen = receive(words, inbox.peers.rank, mask, inbox, _in_a_row(DIM), GROUP)
-        both = seen.to(gl.float32, bitcast=True)
-    else:
-        both = gl.load(step.qkv + sequence * MODEL.QKV_ROWS + at, cache_modifier=".cg")
+    both = gl.load(step.qkv + sequence * MODEL.QKV_ROWS + at, cache_modifier=".cg")
     x = gl.sum(gl.where(side == 0, both, 0.0), 0)
     y = gl.sum(gl.where(side == 0, 0.0, both), 0)
     if MODEL.HAS_QK_NORM:
@@ -164,8 +132,7 @@ def _load_heads(
 
 @gluon.jit
 def attend(
-    unit, layer, counts, n, step, inbox, pipe, shared,
-    MODEL: gl.constexpr, WORK: gl.constexpr, GROUP: gl.constexpr,
+    unit, layer, counts, n, step, pipe, shared, MODEL: gl.constexpr, WORK: gl.constexpr
 ):  # fmt: skip
     """Attend to a split for all query heads of a KV head; returns the number of chunks read.
 
@@ -194,7 +161,7 @@ def attend(
     deep: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [2, 1, 0])
     flat: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
     stored = reinterpreted(acc_shared, SHAPE, deep).slice(0, ROWS)
-    _load_heads(sequence, head, position, layer, step, inbox, stored, MODEL, WORK, GROUP)
+    _load_heads(sequence, head, position, layer, step, stored, MODEL)
     heads = reinterpreted(acc_shared, SHAPE, flat)
     new_k = heads.index(QUERIES).load(OF_VECTOR).to(element)
     new_v = heads.index(QUERIES + 1).load(OF_VECTOR).to(element)
@@ -273,9 +240,7 @@ def attend(
     top, total, acc = _merge(
         top_shared.load(OF_PARTS), total_shared.load(OF_PARTS), acc_shared.load(ALL)
     )
-    _leave_split(
-        top, total, acc, pair, split, counts.splits, layer, step, inbox, MODEL, WORK, GROUP
-    )
+    _leave_split(top, total, acc, pair, split, counts.splits, step, MODEL)
     return n
 
 
@@ -292,15 +257,8 @@ def _merge(top, total, acc):
 
 
 @gluon.jit
-def _leave_split(
-    top, total, acc, pair, split, splits, layer, step, inbox,
-    MODEL: gl.constexpr, WORK: gl.constexpr, GROUP: gl.constexpr,
-):  # fmt: skip
-    """Store a split's part; one of a pair merges them all, and stores what o reads.
-
-    Words are waited for by the last split, whose number is the highest. Otherwise it is the split
-    that ends last.
-    """
+def _leave_split(top, total, acc, pair, split, splits, step, MODEL: gl.constexpr):
+    """Store a split's part; that which ends last of a pair merges all, and stores what o reads."""
     DIM: gl.constexpr = MODEL.HEAD_DIM
     QUERIES: gl.constexpr = MODEL.HEADS // MODEL.KV_HEADS
     HEADS: gl.constexpr = top.shape[0]
@@ -310,90 +268,41 @@ def _leave_split(
     # [pair, split, head]: sums, then [.., 2] of the largest logit and the total
     at = (pair * splits + split) * QUERIES + head
     mask = (head < QUERIES)[:, None] & (d >= 0)[None, :]
-    if WORK.WORDS:
-        parts = split_words(inbox, MODEL, WORK, GROUP)
-        softmax = parts + MODEL.PAIRS * splits * (QUERIES * DIM)
-        keep(softmax + 2 * at, top, head < QUERIES, inbox)
-        keep(softmax + 2 * at + 1, total, head < QUERIES, inbox)
-        keep(parts + at[:, None] * DIM + d[None, :], acc, mask, inbox)
-        is_last = split == splits - 1
-    else:
-        gl.store(step.parts + at[:, None] * DIM + d[None, :], acc, mask=mask)
-        gl.store(step.softmax + 2 * at, top, mask=head < QUERIES)
-        gl.store(step.softmax + 2 * at + 1, total, mask=head < QUERIES)
-        tl.debug_barrier()
-        counter = step.counters + SPLITS_DONE + pair
-        before = gl.atomic_add(counter, 1, sem="acq_rel", scope="gpu")
-        is_last = before == splits - 1
-        if is_last:
-            gl.store(counter, 0)
-    if is_last:
-        _merge_splits(pair, splits, layer, HEADS, step, inbox, MODEL, WORK, GROUP)
+    gl.store(step.parts + at[:, None] * DIM + d[None, :], acc, mask=mask)
+    gl.store(step.softmax + 2 * at, top, mask=head < QUERIES)
+    gl.store(step.softmax + 2 * at + 1, total, mask=head < QUERIES)
+    tl.debug_barrier()
+    counter = step.counters + SPLITS_DONE + pair
+    before = gl.atomic_add(counter, 1, sem="acq_rel", scope="gpu")
+    if before == splits - 1:
+        gl.store(counter, 0)
+        _merge_splits(pair, splits, HEADS, step, MODEL)
 
 
 @gluon.jit
-def _load_parts(
-    parts, softmax, at, columns, there, inbox,
-    DIM: gl.constexpr, PACK: gl.constexpr, WORK: gl.constexpr, GROUP: gl.constexpr,
-):  # fmt: skip
-    """The largest logits, totals and sums of splits; 0, 0 and -inf where there are none."""
-    to = parts + at[:, :, None] * DIM + columns
-    mask = there[:, :, None] & (columns >= 0)
-    if WORK.WORDS:
-        rank = inbox.peers.rank
-        top, total, acc = (
-            look(softmax + 2 * at, there),
-            look(softmax + 2 * at + 1, there),
-            look(to, mask),
-        )
-        top = settle(top, softmax + 2 * at, rank, inbox, 1, GROUP).to(gl.float32, bitcast=True)
-        total = settle(total, softmax + 2 * at + 1, rank, inbox, 1, GROUP)
-        total = total.to(gl.float32, bitcast=True)
-        acc = settle(acc, to, rank, inbox, PACK, GROUP).to(gl.float32, bitcast=True)
-        top = gl.where(there, top, float("-inf"))
-        tl.debug_barrier()  # threads of several warps may poll the same word
-        none = gl.full(top.shape, EMPTY, gl.int32, top.type.layout)
-        gl.store(softmax + 2 * at, none, mask=there, cache_modifier=".wt")
-        gl.store(softmax + 2 * at + 1, none, mask=there, cache_modifier=".wt")
-        none = gl.full(acc.shape, EMPTY, gl.int32, acc.type.layout)
-        gl.store(to, none, mask=mask, cache_modifier=".wt")
-    else:
-        top = gl.load(softmax + 2 * at, mask=there, other=float("-inf"), cache_modifier=".cg")
-        total = gl.load(softmax + 2 * at + 1, mask=there, other=0.0, cache_modifier=".cg")
-        acc = gl.load(to, mask=mask, other=0.0, cache_modifier=".cg")
-    return top, total, acc
-
-
-@gluon.jit
-def _merge_splits(
-    pair, splits, layer, HEADS: gl.constexpr, step, inbox,
-    MODEL: gl.constexpr, WORK: gl.constexpr, GROUP: gl.constexpr,
-):  # fmt: skip
+def _merge_splits(pair, splits, HEADS: gl.constexpr, step, MODEL: gl.constexpr):
     """Merge the parts of a pair's splits, and store what o reads."""
     DIM: gl.constexpr = MODEL.HEAD_DIM
     QUERIES: gl.constexpr = MODEL.HEADS // MODEL.KV_HEADS
-    MERGED: gl.constexpr = _merged(WORK.WORDS)
-    ALL: gl.constexpr = merge_layout(HEADS, MERGED, DIM)
+    ALL: gl.constexpr = merge_layout(HEADS, _MERGED, DIM)
     OF_PARTS: gl.constexpr = gl.SliceLayout(2, ALL)
     OUT: gl.constexpr = gl.SliceLayout(1, ALL)
-    PACK: gl.constexpr = _pack(HEADS, DIM)
-    parts, softmax = step.parts, step.softmax
-    if WORK.WORDS:
-        parts = split_words(inbox, MODEL, WORK, GROUP)
-        softmax = parts + MODEL.PAIRS * splits * (QUERIES * DIM)
     heads = gl.arange(0, HEADS, gl.SliceLayout(1, OF_PARTS))[:, None]
     columns = gl.arange(0, DIM, gl.SliceLayout(0, gl.SliceLayout(1, ALL)))[None, None, :]
     highest = gl.full([HEADS], float("-inf"), gl.float32, gl.SliceLayout(1, OUT))
     whole = gl.zeros([HEADS], gl.float32, gl.SliceLayout(1, OUT))
     result = gl.zeros([HEADS, DIM], gl.float32, OUT)
-    for first in range(0, splits, MERGED):
-        each = first + gl.arange(0, MERGED, gl.SliceLayout(0, OF_PARTS))[None, :]
+    for first in range(0, splits, _MERGED):
+        each = first + gl.arange(0, _MERGED, gl.SliceLayout(0, OF_PARTS))[None, :]
         there = (each < splits) & (heads < QUERIES)
         at = (pair * splits + gl.minimum(each, splits - 1)) * QUERIES
         at += gl.minimum(heads, QUERIES - 1)
-        top, total, acc = _load_parts(
-            parts, softmax, at, columns, there, inbox, DIM, PACK, WORK, GROUP
-        )
+        softmax = step.softmax + 2 * at
+        top = gl.load(softmax, mask=there, other=float("-inf"), cache_modifier=".cg")
+        total = gl.load(softmax + 1, mask=there, other=0.0, cache_modifier=".cg")
+        to = step.parts + at[:, :, None] * DIM + columns
+        mask = there[:, :, None] & (columns >= 0)
+        acc = gl.load(to, mask=mask, other=0.0, cache_modifier=".cg")
         new_top, new_total, new_acc = _merge(top, total, acc)
         higher = gl.maximum(highest, new_top)
         base = gl.where(higher == float("-inf"), 0.0, higher)
@@ -408,9 +317,5 @@ def _merge_splits(
     row = sequence * MODEL.HEADS + kv_head * QUERIES + head
     at = row[:, None] * DIM + d[None, :]
     mask = (head < QUERIES)[:, None] & (d >= 0)[None, :]
-    if WORK.WORDS:
-        words = layer_words(inbox, layer, MODEL, WORK, GROUP) + MODEL.QKV_ROWS
-        keep(words + at, result, mask, inbox)
-    else:
-        element: gl.constexpr = step.attended.dtype.element_ty
-        gl.store(step.attended + at, result.to(element), mask=mask)
+    element: gl.constexpr = step.attended.dtype.element_ty
+    gl.store(step.attended + at, result.to(element), mask=mask)

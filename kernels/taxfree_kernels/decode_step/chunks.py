@@ -31,7 +31,7 @@ from taxfree_kernels.device.peers import ABORT, LIMIT
 from taxfree_kernels.device.specialized import load_box
 
 WARPS = gl.constexpr(8)
-NARROW = gl.constexpr(2)  # groups of 16 rows of a unit, but of gate and up, and of the head
+GROUPS = gl.constexpr(2)  # of 16 rows of a unit, with several sequences
 _PHASES = gl.constexpr(PHASES)
 _QUEUE = gl.constexpr(8)  # claimed units that the other warps have yet to begin
 _CHUNK_BYTES = gl.constexpr(8 * 1024 * 2)
@@ -111,10 +111,10 @@ def counts_of(positions, widest, MODEL: gl.constexpr, WORK: gl.constexpr):
     chunks = gl.minimum(last + 1, widest + KEYS - 1) // KEYS + 1
     each_split = gl.cdiv(chunks * MODEL.PAIRS, gl.num_programs(0) * WORK.SPLITS)
     splits = gl.cdiv(chunks, each_split)
-    ROWS: gl.constexpr = rows_of_unit(MODEL.BATCH, NARROW)
+    ROWS: gl.constexpr = rows_of_unit(MODEL.BATCH)
     qkv = gl.to_tensor(MODEL.QKV_ROWS // ROWS)
     o = gl.to_tensor(MODEL.HIDDEN // ROWS)
-    gate = gl.to_tensor(2 * MODEL.INTERMEDIATE // rows_of_unit(MODEL.BATCH, WORK.GROUPS))
+    gate = gl.to_tensor(2 * MODEL.INTERMEDIATE // ROWS)
     attention = splits * MODEL.PAIRS
     down = o * WORK.DOWN_PARTS
     return Counts(qkv, attention, o, gate, down, qkv + attention + o + gate + down, splits)
@@ -143,19 +143,15 @@ def weight_of_row(row, MODEL: gl.constexpr):
 
 
 @gluon.constexpr_function
-def rows_of_unit(batch, groups):
-    """Rows of a unit of so many groups of 16; with one sequence 8.
-
-    Of the gate and the up projection it has half as many each.
-    """
-    return 8 if batch == 1 else 16 * groups
+def rows_of_unit(batch):
+    """Rows of a unit; of the gate and the up projection it has half as many each."""
+    return 8 if batch == 1 else 32
 
 
 @gluon.constexpr_function
-def head_units(batch, vocab, groups):
-    """Units of the head."""
-    rows = 8 if batch == 1 else 16 * groups
-    return -(-vocab // rows)
+def head_units(batch, vocab):
+    """Units of the head; the last of several sequences may be half a unit."""
+    return -(-vocab // (8 if batch == 1 else 32))
 
 
 @gluon.constexpr_function
@@ -210,14 +206,9 @@ def _load_box(desc, line, second, third, full, to):
 @gluon.jit
 def _load_rows(
     desc, line, row, other, other_row, FIRST: gl.constexpr, END: gl.constexpr, n, pipe,
-    MODEL: gl.constexpr, WORK: gl.constexpr, GROUPS: gl.constexpr = NARROW,
-    LAST: gl.constexpr = 1 << 30,
+    MODEL: gl.constexpr, WORK: gl.constexpr,
 ):  # fmt: skip
-    """Load half a unit's rows of a matrix and half of another, so many slabs.
-
-    Args:
-        LAST: the last row at which a group begins; that of a group that would lie behind it.
-    """
+    """Load half a unit's rows of a matrix and half of another, so many slabs."""
     if MODEL.BATCH == 1:
         for slab in gl.static_range(FIRST, END):
             stage = _next_stage(n, pipe, WORK)
@@ -230,11 +221,8 @@ def _load_rows(
             for group in gl.static_range(GROUPS):
                 stage = _next_stage(n, pipe, WORK)
                 full, to = pipe.full.index(stage), pipe.rows.index(stage)
-                if group < GROUPS // 2:
-                    start, begin = line, row + group * 16
-                else:
-                    start, begin = other, other_row + (group - GROUPS // 2) * 16
-                _load_box(desc, start, slab * 8, gl.minimum(begin, LAST), full, to)
+                start, begin = (other, other_row) if group else (line, row)
+                _load_box(desc, start, slab * 8, begin, full, to)
                 n += 1
     return n
 
@@ -323,15 +311,14 @@ def load(
 ):  # fmt: skip
     """Claim units until there are no more, and load what they read; the loader's whole life."""
     BATCH: gl.constexpr = MODEL.BATCH
-    ROWS: gl.constexpr = rows_of_unit(BATCH, NARROW)
+    ROWS: gl.constexpr = rows_of_unit(BATCH)
     HALF: gl.constexpr = ROWS // 2
-    WIDE: gl.constexpr = rows_of_unit(BATCH, WORK.GROUPS)
     HIDDEN: gl.constexpr = slabs_in(MODEL.HIDDEN, BATCH)
     counts = counts_of(positions, widest, MODEL, WORK)
     total = layers * counts.layer
     n, claims = gl.to_tensor(0), gl.to_tensor(0)
     unit = gl.atomic_add(counters + CLAIMED, 1, sem="relaxed", scope="gpu")
-    while unit < total + head_units(BATCH, MODEL.VOCAB, WORK.GROUPS):
+    while unit < total + head_units(BATCH, MODEL.VOCAB):
         _publish(unit, claims, pipe)
         claims += 1
         layer = gl.minimum(unit // counts.layer, layers)
@@ -339,11 +326,9 @@ def load(
         table = weights.lines + layer * LINES
         if layer == layers:
             line = gl.load(table)
-            row = at * WIDE
-            n = _load_rows(
-                weights.hidden, line, row, line, row + WIDE // 2, 0, HIDDEN, n, pipe, MODEL, WORK,
-                WORK.GROUPS, MODEL.VOCAB - 16,
-            )  # fmt: skip
+            row = at * ROWS
+            second = gl.minimum(row + HALF, MODEL.VOCAB - HALF)  # read twice behind the last row
+            n = _load_rows(weights.hidden, line, row, line, second, 0, HIDDEN, n, pipe, MODEL, WORK)
         elif at < counts.qkv:
             which, row = weight_of_row(at * ROWS, MODEL)
             line = gl.load(table + which)
@@ -365,11 +350,9 @@ def load(
                     weights.heads, line, row, line, row + HALF, 0, WIDTH, n, pipe, MODEL, WORK
                 )
             elif at < counts.o + counts.gate:
-                row = (at - counts.o) * (WIDE // 2)
+                row = (at - counts.o) * HALF
                 gate, up = gl.load(table + LINE_GATE), gl.load(table + LINE_UP)
-                n = _load_rows(
-                    weights.hidden, gate, row, up, row, 0, HIDDEN, n, pipe, MODEL, WORK, WORK.GROUPS
-                )
+                n = _load_rows(weights.hidden, gate, row, up, row, 0, HIDDEN, n, pipe, MODEL, WORK)
             else:
                 at -= counts.o + counts.gate
                 row = at // WORK.DOWN_PARTS * ROWS
