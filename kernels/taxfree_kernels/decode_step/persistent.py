@@ -23,6 +23,7 @@ import triton
 import triton.language as tl
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
 from taxfree_kernels.decode_step.attend import attend
 from taxfree_kernels.decode_step.chunks import (
@@ -51,6 +52,7 @@ from taxfree_kernels.decode_step.chunks import (
     wait_for_units,
     weight_of_row,
 )
+from taxfree_kernels.decode_step.prefetch import prefetch
 from taxfree_kernels.decode_step.rows import (
     add_owned,
     factors,
@@ -506,6 +508,8 @@ def _compute_and_leave(
         tokens, buffers, step, inputs, layers, widest, rank, vocab_start, inbox, shared, staging,
         pipe, GROUP, MODEL, WORK,
     )  # fmt: skip
+    if WORK.PREFETCH:
+        mbarrier.wait(pipe.brought.index(0), 0)  # the last to leave resets the counters
     _leave(next_tokens, buffers, rank, inbox, GROUP, MODEL)
 
 
@@ -571,44 +575,19 @@ def decode_step(
     )  # fmt: skip
     gl.warp_specialize(
         [
-            (
-                _compute_and_leave,
-                (
-                    tokens,
-                    next_tokens,
-                    buffers,
-                    step,
-                    inputs,
-                    layers,
-                    widest,
-                    rank,
-                    vocab_start,
-                    stride_slot,
-                    used,
-                    shared,
-                    staging,
-                    pipe,
-                    GROUP,
-                    MODEL,
-                    WORK,
-                ),
-            ),
-            (
-                load,
-                (
-                    weights,
-                    positions,
-                    pages,
-                    heads,
-                    buffers.counters,
-                    layers,
-                    widest,
-                    pipe,
-                    MODEL,
-                    WORK,
-                ),
-            ),
+            (_compute_and_leave, (
+                tokens, next_tokens, buffers, step, inputs, layers, widest, rank, vocab_start,
+                stride_slot, used, shared, staging, pipe, GROUP, MODEL, WORK,
+            )),
+            (load, (
+                weights, positions, pages, heads, buffers.counters, layers, widest, pipe, MODEL,
+                WORK,
+            )),
+            (prefetch, (
+                origin, buffers.lines, positions, buffers.counters, layers, widest,
+                pipe.brought.index(0), MODEL, WORK,
+            )),
         ],
-        [1],
-        [40],
-    )
+        [1, 1],
+        [40, 40],
+    )  # fmt: skip

@@ -111,6 +111,8 @@ class OneKernel(_Way):
         others = {
             "STAGES": (stages - 2, stages - 4),
             "LIMIT": (2, 3, 4),
+            "PREFETCH": (1, 2, 3, 4),
+            "PACE": (1000, 2000),
             "SPLITS": (1, 2),
             "DOWN_PARTS": (parts + 1, 2 * parts + 1),
         }

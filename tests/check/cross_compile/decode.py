@@ -61,7 +61,8 @@ def step_of(name: str, world: int, batch: int, paged: bool) -> DecodeStep:
     frequencies = torch.empty(dim // 2)
     decoder = Decoder((layer,), head, empty(hidden), head, frequencies, dim, sizes.eps)
     fabric: Any = GhostFabric(world, HARDWARE, 64 << 20)
-    return DecodeStep(decoder, Cache((keys,), (values,), table), batch, fabric, {})
+    config = {"PREFETCH": 2 * (apart > 0)}
+    return DecodeStep(decoder, Cache((keys,), (values,), table), batch, fabric, config)
 
 
 launch._compile = lambda kernel, args: launches.append(Launch(kernel, args))
