@@ -123,10 +123,9 @@ def counts_of(positions, widest, MODEL: gl.constexpr, WORK: gl.constexpr):
 
 
 @gluon.jit
-def chunks_of_split(split, splits, layer, position, lines, MODEL: gl.constexpr):
+def chunks_of_split(split, splits, window, position, MODEL: gl.constexpr):
     """The chunks of keys [begin, end) of a split, and the first key that attention sees."""
     KEYS: gl.constexpr = MODEL.KEYS
-    window = gl.load(lines + layer * LINES + WINDOW).to(gl.int32)
     oldest = gl.maximum(position + 1 - window, 0)
     first = oldest // KEYS
     chunks = position // KEYS + 1 - first
@@ -275,7 +274,8 @@ def _load_keys(
     sequence, head = pair // MODEL.KV_HEADS, pair % MODEL.KV_HEADS
     position = gl.load(positions + sequence).to(gl.int32)
     lines = weights.lines
-    begin, end, oldest = chunks_of_split(split, counts.splits, layer, position, lines, MODEL)
+    window = gl.load(lines + layer * LINES + WINDOW).to(gl.int32)
+    begin, end, oldest = chunks_of_split(split, counts.splits, window, position, MODEL)
     keys = gl.load(lines + layer * LINES + LINE_KEYS) + head * heads[1]
     values = gl.load(lines + layer * LINES + LINE_VALUES) + head * heads[1]
     found = _pages_of_chunk(pages, sequence, begin, oldest, position, MODEL)

@@ -25,7 +25,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
-from taxfree_kernels.decode_step.attend import attend
+from taxfree_kernels.decode_step.attend import attend, load_early
 from taxfree_kernels.decode_step.chunks import (
     CLAIMED,
     DONE,
@@ -341,12 +341,13 @@ def _compute(
 
         end = first + counts.attention
         done = gl.to_tensor(0)
+        early = load_early(layer, step, MODEL)
         wait_for_units(counters, before, control)
         _note(buffers, layer, layers, 3, WORK)
         if BATCH == 1:
             empty_area(area_of(inbox, 2 * layer + 2, MODEL, WORK, GROUP), AREA)  # of the last down
         while unit < end:
-            n = attend(unit - first, layer, counts, n, step, pipe, shared, MODEL, WORK)
+            n = attend(unit - first, layer, counts, n, early, step, pipe, shared, MODEL, WORK)
             done += 1
             unit, claims = next_unit(claims, pipe)
         _note(buffers, layer, layers, 4, WORK)
