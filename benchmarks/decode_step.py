@@ -301,14 +301,13 @@ def phases_of(
             [states[row[at // page], at % page] for row, at in zip(table, contexts, strict=True)]
         )
 
-    found = {
+    return {
+        "qkv": (step.buffers.qkv, qkv),
         "new key": (at_end(cache.keys[-1]), new_key),
         "new value": (at_end(cache.values[-1]), new_value),
+        "attended": (step.buffers.attended, attended),
         "activated": (step.buffers.activated, activated),
     }
-    if not step.work.WORDS:  # which are emptied
-        found |= {"qkv": (step.buffers.qkv, qkv), "attended": (step.buffers.attended, attended)}
-    return found
 
 
 def say(rank: int, line: str) -> None:
@@ -410,10 +409,6 @@ def rank_main(rank: int, options: argparse.Namespace, folder: str) -> None:
         tokens = torch.arange(1000, 1000 + len(contexts), device=device)
         return tokens, torch.tensor(contexts, dtype=torch.int32, device=device)
 
-    def configs_of(batch: int) -> list[dict[str, int]]:
-        """The first config, which is none, and those given that the batch can have."""
-        return [{}, *(each for each in options.config if batch == 1 or not each.get("WORDS"))]
-
     def checked(
         decoder: Decoder, contexts: Sequence[int], repeats: int, config: dict[str, int]
     ) -> tuple[bool, Cache, Any]:
@@ -471,7 +466,7 @@ def rank_main(rank: int, options: argparse.Namespace, folder: str) -> None:
             torch.cuda.synchronize()
             found["trace"] = say_trace(traced.buffers.times, rank)
         steps = {"step": step}
-        for config in configs_of(batch)[1:]:
+        for config in options.config:
             other = DecodeStep(decoder, cache, batch, fabric, config, logits=True)
             other(*given)
             error = error_of(other.logits, step.logits)
@@ -504,7 +499,7 @@ def rank_main(rank: int, options: argparse.Namespace, folder: str) -> None:
             for context, window in CASES if batch == 1 else CASES_OF_SEVERAL:
                 layer = dataclasses.replace(decoder.layers[0], window=window)
                 one = dataclasses.replace(decoder, layers=(layer,))
-                for config in configs_of(batch):
+                for config in ({}, *options.config):
                     right &= checked(one, lengths(context, batch, spread=True), 3, config)[0]
         del decoder, layer, one
         torch.cuda.empty_cache()

@@ -1,8 +1,6 @@
 """Runs decode_step's kernel in simulation; prints JSON: phase -> relative error, and others.
 
-    python simulate.py BATCH RANKS WORDS PAGE [WINDOW]
-
-With 3 sequences units of the gate, of up and of the head have 64 rows.
+    python simulate.py BATCH RANKS PAGE [WINDOW]
 
 "tokens" is how far a chosen logit is from the largest, in deviations of the logits; the others are
 counters and Lamport words that are left behind, and logits that a second launch changes.
@@ -87,7 +85,7 @@ def words_left(fabric: Fabric, turns: int) -> int:
     return int(dirty.sum())
 
 
-def simulate(batch: int, world: int, words: int, page: int, window: int | None) -> dict[str, float]:
+def simulate(batch: int, world: int, page: int, window: int | None) -> dict[str, float]:
     """The errors of the worst rank and launch, of two."""
     kernel = simulated.adapt()  # before a step is made, which keeps constants of compiled kernels
     contexts = [(37 * each) % 300 + 340 for each in range(batch)]
@@ -97,7 +95,7 @@ def simulate(batch: int, world: int, words: int, page: int, window: int | None) 
     for fabric in fabrics:
         fabric.heap_bases.copy_(bases)
         decoder, cache, old, weights = step_of(fabric.rank, world, contexts, page, window)
-        config = {"STAGES": 4, "DOWN_PARTS": 2, "WORDS": words, "GROUPS": 4 if batch == 3 else 2}
+        config = {"STAGES": 4, "DOWN_PARTS": 2, "PREFETCH": 2 if page else 0}
         steps.append(DecodeStep(decoder, cache, batch, fabric, config, logits=True))
         made.append(cache)
         vectors = [each for layer in decoder.layers for each in vars(layer).values()]
@@ -141,4 +139,4 @@ def simulate(batch: int, world: int, words: int, page: int, window: int | None) 
 if __name__ == "__main__":
     torch.set_num_threads(1)
     launch._compile = lambda kernel, args: None
-    print(json.dumps(simulate(*map(int, sys.argv[1:]), *[None] * (6 - len(sys.argv)))))
+    print(json.dumps(simulate(*map(int, sys.argv[1:]), *[None] * (5 - len(sys.argv)))))

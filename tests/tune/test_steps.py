@@ -75,6 +75,17 @@ def test_the_space_has_the_names_of_the_kernels_work() -> None:
         assert first == of_kernel(batch)
 
 
+def test_configs_with_parameters_that_are_constants_now() -> None:
+    from taxfree_tuning_db.renamed import with_new_names
+
+    def kernel(**config: int) -> dict[str, Any]:
+        measured = {"variant": "kernel", "version": 1, "config": {"STAGES": 10} | config}
+        return dict(with_new_names(STEP, measured))
+
+    assert kernel(GROUPS=2, WORDS=0) == kernel()
+    assert kernel(GROUPS=4)["version"] == kernel(WORDS=1)["version"] == 0
+
+
 def test_a_step_reads_its_weights_and_its_cache_once() -> None:
     weights = 4 * (4096 * (2 * 16 + 2 * 4) * 128 + 3 * 4096 * 7168) + 64128 * 4096
     assert LLAMA.cost.memory_bytes == 2 * (weights + 4 * 2 * 2048 * 4 * 128)

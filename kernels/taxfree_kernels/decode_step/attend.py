@@ -8,6 +8,8 @@ more.
 
 from __future__ import annotations
 
+from typing import Any, NamedTuple
+
 import triton
 import triton.language as tl
 from triton.experimental import gluon
@@ -21,7 +23,6 @@ from taxfree_kernels.decode_step.chunks import (
     page_of,
     reinterpreted,
 )
-from taxfree_kernels.decode_step.sums import keep, layer_words, look, receive, settle, split_words
 from taxfree_kernels.decode_step.tape import (
     K_NORM,
     LINE_KEYS,
@@ -29,16 +30,10 @@ from taxfree_kernels.decode_step.tape import (
     LINES,
     Q_NORM,
     VECTORS,
+    WINDOW,
 )
-from taxfree_kernels.device.peers import EMPTY
 
 _LOG2_E = gl.constexpr(1.4426950408889634)
-
-
-@gluon.constexpr_function
-def _merged(words):
-    """Splits that are merged at a time; polls of 16 would spill registers."""
-    return 8 if words else 16
 
 
 @gluon.constexpr_function
@@ -53,23 +48,11 @@ def tile(dim):
 
 
 @gluon.constexpr_function
-def _merged_columns(heads, dim):
-    """Elements in a row of ``merge_layout`` that a thread has."""
-    return max(1, dim * min(heads, 8) // 256)
-
-
-@gluon.constexpr_function
-def _pack(heads, dim):
-    """Those of them that are polled at once."""
-    return min(4, _merged_columns(heads, dim))
-
-
-@gluon.constexpr_function
 def merge_layout(heads, parts, dim):
     """The layout of [heads, parts, dim], all parts in one thread."""
     warps = min(heads, 8)
     return gl.BlockedLayout(
-        [1, parts, _merged_columns(heads, dim)], [1, 1, 32], [warps, 1, 8 // warps], [2, 1, 0]
+        [1, parts, max(1, dim * warps // 256)], [1, 1, 32], [warps, 1, 8 // warps], [2, 1, 0]
     )
 
 
@@ -98,27 +81,74 @@ def _heads(model):
 
 
 @gluon.constexpr_function
-def _in_a_row(dim):
-    """Elements in a row of a head that a thread has."""
-    return min(4, dim // 32)
-
-
-@gluon.constexpr_function
 def _of_heads(dim):
     """The layout of heads, [2, heads, dim]: a thread has both."""
-    columns = _in_a_row(dim)
+    columns = min(4, dim // 32)
     across = dim // (32 * columns)
     return gl.BlockedLayout([2, 1, columns], [1, 1, 32], [1, 8 // across, across], [2, 1, 0])
 
 
+@gluon.constexpr_function
+def _merged(heads, dim):
+    """Splits that are merged at a time: at most 64 words of a thread."""
+    return min(32, 16384 // (heads * dim))
+
+
+class Early(NamedTuple):
+    """What attention reads besides products, before it waits for them.
+
+    Args:
+        window: of the layer.
+        norms: weights of the norms of q and of k, and those of the other half of a head.
+        turn: with one sequence its position, and cosine and sine of its angles.
+    """
+
+    window: Any
+    norms: Any
+    turn: Any
+
+
 @gluon.jit
-def _load_heads(
-    sequence, kv_head, position, layer, step, inbox, heads,
-    MODEL: gl.constexpr, WORK: gl.constexpr, GROUP: gl.constexpr,
-):  # fmt: skip
+def _columns(DIM: gl.constexpr):
+    """Elements of a head, [1, DIM]."""
+    return gl.arange(0, DIM, gl.SliceLayout(0, gl.SliceLayout(0, _of_heads(DIM))))[None, :]
+
+
+@gluon.jit
+def _turn_of(sequence, step, MODEL: gl.constexpr):
+    """See ``Early``."""
+    position = gl.load(step.positions + sequence).to(gl.int32)
+    d = _columns(MODEL.HEAD_DIM)
+    cosine, sine = _rotary(position, step.inv_freq, step.rope_scale, d, MODEL.HEAD_DIM)
+    return position, cosine, sine
+
+
+@gluon.jit
+def load_early(layer, step, MODEL: gl.constexpr):
+    """Load what does not depend on products: each load is a way to the L2 cache and back."""
+    window = gl.load(step.lines + layer * LINES + WINDOW).to(gl.int32)
+    norms, turn = (), ()
+    if MODEL.HAS_QK_NORM:
+        element: gl.constexpr = step.attended.dtype.element_ty
+        d = _columns(MODEL.HEAD_DIM)
+        other = (d + MODEL.HEAD_DIM // 2) % MODEL.HEAD_DIM
+        vectors = step.vectors + layer * VECTORS
+        of_q = tl.cast(gl.multiple_of(gl.load(vectors + Q_NORM), 16), gl.pointer_type(element))
+        of_k = tl.cast(gl.multiple_of(gl.load(vectors + K_NORM), 16), gl.pointer_type(element))
+        norms = (
+            gl.load(of_q + d), gl.load(of_k + d), gl.load(of_q + other), gl.load(of_k + other)
+        )  # fmt: skip
+    if MODEL.BATCH == 1:
+        turn = _turn_of(0, step, MODEL)
+    return Early(window, norms, turn)
+
+
+@gluon.jit
+def _load_heads(sequence, kv_head, norms, turn, step, heads, MODEL: gl.constexpr):
     """Store a unit's heads of q, then of k and of v, to shared memory: norms, rotary, scale.
 
     Args:
+        norms, turn: see ``Early``.
         heads: float32 [heads, HEAD_DIM / 64, 64].
     """
     DIM: gl.constexpr = MODEL.HEAD_DIM
@@ -127,34 +157,21 @@ def _load_heads(
     BOTH: gl.constexpr = _of_heads(DIM)
     ONE: gl.constexpr = gl.SliceLayout(0, BOTH)
     row = gl.arange(0, ROWS, gl.SliceLayout(1, ONE))[:, None]
-    d = gl.arange(0, DIM, gl.SliceLayout(0, ONE))[None, :]
+    d = _columns(DIM)
     side = gl.arange(0, 2, gl.SliceLayout(1, gl.SliceLayout(2, BOTH)))[:, None, None]
     # with each element its partner of rotary, from the other half of the head
     column = (d[None, :, :] + side * (DIM // 2)) % DIM
     head = gl.where(row < QUERIES, kv_head * QUERIES + row, MODEL.HEADS + kv_head)
     head = gl.where(row > QUERIES, MODEL.HEADS + MODEL.KV_HEADS + kv_head, head)
     at = head[None, :, :] * DIM + column
-    if WORK.WORDS:
-        words = layer_words(inbox, layer, MODEL, WORK, GROUP) + at
-        mask = (row < QUERIES + 2)[None, :, :] & (column >= 0)
-        seen = receive(words, inbox.peers.rank, mask, inbox, _in_a_row(DIM), GROUP)
-        both = seen.to(gl.float32, bitcast=True)
-    else:
-        both = gl.load(step.qkv + sequence * MODEL.QKV_ROWS + at, cache_modifier=".cg")
+    both = gl.load(step.qkv + sequence * MODEL.QKV_ROWS + at, cache_modifier=".cg")
     x = gl.sum(gl.where(side == 0, both, 0.0), 0)
     y = gl.sum(gl.where(side == 0, 0.0, both), 0)
     if MODEL.HAS_QK_NORM:
-        element: gl.constexpr = step.attended.dtype.element_ty
         rstd = gl.rsqrt(gl.sum(x * x, 1) * (1.0 / DIM) + MODEL.EPS)[:, None]
-        norms = step.vectors + layer * VECTORS
-        of_q = tl.cast(gl.multiple_of(gl.load(norms + Q_NORM), 16), gl.pointer_type(element))
-        of_k = tl.cast(gl.multiple_of(gl.load(norms + K_NORM), 16), gl.pointer_type(element))
-        other = (d + DIM // 2) % DIM
-        x *= rstd * gl.where(row < QUERIES, gl.load(of_q + d), gl.load(of_k + d)).to(gl.float32)
-        y *= rstd * gl.where(row < QUERIES, gl.load(of_q + other), gl.load(of_k + other)).to(
-            gl.float32
-        )
-    cosine, sine = _rotary(position, step.inv_freq, step.rope_scale, d, DIM)
+        x *= rstd * gl.where(row < QUERIES, norms[0], norms[1]).to(gl.float32)
+        y *= rstd * gl.where(row < QUERIES, norms[2], norms[3]).to(gl.float32)
+    _, cosine, sine = turn
     turned = x * cosine + gl.where(d < DIM // 2, -y, y) * sine
     value = gl.sum(gl.where(side == 0, both, 0.0), 0)
     turned *= gl.where(row < QUERIES, _LOG2_E / DIM**0.5, 1.0)
@@ -164,8 +181,7 @@ def _load_heads(
 
 @gluon.jit
 def attend(
-    unit, layer, counts, n, step, inbox, pipe, shared,
-    MODEL: gl.constexpr, WORK: gl.constexpr, GROUP: gl.constexpr,
+    unit, layer, counts, n, early, step, pipe, shared, MODEL: gl.constexpr, WORK: gl.constexpr
 ):  # fmt: skip
     """Attend to a split for all query heads of a KV head; returns the number of chunks read.
 
@@ -184,8 +200,9 @@ def attend(
     element: gl.constexpr = step.attended.dtype.element_ty
     pair, split = unit % MODEL.PAIRS, unit // MODEL.PAIRS
     sequence, head = pair // MODEL.KV_HEADS, pair % MODEL.KV_HEADS
-    position = gl.load(step.positions + sequence).to(gl.int32)
-    begin, end, oldest = chunks_of_split(split, counts.splits, layer, position, step.lines, MODEL)
+    turn = early.turn if MODEL.BATCH == 1 else _turn_of(sequence, step, MODEL)
+    position = turn[0]
+    begin, end, oldest = chunks_of_split(split, counts.splits, early.window, position, MODEL)
     part = gl.arange(0, PARTS, gl.SliceLayout(1, OF_VECTOR))
     d = part[:, None] * 64 + gl.arange(0, 64, gl.SliceLayout(0, OF_VECTOR))[None, :]
     acc_shared, top_shared, total_shared = shared
@@ -194,7 +211,7 @@ def attend(
     deep: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [2, 1, 0])
     flat: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
     stored = reinterpreted(acc_shared, SHAPE, deep).slice(0, ROWS)
-    _load_heads(sequence, head, position, layer, step, inbox, stored, MODEL, WORK, GROUP)
+    _load_heads(sequence, head, early.norms, turn, step, stored, MODEL)
     heads = reinterpreted(acc_shared, SHAPE, flat)
     new_k = heads.index(QUERIES).load(OF_VECTOR).to(element)
     new_v = heads.index(QUERIES + 1).load(OF_VECTOR).to(element)
@@ -204,17 +221,6 @@ def attend(
         tops = tops + (gl.full([8, GROUPS], float("-inf"), gl.float32, gl.SliceLayout(0, OF_KEYS)),)
         totals = totals + (gl.zeros([8, GROUPS], gl.float32, gl.SliceLayout(0, OF_KEYS)),)
         accs = accs + (gl.zeros([8, GROUPS, PARTS, 64], gl.float32, gl.SliceLayout(0, T)),)
-    if (begin < end) & (end * KEYS > position):  # this split has the new key
-        at = gl.load(step.lines + layer * LINES + LINE_KEYS)
-        to = gl.load(step.lines + layer * LINES + LINE_VALUES)
-        page = page_of(step.pages, sequence, position, MODEL)
-        row = page * step.heads[0] + head * step.heads[1]
-        offset = (position % MODEL.PAGE if MODEL.PAGE else position).to(gl.int64) * step.stride_key
-        k_to = (at + row) * (WORK.LINE // 2) + offset
-        v_to = (to + row) * (WORK.LINE // 2) + offset
-        gl.store(step.origin + k_to + d, new_k)
-        gl.store(step.origin + v_to + d, new_v)
-
     fourth = gl.arange(0, 4, gl.SliceLayout(1, gl.SliceLayout(2, OF_KEYS)))[:, None, None]
     warp = gl.arange(0, 8, gl.SliceLayout(0, gl.SliceLayout(2, OF_KEYS)))[None, :, None]
     lane = gl.arange(0, GROUPS, gl.SliceLayout(0, gl.SliceLayout(1, OF_KEYS)))[None, None, :]
@@ -273,9 +279,17 @@ def attend(
     top, total, acc = _merge(
         top_shared.load(OF_PARTS), total_shared.load(OF_PARTS), acc_shared.load(ALL)
     )
-    _leave_split(
-        top, total, acc, pair, split, counts.splits, layer, step, inbox, MODEL, WORK, GROUP
-    )
+    _leave_split(top, total, acc, pair, split, counts.splits, step, MODEL)
+    if (begin < end) & (end * KEYS > position):  # this split has the new key, which the next reads
+        at = gl.load(step.lines + layer * LINES + LINE_KEYS)
+        to = gl.load(step.lines + layer * LINES + LINE_VALUES)
+        page = page_of(step.pages, sequence, position, MODEL)
+        row = page * step.heads[0] + head * step.heads[1]
+        offset = (position % MODEL.PAGE if MODEL.PAGE else position).to(gl.int64) * step.stride_key
+        k_to = (at + row) * (WORK.LINE // 2) + offset
+        v_to = (to + row) * (WORK.LINE // 2) + offset
+        gl.store(step.origin + k_to + d, new_k)
+        gl.store(step.origin + v_to + d, new_v)
     return n
 
 
@@ -292,15 +306,8 @@ def _merge(top, total, acc):
 
 
 @gluon.jit
-def _leave_split(
-    top, total, acc, pair, split, splits, layer, step, inbox,
-    MODEL: gl.constexpr, WORK: gl.constexpr, GROUP: gl.constexpr,
-):  # fmt: skip
-    """Store a split's part; one of a pair merges them all, and stores what o reads.
-
-    Words are waited for by the last split, whose number is the highest. Otherwise it is the split
-    that ends last.
-    """
+def _leave_split(top, total, acc, pair, split, splits, step, MODEL: gl.constexpr):
+    """Store a split's part; that which ends last of a pair merges all, and stores what o reads."""
     DIM: gl.constexpr = MODEL.HEAD_DIM
     QUERIES: gl.constexpr = MODEL.HEADS // MODEL.KV_HEADS
     HEADS: gl.constexpr = top.shape[0]
@@ -310,77 +317,26 @@ def _leave_split(
     # [pair, split, head]: sums, then [.., 2] of the largest logit and the total
     at = (pair * splits + split) * QUERIES + head
     mask = (head < QUERIES)[:, None] & (d >= 0)[None, :]
-    if WORK.WORDS:
-        parts = split_words(inbox, MODEL, WORK, GROUP)
-        softmax = parts + MODEL.PAIRS * splits * (QUERIES * DIM)
-        keep(softmax + 2 * at, top, head < QUERIES, inbox)
-        keep(softmax + 2 * at + 1, total, head < QUERIES, inbox)
-        keep(parts + at[:, None] * DIM + d[None, :], acc, mask, inbox)
-        is_last = split == splits - 1
-    else:
-        gl.store(step.parts + at[:, None] * DIM + d[None, :], acc, mask=mask)
-        gl.store(step.softmax + 2 * at, top, mask=head < QUERIES)
-        gl.store(step.softmax + 2 * at + 1, total, mask=head < QUERIES)
-        tl.debug_barrier()
-        counter = step.counters + SPLITS_DONE + pair
-        before = gl.atomic_add(counter, 1, sem="acq_rel", scope="gpu")
-        is_last = before == splits - 1
-        if is_last:
-            gl.store(counter, 0)
-    if is_last:
-        _merge_splits(pair, splits, layer, HEADS, step, inbox, MODEL, WORK, GROUP)
+    gl.store(step.parts + at[:, None] * DIM + d[None, :], acc, mask=mask)
+    gl.store(step.softmax + 2 * at, top, mask=head < QUERIES)
+    gl.store(step.softmax + 2 * at + 1, total, mask=head < QUERIES)
+    tl.debug_barrier()
+    counter = step.counters + SPLITS_DONE + pair
+    before = gl.atomic_add(counter, 1, sem="acq_rel", scope="gpu")
+    if before == splits - 1:
+        gl.store(counter, 0)
+        _merge_splits(pair, splits, HEADS, step, MODEL)
 
 
 @gluon.jit
-def _load_parts(
-    parts, softmax, at, columns, there, inbox,
-    DIM: gl.constexpr, PACK: gl.constexpr, WORK: gl.constexpr, GROUP: gl.constexpr,
-):  # fmt: skip
-    """The largest logits, totals and sums of splits; 0, 0 and -inf where there are none."""
-    to = parts + at[:, :, None] * DIM + columns
-    mask = there[:, :, None] & (columns >= 0)
-    if WORK.WORDS:
-        rank = inbox.peers.rank
-        top, total, acc = (
-            look(softmax + 2 * at, there),
-            look(softmax + 2 * at + 1, there),
-            look(to, mask),
-        )
-        top = settle(top, softmax + 2 * at, rank, inbox, 1, GROUP).to(gl.float32, bitcast=True)
-        total = settle(total, softmax + 2 * at + 1, rank, inbox, 1, GROUP)
-        total = total.to(gl.float32, bitcast=True)
-        acc = settle(acc, to, rank, inbox, PACK, GROUP).to(gl.float32, bitcast=True)
-        top = gl.where(there, top, float("-inf"))
-        tl.debug_barrier()  # threads of several warps may poll the same word
-        none = gl.full(top.shape, EMPTY, gl.int32, top.type.layout)
-        gl.store(softmax + 2 * at, none, mask=there, cache_modifier=".wt")
-        gl.store(softmax + 2 * at + 1, none, mask=there, cache_modifier=".wt")
-        none = gl.full(acc.shape, EMPTY, gl.int32, acc.type.layout)
-        gl.store(to, none, mask=mask, cache_modifier=".wt")
-    else:
-        top = gl.load(softmax + 2 * at, mask=there, other=float("-inf"), cache_modifier=".cg")
-        total = gl.load(softmax + 2 * at + 1, mask=there, other=0.0, cache_modifier=".cg")
-        acc = gl.load(to, mask=mask, other=0.0, cache_modifier=".cg")
-    return top, total, acc
-
-
-@gluon.jit
-def _merge_splits(
-    pair, splits, layer, HEADS: gl.constexpr, step, inbox,
-    MODEL: gl.constexpr, WORK: gl.constexpr, GROUP: gl.constexpr,
-):  # fmt: skip
+def _merge_splits(pair, splits, HEADS: gl.constexpr, step, MODEL: gl.constexpr):
     """Merge the parts of a pair's splits, and store what o reads."""
     DIM: gl.constexpr = MODEL.HEAD_DIM
     QUERIES: gl.constexpr = MODEL.HEADS // MODEL.KV_HEADS
-    MERGED: gl.constexpr = _merged(WORK.WORDS)
+    MERGED: gl.constexpr = _merged(HEADS, DIM)
     ALL: gl.constexpr = merge_layout(HEADS, MERGED, DIM)
     OF_PARTS: gl.constexpr = gl.SliceLayout(2, ALL)
     OUT: gl.constexpr = gl.SliceLayout(1, ALL)
-    PACK: gl.constexpr = _pack(HEADS, DIM)
-    parts, softmax = step.parts, step.softmax
-    if WORK.WORDS:
-        parts = split_words(inbox, MODEL, WORK, GROUP)
-        softmax = parts + MODEL.PAIRS * splits * (QUERIES * DIM)
     heads = gl.arange(0, HEADS, gl.SliceLayout(1, OF_PARTS))[:, None]
     columns = gl.arange(0, DIM, gl.SliceLayout(0, gl.SliceLayout(1, ALL)))[None, None, :]
     highest = gl.full([HEADS], float("-inf"), gl.float32, gl.SliceLayout(1, OUT))
@@ -391,9 +347,12 @@ def _merge_splits(
         there = (each < splits) & (heads < QUERIES)
         at = (pair * splits + gl.minimum(each, splits - 1)) * QUERIES
         at += gl.minimum(heads, QUERIES - 1)
-        top, total, acc = _load_parts(
-            parts, softmax, at, columns, there, inbox, DIM, PACK, WORK, GROUP
-        )
+        softmax = step.softmax + 2 * at
+        top = gl.load(softmax, mask=there, other=float("-inf"), cache_modifier=".cg")
+        total = gl.load(softmax + 1, mask=there, other=0.0, cache_modifier=".cg")
+        to = step.parts + at[:, :, None] * DIM + columns
+        mask = there[:, :, None] & (columns >= 0)
+        acc = gl.load(to, mask=mask, other=0.0, cache_modifier=".cg")
         new_top, new_total, new_acc = _merge(top, total, acc)
         higher = gl.maximum(highest, new_top)
         base = gl.where(higher == float("-inf"), 0.0, higher)
@@ -408,9 +367,5 @@ def _merge_splits(
     row = sequence * MODEL.HEADS + kv_head * QUERIES + head
     at = row[:, None] * DIM + d[None, :]
     mask = (head < QUERIES)[:, None] & (d >= 0)[None, :]
-    if WORK.WORDS:
-        words = layer_words(inbox, layer, MODEL, WORK, GROUP) + MODEL.QKV_ROWS
-        keep(words + at, result, mask, inbox)
-    else:
-        element: gl.constexpr = step.attended.dtype.element_ty
-        gl.store(step.attended + at, result.to(element), mask=mask)
+    element: gl.constexpr = step.attended.dtype.element_ty
+    gl.store(step.attended + at, result.to(element), mask=mask)

@@ -23,7 +23,6 @@ from taxfree_kernels.decode_step.tape import (
     LINE_UP,
     LINE_VALUES,
     LINES,
-    PHASES,
     SPAN_BITS,
     WINDOW,
 )
@@ -31,10 +30,11 @@ from taxfree_kernels.device.peers import ABORT, LIMIT
 from taxfree_kernels.device.specialized import load_box
 
 WARPS = gl.constexpr(8)
-NARROW = gl.constexpr(2)  # groups of 16 rows of a unit, but of gate and up, and of the head
-_PHASES = gl.constexpr(PHASES)
+GROUPS = gl.constexpr(2)  # of 16 rows of a unit, with several sequences
+#: of rows' lengths; keys have none
+OF_HIDDEN, OF_HEADS, OF_INTERMEDIATE, OF_KEYS = map(gl.constexpr, range(4))
 _QUEUE = gl.constexpr(8)  # claimed units that the other warps have yet to begin
-_CHUNK_BYTES = gl.constexpr(8 * 1024 * 2)
+CHUNK_BYTES = gl.constexpr(8 * 1024 * 2)
 NOBODY = gl.constexpr(gl.BlockedLayout([1], [32], [WARPS.value], [0]))
 
 #: words of the counters, in cache lines of their own
@@ -59,6 +59,7 @@ class Pipe(NamedTuple):
         parts: the same as [STAGES, 4, WARPS, GROUPS, HEAD_DIM / 64, 64]; see ``attend``.
         full, empty: barriers of stages.
         ids: numbers of claimed units, with barriers as stages have.
+        brought: a barrier, behind which nothing is prefetched; see ``prefetch``.
     """
 
     rows: Any
@@ -70,6 +71,7 @@ class Pipe(NamedTuple):
     ids: Any
     id_full: Any
     id_empty: Any
+    brought: Any
 
 
 class Weights(NamedTuple):
@@ -111,20 +113,19 @@ def counts_of(positions, widest, MODEL: gl.constexpr, WORK: gl.constexpr):
     chunks = gl.minimum(last + 1, widest + KEYS - 1) // KEYS + 1
     each_split = gl.cdiv(chunks * MODEL.PAIRS, gl.num_programs(0) * WORK.SPLITS)
     splits = gl.cdiv(chunks, each_split)
-    ROWS: gl.constexpr = rows_of_unit(MODEL.BATCH, NARROW)
+    ROWS: gl.constexpr = rows_of_unit(MODEL.BATCH)
     qkv = gl.to_tensor(MODEL.QKV_ROWS // ROWS)
     o = gl.to_tensor(MODEL.HIDDEN // ROWS)
-    gate = gl.to_tensor(2 * MODEL.INTERMEDIATE // rows_of_unit(MODEL.BATCH, WORK.GROUPS))
+    gate = gl.to_tensor(2 * MODEL.INTERMEDIATE // ROWS)
     attention = splits * MODEL.PAIRS
     down = o * WORK.DOWN_PARTS
     return Counts(qkv, attention, o, gate, down, qkv + attention + o + gate + down, splits)
 
 
 @gluon.jit
-def chunks_of_split(split, splits, layer, position, lines, MODEL: gl.constexpr):
+def chunks_of_split(split, splits, window, position, MODEL: gl.constexpr):
     """The chunks of keys [begin, end) of a split, and the first key that attention sees."""
     KEYS: gl.constexpr = MODEL.KEYS
-    window = gl.load(lines + layer * LINES + WINDOW).to(gl.int32)
     oldest = gl.maximum(position + 1 - window, 0)
     first = oldest // KEYS
     chunks = position // KEYS + 1 - first
@@ -143,19 +144,15 @@ def weight_of_row(row, MODEL: gl.constexpr):
 
 
 @gluon.constexpr_function
-def rows_of_unit(batch, groups):
-    """Rows of a unit of so many groups of 16; with one sequence 8.
-
-    Of the gate and the up projection it has half as many each.
-    """
-    return 8 if batch == 1 else 16 * groups
+def rows_of_unit(batch):
+    """Rows of a unit; of the gate and the up projection it has half as many each."""
+    return 8 if batch == 1 else 32
 
 
 @gluon.constexpr_function
-def head_units(batch, vocab, groups):
-    """Units of the head."""
-    rows = 8 if batch == 1 else 16 * groups
-    return -(-vocab // rows)
+def head_units(batch, vocab):
+    """Units of the head; the last of several sequences may be half a unit."""
+    return -(-vocab // (8 if batch == 1 else 32))
 
 
 @gluon.constexpr_function
@@ -187,7 +184,7 @@ def _next_stage(n, pipe, WORK: gl.constexpr):
     before = gl.maximum(n - WORK.LIMIT, 0)
     parity = before // WORK.STAGES & 1
     mbarrier.wait(pipe.full.index(before % WORK.STAGES), parity, pred=n >= WORK.LIMIT)
-    mbarrier.expect(pipe.full.index(stage), _CHUNK_BYTES)
+    mbarrier.expect(pipe.full.index(stage), CHUNK_BYTES)
     return stage
 
 
@@ -209,32 +206,25 @@ def _load_box(desc, line, second, third, full, to):
 
 @gluon.jit
 def _load_rows(
-    desc, line, row, other, other_row, FIRST: gl.constexpr, END: gl.constexpr, n, pipe,
-    MODEL: gl.constexpr, WORK: gl.constexpr, GROUPS: gl.constexpr = NARROW,
-    LAST: gl.constexpr = 1 << 30,
+    desc, rows, FIRST: gl.constexpr, END: gl.constexpr, n, pipe,
+    MODEL: gl.constexpr, WORK: gl.constexpr,
 ):  # fmt: skip
-    """Load half a unit's rows of a matrix and half of another, so many slabs.
-
-    Args:
-        LAST: the last row at which a group begins; that of a group that would lie behind it.
-    """
+    """Load so many slabs of both halves of a unit's rows."""
     if MODEL.BATCH == 1:
         for slab in gl.static_range(FIRST, END):
             stage = _next_stage(n, pipe, WORK)
             full = pipe.full.index(stage)
-            _load_box(desc, line, row, slab * 16, full, pipe.rows.index(2 * stage))
-            _load_box(desc, other, other_row, slab * 16, full, pipe.rows.index(2 * stage + 1))
+            _load_box(desc, rows.line, rows.row, slab * 16, full, pipe.rows.index(2 * stage))
+            to = pipe.rows.index(2 * stage + 1)
+            _load_box(desc, rows.other, rows.other_row, slab * 16, full, to)
             n += 1
     else:
         for slab in range(FIRST, END):
             for group in gl.static_range(GROUPS):
                 stage = _next_stage(n, pipe, WORK)
                 full, to = pipe.full.index(stage), pipe.rows.index(stage)
-                if group < GROUPS // 2:
-                    start, begin = line, row + group * 16
-                else:
-                    start, begin = other, other_row + (group - GROUPS // 2) * 16
-                _load_box(desc, start, slab * 8, gl.minimum(begin, LAST), full, to)
+                line, row = (rows.other, rows.other_row) if group else (rows.line, rows.row)
+                _load_box(desc, line, slab * 8, row, full, to)
                 n += 1
     return n
 
@@ -284,7 +274,8 @@ def _load_keys(
     sequence, head = pair // MODEL.KV_HEADS, pair % MODEL.KV_HEADS
     position = gl.load(positions + sequence).to(gl.int32)
     lines = weights.lines
-    begin, end, oldest = chunks_of_split(split, counts.splits, layer, position, lines, MODEL)
+    window = gl.load(lines + layer * LINES + WINDOW).to(gl.int32)
+    begin, end, oldest = chunks_of_split(split, counts.splits, window, position, MODEL)
     keys = gl.load(lines + layer * LINES + LINE_KEYS) + head * heads[1]
     values = gl.load(lines + layer * LINES + LINE_VALUES) + head * heads[1]
     found = _pages_of_chunk(pages, sequence, begin, oldest, position, MODEL)
@@ -316,6 +307,59 @@ def _publish(unit, claims, pipe):
     mbarrier.arrive(pipe.id_full.index(slot), count=1)
 
 
+class Rows(NamedTuple):
+    """Where the halves of a unit's rows begin.
+
+    Args:
+        kind: of K: OF_HIDDEN, OF_HEADS or OF_INTERMEDIATE; or OF_KEYS, which have no rows.
+        line, row: of the first half, and the second half's.
+        part: of K.
+    """
+
+    kind: Any
+    line: Any
+    row: Any
+    other: Any
+    other_row: Any
+    part: Any
+
+
+@gluon.jit
+def rows_of(unit, layers, lines, counts, MODEL: gl.constexpr, WORK: gl.constexpr):
+    """The rows of a unit, its layer, and its number there."""
+    ROWS: gl.constexpr = rows_of_unit(MODEL.BATCH)
+    HALF: gl.constexpr = ROWS // 2
+    layer = gl.minimum(unit // counts.layer, layers)
+    at = unit - layer * counts.layer
+    zero = at * 0
+    kind, first, second, part = zero + OF_HIDDEN, zero, zero, zero
+    row = at * ROWS
+    other_row = row + HALF
+    o = at - counts.qkv - counts.attention
+    gate = o - counts.o
+    down = gate - counts.gate
+    if layer == layers:
+        other_row = gl.minimum(other_row, MODEL.VOCAB - HALF)  # read twice behind the last row
+    elif at < counts.qkv:
+        first, row = weight_of_row(row, MODEL)
+        second, other_row = first, row + HALF
+    elif o < 0:
+        kind = zero + OF_KEYS
+    elif gate < 0:
+        kind, first, second = zero + OF_HEADS, zero + LINE_O, zero + LINE_O
+        row, other_row = o * ROWS, o * ROWS + HALF
+    elif down < 0:
+        first, second = zero + LINE_GATE, zero + LINE_UP
+        row, other_row = gate * HALF, gate * HALF
+    else:
+        kind, first, second = zero + OF_INTERMEDIATE, zero + LINE_DOWN, zero + LINE_DOWN
+        row = down // WORK.DOWN_PARTS * ROWS
+        other_row, part = row + HALF, down % WORK.DOWN_PARTS
+    table = lines + layer * LINES
+    line, other = gl.load(table + first), gl.load(table + second)
+    return Rows(kind, line, row, other, other_row, part), layer, at
+
+
 @gluon.jit
 def load(
     weights, positions, pages, heads, counters, layers, widest, pipe,
@@ -323,65 +367,36 @@ def load(
 ):  # fmt: skip
     """Claim units until there are no more, and load what they read; the loader's whole life."""
     BATCH: gl.constexpr = MODEL.BATCH
-    ROWS: gl.constexpr = rows_of_unit(BATCH, NARROW)
-    HALF: gl.constexpr = ROWS // 2
-    WIDE: gl.constexpr = rows_of_unit(BATCH, WORK.GROUPS)
-    HIDDEN: gl.constexpr = slabs_in(MODEL.HIDDEN, BATCH)
+    PARTS: gl.constexpr = WORK.DOWN_PARTS
+    WIDTH: gl.constexpr = MODEL.HEADS * MODEL.HEAD_DIM
     counts = counts_of(positions, widest, MODEL, WORK)
-    total = layers * counts.layer
+    end = layers * counts.layer + head_units(BATCH, MODEL.VOCAB)
     n, claims = gl.to_tensor(0), gl.to_tensor(0)
     unit = gl.atomic_add(counters + CLAIMED, 1, sem="relaxed", scope="gpu")
-    while unit < total + head_units(BATCH, MODEL.VOCAB, WORK.GROUPS):
+    while unit < end:
         _publish(unit, claims, pipe)
         claims += 1
-        layer = gl.minimum(unit // counts.layer, layers)
-        at = unit - layer * counts.layer
-        table = weights.lines + layer * LINES
-        if layer == layers:
-            line = gl.load(table)
-            row = at * WIDE
+        rows, layer, at = rows_of(unit, layers, weights.lines, counts, MODEL, WORK)
+        if rows.kind == OF_HIDDEN:
             n = _load_rows(
-                weights.hidden, line, row, line, row + WIDE // 2, 0, HIDDEN, n, pipe, MODEL, WORK,
-                WORK.GROUPS, MODEL.VOCAB - 16,
-            )  # fmt: skip
-        elif at < counts.qkv:
-            which, row = weight_of_row(at * ROWS, MODEL)
-            line = gl.load(table + which)
-            n = _load_rows(
-                weights.hidden, line, row, line, row + HALF, 0, HIDDEN, n, pipe, MODEL, WORK
+                weights.hidden, rows, 0, slabs_in(MODEL.HIDDEN, BATCH), n, pipe, MODEL, WORK
             )
-        elif at < counts.qkv + counts.attention:
+        elif rows.kind == OF_HEADS:
+            n = _load_rows(weights.heads, rows, 0, slabs_in(WIDTH, BATCH), n, pipe, MODEL, WORK)
+        elif rows.kind == OF_INTERMEDIATE:
+            for part in gl.static_range(PARTS):
+                if rows.part == part:
+                    n = _load_rows(
+                        weights.intermediate, rows,
+                        first_slab(MODEL.INTERMEDIATE, part, PARTS, BATCH),
+                        first_slab(MODEL.INTERMEDIATE, part + 1, PARTS, BATCH),
+                        n, pipe, MODEL, WORK,
+                    )  # fmt: skip
+        else:
             n = _load_keys(
                 weights, at - counts.qkv, layer, positions, pages, heads, counts, n, pipe,
                 MODEL, WORK,
             )  # fmt: skip
-        else:
-            at -= counts.qkv + counts.attention
-            if at < counts.o:
-                WIDTH: gl.constexpr = slabs_in(MODEL.HEADS * MODEL.HEAD_DIM, BATCH)
-                line = gl.load(table + LINE_O)
-                row = at * ROWS
-                n = _load_rows(
-                    weights.heads, line, row, line, row + HALF, 0, WIDTH, n, pipe, MODEL, WORK
-                )
-            elif at < counts.o + counts.gate:
-                row = (at - counts.o) * (WIDE // 2)
-                gate, up = gl.load(table + LINE_GATE), gl.load(table + LINE_UP)
-                n = _load_rows(
-                    weights.hidden, gate, row, up, row, 0, HIDDEN, n, pipe, MODEL, WORK, WORK.GROUPS
-                )
-            else:
-                at -= counts.o + counts.gate
-                row = at // WORK.DOWN_PARTS * ROWS
-                line = gl.load(table + LINE_DOWN)
-                for part in gl.static_range(WORK.DOWN_PARTS):
-                    if at % WORK.DOWN_PARTS == part:
-                        n = _load_rows(
-                            weights.intermediate, line, row, line, row + HALF,
-                            first_slab(MODEL.INTERMEDIATE, part, WORK.DOWN_PARTS, BATCH),
-                            first_slab(MODEL.INTERMEDIATE, part + 1, WORK.DOWN_PARTS, BATCH),
-                            n, pipe, MODEL, WORK,
-                        )  # fmt: skip
         unit = gl.atomic_add(counters + CLAIMED, 1, sem="relaxed", scope="gpu")
     _publish(unit, claims, pipe)
 
@@ -527,7 +542,9 @@ def make_pipe(weights, MODEL: gl.constexpr, WORK: gl.constexpr):
         gl.allocate_shared_memory(gl.int32, [_QUEUE, 1], gl.SwizzledSharedLayout(1, 1, 1, [0])),
         gl.allocate_shared_memory(gl.int64, [_QUEUE, 1], barrier),
         gl.allocate_shared_memory(gl.int64, [_QUEUE, 1], barrier),
+        gl.allocate_shared_memory(gl.int64, [1, 1], barrier),
     )
+    mbarrier.init(pipe.brought.index(0), count=1)
     for stage in gl.static_range(STAGES):
         mbarrier.init(pipe.full.index(stage), count=1)
         mbarrier.init(pipe.empty.index(stage), count=1)

@@ -23,14 +23,15 @@ import triton
 import triton.language as tl
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
-from taxfree_kernels.decode_step.attend import attend
+from taxfree_kernels.decode_step.attend import attend, load_early
 from taxfree_kernels.decode_step.chunks import (
     CLAIMED,
     DONE,
     FAILED,
+    GROUPS,
     LEFT,
-    NARROW,
     OF_ROWS,
     WARPS,
     Pages,
@@ -51,6 +52,7 @@ from taxfree_kernels.decode_step.chunks import (
     wait_for_units,
     weight_of_row,
 )
+from taxfree_kernels.decode_step.prefetch import prefetch
 from taxfree_kernels.decode_step.rows import (
     add_owned,
     factors,
@@ -70,12 +72,8 @@ from taxfree_kernels.decode_step.sums import (
     columns_of,
     empty_area,
     empty_last_turn,
-    empty_read,
-    keep,
-    layer_words,
     normed,
     send,
-    slabs_of_words,
     sources_of,
     staging_shapes,
     targets_of,
@@ -241,7 +239,7 @@ def _inputs_of(ptr, K: gl.constexpr, MODEL: gl.constexpr, GROUP: gl.constexpr):
 @gluon.jit
 def _multiply(
     x, inputs, FIRST: gl.constexpr, END: gl.constexpr, n, pieces, staging, pipe,
-    MODEL: gl.constexpr, WORK: gl.constexpr, GROUPS: gl.constexpr = NARROW,
+    MODEL: gl.constexpr, WORK: gl.constexpr,
 ):  # fmt: skip
     """The products of a unit, of each group of rows, with x, or with inputs in memory."""
     if MODEL.BATCH == 1:
@@ -249,7 +247,7 @@ def _multiply(
         products = (one,)
     else:
         products, n, pieces = multiply_rows(
-            inputs, FIRST, END, n, pieces, staging, pipe, MODEL, WORK, GROUPS
+            inputs, FIRST, END, n, pieces, staging, pipe, MODEL, WORK
         )
     return products, n, pieces
 
@@ -266,8 +264,8 @@ def _places(MODEL: gl.constexpr):
 
 
 @gluon.jit
-def _gate_and_up(products, pair: gl.constexpr, rstd, MODEL: gl.constexpr, WORK: gl.constexpr):
-    """A pair of groups of a unit of gate and up; rows, sequences and mask of them."""
+def _gate_and_up(products, rstd, MODEL: gl.constexpr):
+    """A unit's products of gate and of up; rows, sequences and mask of them."""
     if MODEL.BATCH == 1:
         PAIR: gl.constexpr = gl.BlockedLayout([1, 2], [32, 1], [WARPS, 1], [1, 0])
         both = (products[0] * rstd).reshape([2, 4]).permute((1, 0))
@@ -275,8 +273,7 @@ def _gate_and_up(products, pair: gl.constexpr, rstd, MODEL: gl.constexpr, WORK: 
         row = gl.arange(0, 4, gate.type.layout)
         sequence = gl.to_tensor(0)
     else:
-        gate = products[pair] * rstd
-        up = products[WORK.GROUPS // 2 + pair] * rstd
+        gate, up = products[0] * rstd, products[1] * rstd
         row, sequence = places_of_products(MODEL)
     return gate, up, row, sequence, (row >= 0) & (sequence < MODEL.BATCH)
 
@@ -297,11 +294,9 @@ def _compute(
     WIDE: gl.constexpr = MODEL.INTERMEDIATE
     PARTS: gl.constexpr = WORK.DOWN_PARTS
     AREA: gl.constexpr = GROUP.WORLD * PARTS * HIDDEN
-    ROWS: gl.constexpr = rows_of_unit(BATCH, NARROW)
-    GROUPS: gl.constexpr = 1 if BATCH == 1 else NARROW
-    OF_GROUP: gl.constexpr = ROWS // GROUPS
-    ROWS_WIDE: gl.constexpr = rows_of_unit(BATCH, WORK.GROUPS)
-    GROUPS_WIDE: gl.constexpr = 1 if BATCH == 1 else WORK.GROUPS
+    ROWS: gl.constexpr = rows_of_unit(BATCH)
+    PRODUCTS: gl.constexpr = 1 if BATCH == 1 else GROUPS
+    OF_GROUP: gl.constexpr = ROWS // PRODUCTS
     SOURCES: gl.constexpr = sources_of(GROUP, WORK)
     element: gl.constexpr = buffers.attended.dtype.element_ty
     programs = gl.num_programs(0)
@@ -328,62 +323,51 @@ def _compute(
             products, n, pieces = _multiply(
                 x, inputs.hidden, 0, SLABS, n, pieces, staging, pipe, MODEL, WORK
             )
-            for group in gl.static_range(GROUPS):
+            for group in gl.static_range(PRODUCTS):
                 to = at + group * OF_GROUP + row
                 values = products[group] * rstd
                 if MODEL.HAS_BIAS:
                     which, within = weight_of_row(at, MODEL)
                     ptr = _vector_at(vectors, layer, Q_BIAS + which, element)
                     values += gl.load(ptr + within + group * OF_GROUP + row).to(gl.float32)
-                if WORK.WORDS:
-                    keep(layer_words(inbox, layer, MODEL, WORK, GROUP) + to, values, mask, inbox)
-                else:
-                    gl.store(buffers.qkv + sequence * MODEL.QKV_ROWS + to, values, mask=mask)
+                gl.store(buffers.qkv + sequence * MODEL.QKV_ROWS + to, values, mask=mask)
             done += 1
             unit, claims = next_unit(claims, pipe)
         _note(buffers, layer, layers, 1, WORK)
-        if not WORK.WORDS:
-            count_units(counters, done)
-            before += counts.qkv + programs
+        count_units(counters, done)
+        before += counts.qkv + programs
         _note(buffers, layer, layers, 2, WORK)
         first = end
 
         end = first + counts.attention
         done = gl.to_tensor(0)
-        if not WORK.WORDS:
-            wait_for_units(counters, before, control)
+        early = load_early(layer, step, MODEL)
+        wait_for_units(counters, before, control)
         _note(buffers, layer, layers, 3, WORK)
-        if BATCH == 1 and not WORK.WORDS:
+        if BATCH == 1:
             empty_area(area_of(inbox, 2 * layer + 2, MODEL, WORK, GROUP), AREA)  # of the last down
         while unit < end:
-            n = attend(
-                unit - first, layer, counts, n, step, inbox, pipe, shared, MODEL, WORK, GROUP
-            )
+            n = attend(unit - first, layer, counts, n, early, step, pipe, shared, MODEL, WORK)
             done += 1
             unit, claims = next_unit(claims, pipe)
         _note(buffers, layer, layers, 4, WORK)
-        if not WORK.WORDS:
-            count_units(counters, done)
-            before += counts.attention + programs
+        count_units(counters, done)
+        before += counts.attention + programs
         _note(buffers, layer, layers, 5, WORK)
         first = end
 
         end = first + counts.o
         area = area_of(inbox, 2 * layer, MODEL, WORK, GROUP)
         targets = targets_of(area, inbox, MODEL, GROUP)
-        if WORK.WORDS:
-            words = layer_words(inbox, layer, MODEL, WORK, GROUP) + MODEL.QKV_ROWS
-            attended = slabs_of_words(words, WIDTH, element, inbox, GROUP)
-        else:
-            wait_for_units(counters, before, control)
-            attended = _inputs_of(buffers.attended, WIDTH, MODEL, GROUP)
+        wait_for_units(counters, before, control)
+        attended = _inputs_of(buffers.attended, WIDTH, MODEL, GROUP)
         _note(buffers, layer, layers, 6, WORK)
         while unit < end:
             products, n, pieces = _multiply(
                 attended, inputs.attended, 0, slabs_in(WIDTH, BATCH), n, pieces, staging, pipe,
                 MODEL, WORK,
             )  # fmt: skip
-            for group in gl.static_range(GROUPS):
+            for group in gl.static_range(PRODUCTS):
                 to = (unit - first) * ROWS + group * OF_GROUP + row
                 send(targets, sequence * HIDDEN + to, products[group], mask, inbox, GROUP)
             unit, claims = next_unit(claims, pipe)
@@ -398,13 +382,12 @@ def _compute(
         end = first + counts.gate
         while unit < end:
             products, n, pieces = _multiply(
-                x, inputs.hidden, 0, SLABS, n, pieces, staging, pipe, MODEL, WORK, WORK.GROUPS
+                x, inputs.hidden, 0, SLABS, n, pieces, staging, pipe, MODEL, WORK
             )
-            for pair in gl.static_range((GROUPS_WIDE + 1) // 2):
-                gate, up, at, of, there = _gate_and_up(products, pair, rstd, MODEL, WORK)
-                to = of * WIDE + (unit - first) * (ROWS_WIDE // 2) + pair * OF_GROUP + at
-                activated = gate / (1 + gl.exp(-gate)) * up
-                gl.store(buffers.activated + to, activated.to(element), mask=there)
+            gate, up, at, of, there = _gate_and_up(products, rstd, MODEL)
+            to = of * WIDE + (unit - first) * (ROWS // 2) + at
+            activated = gate / (1 + gl.exp(-gate)) * up
+            gl.store(buffers.activated + to, activated.to(element), mask=there)
             done += 1
             unit, claims = next_unit(claims, pipe)
         _note(buffers, layer, layers, 9, WORK)
@@ -416,7 +399,7 @@ def _compute(
         end = first + counts.down
         wait_for_units(counters, before, control)
         _note(buffers, layer, layers, 11, WORK)
-        if BATCH == 1 and not WORK.WORDS:
+        if BATCH == 1:
             empty_area(area, AREA)
         area = area_of(inbox, 2 * layer + 1, MODEL, WORK, GROUP)
         targets = targets_of(area, inbox, MODEL, GROUP)
@@ -431,14 +414,12 @@ def _compute(
                         MODEL, WORK,
                     )  # fmt: skip
                     place = part * (GROUP.WORLD * BATCH * HIDDEN) + at // PARTS * ROWS
-                    for group in gl.static_range(GROUPS):
+                    for group in gl.static_range(PRODUCTS):
                         to = place + sequence * HIDDEN + group * OF_GROUP + row
                         send(targets, to, products[group], mask, inbox, GROUP)
             unit, claims = next_unit(claims, pipe)
         _note(buffers, layer, layers, 12, WORK)
         first = end
-        if WORK.WORDS:
-            empty_read(inbox, layer, MODEL, WORK, GROUP)
 
         # in the row behind the last layer it is the last norm
         weight = _norm_at(vectors, layer + 1, INPUT_NORM, element, MODEL, WORK, GROUP)
@@ -448,12 +429,12 @@ def _compute(
     _note(buffers, layers, layers, 0, WORK)
     best = row * 0.0 + sequence * 0.0 - float("inf")
     chosen = (row + sequence) * 0
-    while unit < first + head_units(BATCH, MODEL.VOCAB, WORK.GROUPS):
+    while unit < first + head_units(BATCH, MODEL.VOCAB):
         products, n, pieces = _multiply(
-            x, inputs.hidden, 0, SLABS, n, pieces, staging, pipe, MODEL, WORK, WORK.GROUPS
+            x, inputs.hidden, 0, SLABS, n, pieces, staging, pipe, MODEL, WORK
         )
-        for group in gl.static_range(GROUPS_WIDE):
-            at = (unit - first) * ROWS_WIDE + group * OF_GROUP + row + sequence * 0
+        for group in gl.static_range(PRODUCTS):
+            at = (unit - first) * ROWS + group * OF_GROUP + row + sequence * 0
             values = products[group] * rstd
             is_there = at < MODEL.VOCAB
             if WORK.LOGITS:
@@ -528,6 +509,8 @@ def _compute_and_leave(
         tokens, buffers, step, inputs, layers, widest, rank, vocab_start, inbox, shared, staging,
         pipe, GROUP, MODEL, WORK,
     )  # fmt: skip
+    if WORK.PREFETCH:
+        mbarrier.wait(pipe.brought.index(0), 0)  # the last to leave resets the counters
     _leave(next_tokens, buffers, rank, inbox, GROUP, MODEL)
 
 
@@ -593,44 +576,19 @@ def decode_step(
     )  # fmt: skip
     gl.warp_specialize(
         [
-            (
-                _compute_and_leave,
-                (
-                    tokens,
-                    next_tokens,
-                    buffers,
-                    step,
-                    inputs,
-                    layers,
-                    widest,
-                    rank,
-                    vocab_start,
-                    stride_slot,
-                    used,
-                    shared,
-                    staging,
-                    pipe,
-                    GROUP,
-                    MODEL,
-                    WORK,
-                ),
-            ),
-            (
-                load,
-                (
-                    weights,
-                    positions,
-                    pages,
-                    heads,
-                    buffers.counters,
-                    layers,
-                    widest,
-                    pipe,
-                    MODEL,
-                    WORK,
-                ),
-            ),
+            (_compute_and_leave, (
+                tokens, next_tokens, buffers, step, inputs, layers, widest, rank, vocab_start,
+                stride_slot, used, shared, staging, pipe, GROUP, MODEL, WORK,
+            )),
+            (load, (
+                weights, positions, pages, heads, buffers.counters, layers, widest, pipe, MODEL,
+                WORK,
+            )),
+            (prefetch, (
+                origin, buffers.lines, positions, buffers.counters, layers, widest,
+                pipe.brought.index(0), MODEL, WORK,
+            )),
         ],
-        [1],
-        [40],
-    )
+        [1, 1],
+        [40, 40],
+    )  # fmt: skip

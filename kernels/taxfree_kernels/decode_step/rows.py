@@ -2,8 +2,8 @@
 
 Matrix instructions multiply 16 rows of a weight with N sequences. A chunk is 16 rows and 512 of K,
 of which each of eight warps has 64; their sums meet in shared memory at the end of a unit. A unit
-is several groups of 16 rows, so that inputs are read once for 32 KiB of weights or more: TMA brings
-them, in pieces of 512, from the L2 cache to two places in shared memory.
+is two groups of 16 rows, so that inputs are read once for 32 KiB of weights: TMA brings them, in
+pieces of 512, from the L2 cache to two places in shared memory.
 
 The residual of all sequences does not fit a program, beside its ring. So each program owns columns
 of it: it adds their sums, and publishes them times the weight of the norm, with the sums of their
@@ -22,11 +22,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import mma_v2
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
-from taxfree_kernels.decode_step.chunks import (
-    WARPS,
-    hand_back,
-    sequences,
-)
+from taxfree_kernels.decode_step.chunks import GROUPS, WARPS, hand_back, sequences
 from taxfree_kernels.decode_step.sums import receive
 from taxfree_kernels.device.peers import EMPTY
 from taxfree_kernels.device.specialized import load_box
@@ -112,7 +108,7 @@ def _over_warps(sums, scratch):
 @gluon.jit
 def multiply_rows(
     inputs, FIRST: gl.constexpr, END: gl.constexpr, n, pieces, staging, pipe,
-    MODEL: gl.constexpr, WORK: gl.constexpr, GROUPS: gl.constexpr,
+    MODEL: gl.constexpr, WORK: gl.constexpr,
 ):  # fmt: skip
     """The products of a unit's rows with so many slabs of the inputs.
 
@@ -144,7 +140,7 @@ def multiply_rows(
         pieces += 1
     products = ()
     for group in gl.static_range(GROUPS):
-        total = _over_warps(sums[group], staging.sums.index(group % 2))
+        total = _over_warps(sums[group], staging.sums.index(group))
         products = products + (total,)  # type: ignore[assignment]
     return products, n, pieces
 

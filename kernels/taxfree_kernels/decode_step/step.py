@@ -11,7 +11,6 @@ import torch
 from taxfree_kernels.decode_step import chunks, persistent, sums, tape
 from taxfree_kernels.decode_step.decoder import Cache, Decoder
 from taxfree_kernels.device.peers import Group
-from taxfree_kernels.errors import PlanError
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.launch import Kernel, compiling
 
@@ -26,8 +25,8 @@ class DecodeStep:
         decoder, cache: this rank's parts; they are read, and the cache is written, in place.
         batch: number of sequences.
         fabric: this rank's.
-        config: STAGES, LIMIT, SPLITS, DOWN_PARTS, GROUPS, WORDS, see ``tape.Work``; missing ones
-            are those of :func:`seed_config`.
+        config: STAGES, LIMIT, PREFETCH, PACE, SPLITS, DOWN_PARTS, see ``tape.Work``; missing
+            ones are those of :func:`seed_config`.
         logits: whether :attr:`logits` are stored.
         trace: whether times of events are stored in ``buffers.times``.
 
@@ -57,8 +56,6 @@ class DecodeStep:
         programs, world = fabric.hardware.compute_units, fabric.world_size
         lines = tape.Lines.of(decoder, cache)
         config = {**seed_config(model, fabric.hardware.shared_memory, world), **config}
-        if config["WORDS"] and batch > 1:
-            raise PlanError("decode_step: several sequences are not handed on as words")
         owned = _owned(model.HIDDEN, programs)
         self.work = work = tape.Work(
             OWNED=owned, LOGITS=logits, TRACE=trace, LINE=lines.size, **config
@@ -94,7 +91,7 @@ class DecodeStep:
             return torch.empty(shape, dtype=of, device=device)
 
         splits = math.ceil(programs * work.SPLITS / model.PAIRS) + 1
-        words, used = sums.words_of(model, work, world, splits)
+        words, used = sums.words_of(model, work, world)
         inbox, stride_slot = fabric.pool.lamport_slots(words)
         group = model.HEADS // model.KV_HEADS
         self.buffers = persistent.Buffers(
@@ -194,8 +191,8 @@ def seed_config(model: tape.Model, shared_memory: int, world: int) -> dict[str, 
         staging = 3 * 1024 * chunks.sequences(model.BATCH)
     room = shared_memory - _OTHER_SHARED - heads * 8 * (model.HEAD_DIM + 2) * 4 - staging
     stages = min(12, room // _CHUNK_BYTES)
-    rest = {"SPLITS": 1, "DOWN_PARTS": parts, "GROUPS": 2, "WORDS": 0}
-    return {"STAGES": stages, "LIMIT": 2, **rest}
+    rest = {"LIMIT": 2, "PREFETCH": 0, "PACE": 1400, "SPLITS": 1, "DOWN_PARTS": parts}
+    return {"STAGES": stages, **rest}
 
 
 def _owned(hidden: int, programs: int) -> int:

@@ -12,14 +12,6 @@ sum leaves, the next call with Lamport words empties, as of every call (``fabric
 With several sequences one program alone reads a word, see ``rows``. It empties what it has read
 before it counts itself in the barrier that follows. Programs of this rank send the next sum behind
 that barrier, and a peer that has read all of it knows that the area is empty.
-
-With ``WORK.WORDS``, q, k, v and what attention returns are words too, in the rank's own memory, in
-places for even and for odd layers. Then a layer has one barrier, behind gate and up. Whoever has
-passed it in layer n knows that all have read these words of layer n, and the sums up to the first
-one of layer n: it empties them, and counts itself in the barrier of layer n + 1 afterwards. Words
-of layer n + 2 are stored behind that one, on this rank. A peer stores sums 2n + 6 or 2n + 5, where
-sums 2n and 2n - 1 were, when it has all words of a sum that this rank has sent behind that barrier:
-so there are six areas.
 """
 
 from __future__ import annotations
@@ -71,20 +63,8 @@ def sources_of(group, work):
 
 
 @gluon.constexpr_function
-def _areas(words):
-    """Areas in which sums take turns."""
-    return 6 if words else 3
-
-
-@gluon.constexpr_function
 def _area_words(world, parts, batch, hidden):
     return world * parts * batch * hidden
-
-
-@gluon.constexpr_function
-def _layer_words(qkv_rows, heads, dim):
-    """Words of a layer's q, k and v, and of what its attention returns."""
-    return qkv_rows + heads * dim
 
 
 @gluon.constexpr_function
@@ -93,20 +73,11 @@ def width_of(hidden, sources):
     return min(triton.next_power_of_2(hidden), 16384 // triton.next_power_of_2(sources))
 
 
-def words_of(model: Any, work: Any, world: int, splits: int) -> tuple[int, int]:
-    """Words of a slot, and those of them that the next call empties.
-
-    Args:
-        splits: of attention, at most.
-    """
-    words = HEADER.value + _areas(work.WORDS) * _area_words(
-        world, work.DOWN_PARTS, model.BATCH, model.HIDDEN
-    )
+def words_of(model: Any, work: Any, world: int) -> tuple[int, int]:
+    """Words of a slot, and those of them that the next call empties."""
+    words = HEADER.value + 3 * _area_words(world, work.DOWN_PARTS, model.BATCH, model.HIDDEN)
     # owners of columns of several sequences empty what they have read
     left = words if model.BATCH == 1 else HEADER.value
-    if work.WORDS:
-        left += 2 * _layer_words(model.QKV_ROWS, model.HEADS, model.HEAD_DIM)
-        words = left + splits * model.PAIRS * (model.HEADS // model.KV_HEADS) * (model.HEAD_DIM + 2)
     # what is polled behind the last row is never sent
     return words + width_of(model.HIDDEN, world * work.DOWN_PARTS), left
 
@@ -126,7 +97,7 @@ def _polled(sources):
 def area_of(inbox, number, MODEL: gl.constexpr, WORK: gl.constexpr, GROUP: gl.constexpr):
     """The area of a sum, by its number in the step."""
     size: gl.constexpr = _area_words(GROUP.WORLD, WORK.DOWN_PARTS, MODEL.BATCH, MODEL.HIDDEN)
-    return inbox.slot + HEADER + number % _areas(WORK.WORDS) * size
+    return inbox.slot + HEADER + number % 3 * size
 
 
 @gluon.jit
@@ -189,14 +160,8 @@ def _poll_constraints(pack):
 
 
 @gluon.jit
-def look(words, mask):
-    """What is in words now, and 0 where `mask` is not set; for :func:`settle`."""
-    return gl.where(mask, gl.load(words, volatile=True), 0)
-
-
-@gluon.jit
-def settle(seen, words, source, inbox, PACK: gl.constexpr, GROUP: gl.constexpr):
-    """Words that are not EMPTY, of which `seen` may have been; bounded.
+def receive(words, source, mask, inbox, PACK: gl.constexpr, GROUP: gl.constexpr):
+    """Words that are not EMPTY, where `mask` is set; bounded.
 
     Each thread polls what it lacks, so many words in a row at a time: polls of all would take as
     much of the L2 cache's rate as the weights do.
@@ -204,6 +169,7 @@ def settle(seen, words, source, inbox, PACK: gl.constexpr, GROUP: gl.constexpr):
     peers = inbox.peers
     limit = gl.load(peers.control_ptr + LIMIT)
     aborted, failed = peers.control_ptr + ABORT, inbox.failed
+    seen = gl.where(mask, gl.load(words, volatile=True), 0)
     seen = gl.inline_asm_elementwise(
         _poll(PACK), _poll_constraints(PACK),
         [seen, words.to(gl.int64), limit, aborted.to(gl.int64), failed.to(gl.int64)],
@@ -215,53 +181,6 @@ def settle(seen, words, source, inbox, PACK: gl.constexpr, GROUP: gl.constexpr):
     if late > 0:
         abort(peers, NO_CHANNEL, late.to(gl.int64) - 1, peers.generation - 1, GROUP)
     return seen
-
-
-@gluon.jit
-def receive(words, source, mask, inbox, PACK: gl.constexpr, GROUP: gl.constexpr):
-    """Words that are not EMPTY, where `mask` is set; bounded."""
-    return settle(look(words, mask), words, source, inbox, PACK, GROUP)
-
-
-# ---- words of this rank alone -----------------------------------------------------------------
-
-
-@gluon.jit
-def layer_words(inbox, layer, MODEL: gl.constexpr, WORK: gl.constexpr, GROUP: gl.constexpr):
-    """Words of q, k and v of a layer, [QKV_ROWS]; then of what attention returns."""
-    own: gl.constexpr = HEADER + _areas(WORK.WORDS) * _area_words(
-        GROUP.WORLD, WORK.DOWN_PARTS, MODEL.BATCH, MODEL.HIDDEN
-    )
-    return inbox.slot + own + layer % 2 * _layer_words(MODEL.QKV_ROWS, MODEL.HEADS, MODEL.HEAD_DIM)
-
-
-@gluon.jit
-def split_words(inbox, MODEL: gl.constexpr, WORK: gl.constexpr, GROUP: gl.constexpr):
-    """Words of splits of attention, whose reader empties them."""
-    return layer_words(inbox, 0, MODEL, WORK, GROUP) + 2 * _layer_words(
-        MODEL.QKV_ROWS, MODEL.HEADS, MODEL.HEAD_DIM
-    )
-
-
-@gluon.jit
-def keep(words, values, mask, inbox):
-    """Store float32 as words of this rank."""
-    packets.send(inbox.peers, words, values.to(gl.int32, bitcast=True), inbox.peers.rank, mask)
-
-
-@gluon.jit
-def slabs_of_words(words, K: gl.constexpr, element: gl.constexpr, inbox, GROUP: gl.constexpr):
-    """As ``chunks.slabs_of``, of float32 words."""
-    part = gl.arange(0, 16, gl.SliceLayout(1, X))
-    at = part[:, None] * 64 + gl.arange(0, 64, gl.SliceLayout(0, X))[None, :]
-    seen, found = (), ()
-    for slab in gl.static_range((K + 1023) // 1024):
-        seen = seen + (look(words + slab * 1024 + at, slab * 1024 + at < K),)
-    for slab in gl.static_range((K + 1023) // 1024):
-        rank = inbox.peers.rank
-        values = settle(seen[slab], words + slab * 1024 + at, rank, inbox, 4, GROUP)
-        found = found + (values.to(gl.float32, bitcast=True).to(element),)
-    return found
 
 
 # ---- the residual -------------------------------------------------------------------------------
@@ -349,18 +268,6 @@ def empty_area(area, WORDS: gl.constexpr):
         words = gl.full([_EMPTIED], EMPTY, gl.int32, _ANY)
         gl.store(area + first + at, words, mask=first + at < WORDS, cache_modifier=".wt")
         first += gl.num_programs(0) * _EMPTIED
-
-
-@gluon.jit
-def empty_read(inbox, layer, MODEL: gl.constexpr, WORK: gl.constexpr, GROUP: gl.constexpr):
-    """This program's share of what all have read behind a layer's barrier, with WORK.WORDS."""
-    size: gl.constexpr = _area_words(GROUP.WORLD, WORK.DOWN_PARTS, MODEL.BATCH, MODEL.HIDDEN)
-    empty_area(area_of(inbox, 2 * layer, MODEL, WORK, GROUP), size)
-    empty_area(area_of(inbox, 2 * layer + 5, MODEL, WORK, GROUP), size)  # of the last down
-    empty_area(
-        layer_words(inbox, layer, MODEL, WORK, GROUP),
-        _layer_words(MODEL.QKV_ROWS, MODEL.HEADS, MODEL.HEAD_DIM),
-    )
 
 
 @gluon.jit

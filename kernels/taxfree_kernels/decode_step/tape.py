@@ -1,7 +1,7 @@
 """The work of a step: phases of units, which programs claim in order, and where weights lie.
 
-A unit of a matrix is 8 of its rows, with several sequences 32 or more; of the gate and of the up
-projection, half as many of each. A unit of attention is a split of the keys of one sequence and KV
+A unit of a matrix is 8 of its rows, with several sequences 32; of the gate and of the up projection
+half as many of each. A unit of attention is a split of the keys of one sequence and KV
 head. Units are numbered through all phases of all layers, then the head; a program waits for
 activations of lower units only, and programs claim units in order, so the lowest unfinished unit
 never waits.
@@ -25,7 +25,6 @@ EVENTS = (
     "gate", "counted", "waited", "down",
 )  # fmt: skip
 
-PHASES = 5  # qkv, attention, o, gate and up, down
 CHUNK_ROWS, CHUNK_K = 8, 1024  # of a weight, in one stage of the ring, with one sequence
 MOST_SEQUENCES = 16
 LEAST_PAGE = 16  # keys
@@ -77,13 +76,12 @@ class Work(NamedTuple):
         STAGES: chunks of 16 KiB in shared memory.
         LIMIT: chunks that a program's loader has on their way: deep queues in memory delay
             barriers.
+        PREFETCH: how far rows are brought into the L2 cache ahead of claims: units of 8 rows of
+            each program. 0: they are not.
+        PACE: cycles in which a program brings 16 KiB of them.
         SPLITS: units of attention for each program, about.
         DOWN_PARTS: units of the same rows of down, each of a part of K: who waits for the last unit
             of a phase idles once rings are full, and a ring is not much more than 8 long rows.
-        GROUPS: of 16 rows of a unit of gate and up, and of the head, with several sequences: the
-            more, the less often inputs are read from the L2 cache.
-        WORDS: whether q, k, v and what attention returns are handed on as words, which saves
-            barriers; with one sequence.
         OWNED: columns of the residual that a program owns, with several sequences.
         LOGITS: whether logits are stored, too.
         TRACE: whether the times of EVENTS are stored, too.
@@ -92,10 +90,10 @@ class Work(NamedTuple):
 
     STAGES: int
     LIMIT: int
+    PREFETCH: int
+    PACE: int
     SPLITS: int
     DOWN_PARTS: int
-    GROUPS: int
-    WORDS: int
     OWNED: int
     LOGITS: bool
     TRACE: bool

@@ -111,15 +111,12 @@ class OneKernel(_Way):
         others = {
             "STAGES": (stages - 2, stages - 4),
             "LIMIT": (2, 3, 4),
+            "PREFETCH": (1, 2, 3, 4),
+            "PACE": (1000, 2000),
             "SPLITS": (1, 2),
             "DOWN_PARTS": (parts + 1, 2 * parts + 1),
-            "GROUPS": (2, 4) if problem.batch > 1 else (),
-            "WORDS": (0, 1) if problem.batch == 1 else (),
         }
-        return {
-            name: tuple(dict.fromkeys((first, *others.get(name, ()))))
-            for name, first in seed.items()
-        }
+        return {name: tuple(dict.fromkeys((first, *others[name]))) for name, first in seed.items()}
 
     def illegal_reason(self, problem: Any, hardware: Hardware, config: Config) -> str | None:
         limit, stages = config.get("LIMIT", 0), config.get("STAGES", 1 << 30)

@@ -4,7 +4,7 @@ Hand-offs are those of ``persistent``: claims in the order of the tape, one coun
 and programs, the last split of a pair, Lamport words of o and of down in three areas that take
 turns, and the largest logit over all ranks; with several sequences, columns of the residual that
 programs own and publish. What it leaves out is within one program: the loader, its ring, and
-layouts; and hand-offs of one rank by words. All programs have to run at the same time, as those of
+layouts. All programs have to run at the same time, as those of
 a cooperative launch do; a rank of the host fabric has one.
 """
 

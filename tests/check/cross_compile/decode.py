@@ -41,7 +41,7 @@ def empty(*shape: int) -> torch.Tensor:
     return arena[first : first + count].view(shape)
 
 
-def step_of(name: str, world: int, batch: int, words: int, paged: bool) -> DecodeStep:
+def step_of(name: str, world: int, batch: int, paged: bool) -> DecodeStep:
     """A step of one layer of a rank."""
     sizes = MODELS[name]
     dim, hidden, wide = sizes.head_dim, sizes.hidden, sizes.intermediate // world
@@ -61,22 +61,21 @@ def step_of(name: str, world: int, batch: int, words: int, paged: bool) -> Decod
     frequencies = torch.empty(dim // 2)
     decoder = Decoder((layer,), head, empty(hidden), head, frequencies, dim, sizes.eps)
     fabric: Any = GhostFabric(world, HARDWARE, 64 << 20)
-    config = {"WORDS": words, "GROUPS": 4 if batch == 16 else 2}
+    config = {"PREFETCH": 2 * (apart > 0)}
     return DecodeStep(decoder, Cache((keys,), (values,), table), batch, fabric, config)
 
 
 launch._compile = lambda kernel, args: launches.append(Launch(kernel, args))
 found = {}
-for kind, name, world, batch, words, distance in (
-    ("llama-3.2-1b 1 words", "llama-3.2-1b", 1, 1, 1, 0),
-    ("llama-3.1-8b 2 apart", "llama-3.1-8b", 2, 1, 0, 3 << 40),
-    ("llama-3.1-8b 2 words", "llama-3.1-8b", 2, 1, 1, 0),
-    ("llama-3.2-1b 1, 5 sequences, pages", "llama-3.2-1b", 1, 5, 0, 0),
-    ("llama-3.1-8b 2, 16 sequences apart", "llama-3.1-8b", 2, 16, 0, 3 << 40),
+for kind, name, world, batch, distance in (
+    ("llama-3.2-1b 1", "llama-3.2-1b", 1, 1, 0),
+    ("llama-3.1-8b 2 apart", "llama-3.1-8b", 2, 1, 3 << 40),
+    ("llama-3.2-1b 1, 5 sequences, pages", "llama-3.2-1b", 1, 5, 0),
+    ("llama-3.1-8b 2, 16 sequences apart", "llama-3.1-8b", 2, 16, 3 << 40),
 ):
     if sys.argv[1:] not in ([], [kind]):
         continue
     apart, used = distance, -address(arena) // 2 % 256
-    step = step_of(name, world, batch, words, "pages" in kind)
+    step = step_of(name, world, batch, "pages" in kind)
     found[kind] = asdict(compile_launch(launches.pop(), HARDWARE))
 print(json.dumps(found))
