@@ -306,7 +306,7 @@ class TestPrune:
         record_of(16),
         record_of(32, winner=UNKNOWN),
         record_of(64, hardware=MI300X),
-        record_of(128, op="attention", winner=EARLIER),
+        record_of(128, op="embedding_all_to_all", winner=EARLIER),
     )
 
     @pytest.fixture
@@ -325,5 +325,5 @@ class TestPrune:
         assert len(list(database.records())) == 3
 
     def test_other_versions_stay(self, database):
-        assert prune(database, {"attention": VERSIONS}) == []
-        assert prune(database, {"attention": {}}) == [self.RECORDS[3]]
+        assert prune(database, {"embedding_all_to_all": VERSIONS}) == []
+        assert prune(database, {"embedding_all_to_all": {}}) == [self.RECORDS[3]]
