@@ -23,6 +23,7 @@ from taxfree.problems import recorded_problem
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.variant import Problem, op_of, operation, variants
 from taxfree_tuning_db import HardwareFingerprint
+from taxfree_tuning_db.renamed import with_new_names
 
 _OCTAVES = {"link_bytes": 2.0, "flops": 3.0}  # within which a result is near
 _WORTH_IT = 0.97  # of the baseline's time
@@ -87,9 +88,14 @@ def evidence() -> tuple[Measured, ...]:
         Measured(group["op"], problem, HardwareFingerprint(**group["hardware"]), paths)
         for group in json.loads(text)
         for fields, *timed in group["measured"]
-        if (problem := recorded_problem(group["op"], fields)) is not None
+        if (problem := _problem(group["op"], fields)) is not None
         and (paths := tuple(Path(*fields) for fields in timed))
     )
+
+
+def _problem(op: str, fields: Mapping[str, Any]) -> Problem | None:
+    """The problem, also of results that lack fields which problems have since."""
+    return recorded_problem(op, with_new_names(op, {"problem": fields})["problem"])
 
 
 def fastest(

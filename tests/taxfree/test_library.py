@@ -16,6 +16,7 @@ from taxfree.settings import Settings
 from taxfree_kernels.hardware import KNOWN
 from taxfree_kernels.variant import problem_class
 from taxfree_tuning_db import Table
+from taxfree_tuning_db.renamed import RENAMED
 
 OP, H100 = "matmul_all_reduce", KNOWN["h100"]
 H200 = fingerprints.hardware_fingerprint(KNOWN["h200"])
@@ -95,6 +96,13 @@ class TestRule:
 class TestCommittedResults:
     def test_what_dispatch_reads_is_made_of_them(self) -> None:
         assert script.FILE.read_text(encoding="utf-8") == script.text(script.measured())
+
+    def test_results_from_before_a_field_was_added_are_read(self) -> None:
+        for each in library.evidence():
+            added = RENAMED[each.op].added if each.op in RENAMED else {}
+            fields = dataclasses.asdict(each.problem)
+            former = {name: value for name, value in fields.items() if name not in added}
+            assert library._problem(each.op, former) == each.problem
 
     def test_no_choice_is_slower_than_the_baseline_where_it_was_left_out(self) -> None:
         judged = list(script.judged(script.measured()))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from taxfree_tune.profiling.explain import Explanation, Pipeline
 from taxfree_tune.profiling.timeline import Timeline
 from taxfree_tune.taxes import Account, Part
 from taxfree_tuning_db.files import read_text
+from taxfree_tuning_db.renamed import with_new_names
 
 _BOUNDS = ("t_floor_us", "t_link_us", "t_gemm_us")
 
@@ -85,15 +86,21 @@ def _not_saved(path: Path) -> UsageError:
 
 def _timelines(call: Mapping[str, Any]) -> SavedTimelines:
     timelines = tuple(map(Timeline.from_json, call["timelines"]))
-    return SavedTimelines(call["op"], call["problem"], call["hardware"], timelines)
+    problem = with_new_names(call["op"], call)["problem"]
+    return SavedTimelines(call["op"], problem, call["hardware"], timelines)
+
+
+def _current(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Rows with the names that they would have today."""
+    return [with_new_names(row["op"], row) for row in rows]
 
 
 def _explanations(document: Mapping[str, Any]) -> tuple[Explanation, ...]:
     problems: dict[str, list[dict[str, Any]]] = {}
-    for row in document["rows"]:
+    for row in _current(document["rows"]):
         problems.setdefault(_key(row), []).append(row)
-    choices = {_key(choice): choice for choice in document.get("dispatch", ())}
-    skipped = [Skipped(**fields) for fields in document.get("skipped", ())]
+    choices = {_key(choice): choice for choice in _current(document.get("dispatch", ()))}
+    skipped = [Skipped(**fields) for fields in _current(document.get("skipped", ()))]
     return tuple(
         Explanation(
             rows[0]["op"],
