@@ -30,7 +30,7 @@ def multiply_into(
     """
     if not scales:
         return matmul_into(out, a, weight, bias)
-    return out if is_compiling() else _scaled_matmul_into(out, a, weight, bias, *scales, is_fast)
+    return out if is_compiling() else _scaled_matmul_into(out, a, weight, bias, is_fast, *scales)
 
 
 def _scaled_matmul_into(
@@ -38,9 +38,9 @@ def _scaled_matmul_into(
     a: torch.Tensor,
     weight: torch.Tensor,
     bias: torch.Tensor | None,
+    is_fast: bool,
     a_scale: torch.Tensor,
     weight_scale: torch.Tensor,
-    is_fast: bool,
 ) -> torch.Tensor:
     (k, n), scales = weight.shape, _scales_of(a_scale, weight_scale, weight)
     kind = (a.dtype, out.dtype, bias is not None, is_fast)

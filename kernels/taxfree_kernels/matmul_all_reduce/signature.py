@@ -89,8 +89,9 @@ def _scaled_problem(
     scales = require_scales(fabric, x, weight, x_scale, weight_scale)
     name = require_addends(fabric, dtype, bias=bias, residual=residual, norm_weight=norm_weight)
     fields = _fields(fabric, sizes, weight, bias, residual, norm_weight)
-    kind = {"x_dtype": "fp8", "scales": scales, "fast_accumulation": fast_accumulation}
-    return MatmulAllReduce(dtype=name, **kind, **fields)
+    return MatmulAllReduce(
+        dtype=name, x_dtype="fp8", scales=scales, fast_accumulation=fast_accumulation, **fields
+    )
 
 
 def _library(
