@@ -213,7 +213,8 @@ def fp8_illegal_reason(problem: MatmulProblem, hardware: Hardware, config: Confi
         return None
     if config["BLOCK_K"] < min(BLOCK, problem.k) and problem.scales == "block":
         return "a block would be scaled in several steps"
-    accumulated = 2 * config["BLOCK_M"] * config["BLOCK_N"]  # and the product of a step
+    products = 1 if problem.fast_accumulation else 2  # the sum, and the product of a step
+    accumulated = products * config["BLOCK_M"] * config["BLOCK_N"]
     threads = config["num_warps"] * hardware.warp_size
     if hardware.backend == "cuda" and accumulated > accumulators(hardware) * threads:
         return f"accumulators of {accumulated // threads} registers a thread"

@@ -104,6 +104,8 @@ class MatmulProblem(Problem):
     Attributes:
         x_dtype: that of x and of the weight: "same" as all tensors, or "fp8".
         scales: who has a scale in fp8, one of ``SCALES``; else "none".
+        fast_accumulation: whether fp8 products are added as the device's matrix instructions do,
+            over all of k: faster, and on Hopper with about 14 bits. Else see docs/fp8.md.
 
     Raises:
         PlanError: on impossible dimensions.
@@ -115,6 +117,7 @@ class MatmulProblem(Problem):
     weight_layout: str
     x_dtype: str = "same"
     scales: str = "none"
+    fast_accumulation: bool = False
 
     @property
     def is_fp8(self) -> bool:
@@ -150,6 +153,11 @@ class MatmulProblem(Problem):
             )
         if self.is_fp8 and self.weight_layout != "nk":
             raise PlanError("matrix instructions read fp8 weights whose k is contiguous")
+        if self.fast_accumulation and self.scales not in ("tensor", "channel"):
+            raise PlanError(
+                "fast_accumulation adds fp8 products before they are scaled",
+                "scales of tensors or channels; those of blocks are applied block by block",
+            )
 
 
 class HeadsProblem(Problem):

@@ -145,6 +145,11 @@ class TestConversion:
         ({"scales": "block"}, "scales is 'block'"),
         ({"x_dtype": "int8"}, "x_dtype is 'int8'"),
         ({"x_dtype": "fp8", "scales": "tensor", "weight_layout": "kn"}, "k is contiguous"),
+        (
+            {"x_dtype": "fp8", "scales": "block", "fast_accumulation": True},
+            "before they are scaled",
+        ),
+        ({"fast_accumulation": True}, "before they are scaled"),
     ],
 )
 def test_problems_that_no_format_has_are_refused(fields, message):
@@ -171,6 +176,54 @@ def test_every_variant_is_exact_on_integers_and_no_less_accurate(ranks, op, vari
         case(op, variant, padded=number == 0, **kind | size) for number, size in enumerate(sizes)
     ]
     assert complaints(ranks, ranks.few, cases) == []
+
+
+FAST = [
+    (ALL_REDUCE, "baseline", {}),
+    (ALL_REDUCE, "push", {"rms_norm": True}),
+    (ALL_REDUCE, "push_two_shot_lamport_specialized", {}),
+    (SCATTER, "push_lamport", {}),
+    (GATHER, "push", {"gather_dim": 0}),
+    (GATHER, "push_tma", {"gather_dim": 1}),
+    (GATHER, "overlap", {"gather_dim": 0}),
+    (GATHER, "one_shot", {"gather_dim": 0}),
+]
+
+
+@on_every_fabric
+@pytest.mark.parametrize(("op", "variant", "fields"), FAST)
+def test_fast_accumulation_is_right_where_sums_are_short(ranks, op, variant, fields):
+    kind = {"x_dtype": "fp8", "scales": "channel", "fast_accumulation": True}
+    size = {"m": 17, "n": 144, "k": 48}
+    assert complaints(ranks, 2, [case(op, variant, **size | kind | fields)]) == []
+
+
+def rounded_down(sums, bits):
+    """Towards zero, to so many bits."""
+    mantissa, exponent = torch.frexp(sums)
+    return torch.ldexp((mantissa * 2**bits).trunc(), exponent - bits)
+
+
+@pytest.mark.parametrize(("k", "most"), [(1024, 0.001), (14336, 0.013)])
+def test_fast_accumulation_loses_no_more_than_documented(k, most):
+    """Of sums that keep 14 bits after each 32 products, as Hopper's matrix instructions do."""
+    torch.manual_seed(0)
+    x = quantised(torch.randn(8, k), "channel")[0].double()
+    weight = quantised_weight(torch.randn(k, 64), "channel")[0].double()
+    fast, promoted, step, largest = torch.zeros(4, 8, 64, dtype=torch.float64)
+    for begin in range(0, k, 32):
+        part = x[:, begin : begin + 32] @ weight[begin : begin + 32]
+        fast, step = rounded_down(fast + part, 14), rounded_down(step + part, 14)
+        largest = torch.maximum(largest, fast.abs())
+        if begin % 128 == 96:  # as without it
+            promoted, step = promoted + step, torch.zeros_like(step)
+    exact = x @ weight
+    assert bool(((fast - exact).abs() <= k / 32 * 2**-13 * largest).all())
+    of_fast, of_promoted = (
+        float((sums - exact).norm() / exact.norm()) for sums in (fast, promoted)
+    )
+    assert of_promoted < 0.0002
+    assert of_promoted < of_fast < most
 
 
 @on_every_fabric

@@ -173,7 +173,7 @@ def call_quantising(fabric: Any, fields: dict[str, Any], variant: str) -> list[b
     rt.check()
     signature = signatures()[f"{name}_quantise"]
     x, weight, bias, residual, norm_weight, eps, *scales = inputs
-    kind = [getattr(torch, problem.dtype)] if scales else []
+    kind = [getattr(torch, problem.dtype), False] if scales else []
     tensors = (x, weight, *scales, bias, residual, *kind, norm_weight, float(eps))
     named = problem.out_scales, options.get("out_scale")
     assert signature.library is not None

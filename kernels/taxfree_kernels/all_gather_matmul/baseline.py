@@ -127,6 +127,7 @@ class BaselinePlan(GatheringPlan):
             for part, tensor in zip(parts, own, strict=True)
         ]
         matrix, *scale = self._factor(parts, tuple(scales[:1]))
+        kind = {"is_fast": self._problem.fast_accumulation}
         if parts[0].shard is not None:
             moved = 2 * sum(tensor.nbytes for tensor in own)
             copies = Step(
@@ -149,7 +150,7 @@ class BaselinePlan(GatheringPlan):
             Step(
                 "matmul",
                 "consumer",
-                lambda: multiply_into(out, matrix, weight, bias, *scale, *scales[1:]),
+                lambda: multiply_into(out, matrix, weight, bias, *scale, *scales[1:], **kind),
                 reads=matrix,
                 memory_bytes=matrix.nbytes,
             )

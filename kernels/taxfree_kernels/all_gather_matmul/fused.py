@@ -465,9 +465,7 @@ class FusedGatherPlan(Plan):
             grid=0,
             constants={
                 "GROUP": Group(problem.world_size, fabric.backend),
-                "TILE": Tile.of(
-                    config, problem.shard_columns, problem.weight_layout, problem.scales
-                ),
+                "TILE": Tile.of(config, problem, problem.shard_columns),
             },
             options=compile_options(fabric.backend, config) | pdl_options(config),
         )

@@ -178,7 +178,9 @@ class OneShotPlan(GatheringPlan):
             Step(
                 "matmul",
                 "consumer",
-                lambda: multiply_into(out, whole, weight, bias, *scales),
+                lambda: multiply_into(
+                    out, whole, weight, bias, *scales, is_fast=self._problem.fast_accumulation
+                ),
                 reads=whole,
                 memory_bytes=whole.nbytes,
             ),

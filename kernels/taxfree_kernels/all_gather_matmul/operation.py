@@ -111,7 +111,7 @@ def vendor_kernel(problem: AllGatherMatmul, device: torch.device) -> Callable[..
     if problem.is_fp8:
         values, scale = quantised(a, problem.scales, dtype=fp8_dtype(device))
         return lambda a_shard, weight, bias, a_scale, weight_scale, out: multiply_into(
-            out, values, weight, bias, scale, weight_scale
+            out, values, weight, bias, scale, weight_scale, is_fast=problem.fast_accumulation
         )
     a = a.to(getattr(torch, problem.dtype))
     return lambda a_shard, weight, bias, out: multiply_into(out, a, weight, bias)

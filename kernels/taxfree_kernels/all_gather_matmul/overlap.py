@@ -141,14 +141,15 @@ class OverlapPlan(Plan):
     ) -> torch.Tensor:
         *scales, out = rest
         calls, own = self._sized[out.shape[0]], (a, *scales[:1])
+        kind = {"is_fast": self._problem.fast_accumulation}
         self._copies.begin()
-        multiply_into(out[calls.own_rows], a, weight, bias, *scales)
+        multiply_into(out[calls.own_rows], a, weight, bias, *scales, **kind)
         for messages, rows, arrived in calls.parts:
             self._send(messages, own)
             self._copies.join()
             self._await(*calls.await_args, rows.start, rows.stop)
             factor = (*arrived, *own[len(arrived) :])  # with a scale of all of A
-            multiply_into(out[rows], factor[0], weight, bias, *factor[1:], *scales[1:])
+            multiply_into(out[rows], factor[0], weight, bias, *factor[1:], *scales[1:], **kind)
         self._send(calls.last_messages, own)
         self._copies.join()
         self._copies.finish(out)

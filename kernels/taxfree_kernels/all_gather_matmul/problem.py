@@ -25,7 +25,7 @@ class AllGatherMatmul(Sharded):
         weight_layout: which dimension of the weight is contiguous last: "nk" is K, as in the
             transposed weight of a ``torch.nn.Linear``; "kn" is N.
         bias: whether a bias is added.
-        x_dtype, scales: see :class:`MatmulProblem`; x is A.
+        x_dtype, scales, fast_accumulation: see :class:`MatmulProblem`; x is A.
 
     Raises:
         PlanError: on impossible dimensions.
@@ -41,6 +41,7 @@ class AllGatherMatmul(Sharded):
     bias: bool = False
     x_dtype: str = "same"
     scales: str = "none"
+    fast_accumulation: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -290,7 +290,8 @@ def _multiplied(
     place, boxes = call.place, call.boxes
     COLUMNS: gl.constexpr = WORK.FOLD * (TILE.BLOCK_M if TILE.SWAP_AB else TILE.BLOCK_N)
     WIDTH: gl.constexpr = TILE.BLOCK_K // WORK.FOLD
-    acc = gl.zeros([_ROWS, COLUMNS], gl.float32, accumulators(COLUMNS))
+    ITEM: gl.constexpr = boxes.long.dtype.primitive_bitwidth // 8
+    acc = gl.zeros([_ROWS, COLUMNS], gl.float32, accumulators(COLUMNS, 4, ITEM))
     steps = (place.step_end - place.step_begin) * GROUP.WORLD
     gl.assume(steps > 0)
     for step in range(steps):
@@ -334,6 +335,8 @@ def _multiplied_fp8(
         scales = scales_of_product(
             row, call.m, col, call.n, output.a_scale_ptr, output.w_scale_ptr, COLUMNS, LAYOUT, TILE
         )
+    if TILE.FAST:
+        return scaled_product(_multiplied(part, call, GROUP, TILE, WORK), scales, TILE)
     for step in range(steps):
         stage = step % WORK.STAGES
         if TILE.SCALES != "block":

@@ -72,7 +72,8 @@ class GatheringPlan(SeveralWeightsPlan):
     ) -> torch.Tensor:
         *scales, out = rest
         whole, *scale = self.gathered(a, out.shape[0], *scales[:1])
-        return multiply_into(out, whole, weight, bias, *scale, *scales[1:])
+        is_fast = self._problem.fast_accumulation
+        return multiply_into(out, whole, weight, bias, *scale, *scales[1:], is_fast=is_fast)
 
     def run_several(
         self, a: torch.Tensor, weights: Sequence[torch.Tensor], biases: Biases, returns_a: bool

@@ -55,12 +55,13 @@ def _scaled_problem(
     gather_dim: int,
     m: int | None,
     dtype: torch.dtype,
+    is_fast: bool,
 ) -> AllGatherMatmul:
     """See :meth:`taxfree.Runtime.scaled_all_gather_matmul`."""
     _require_matrices(a_shard, weight)
     scales = require_scales(fabric, a_shard, weight, a_scale, weight_scale)
     name = require_addends(fabric, dtype, bias=bias)
-    kind = {"dtype": name, "x_dtype": "fp8", "scales": scales}
+    kind = {"dtype": name, "x_dtype": "fp8", "scales": scales, "fast_accumulation": is_fast}
     return _of_sizes(fabric, a_shard, weight, bias, gather_dim, m, **kind)
 
 
@@ -71,7 +72,7 @@ def _of_sizes(
     bias: torch.Tensor | None,
     gather_dim: int,
     m: int | None,
-    **kind: str,
+    **kind: Any,
 ) -> AllGatherMatmul:
     """The problem of tensors in a dtype, with or without scales."""
     require(1 in weight.stride(), "neither stride of weight is 1")
@@ -121,6 +122,7 @@ def _scaled_library(
     gather_dim: int,
     m: int | None,
     dtype: torch.dtype,
+    is_fast: bool,
 ) -> torch.Tensor:
     m = m if m is not None else a_shard.shape[0] * (world_size if gather_dim == 0 else 1)
     whole = gather(a_shard.view(torch.uint8), gather_dim, m, world_size, group_name)()
@@ -171,16 +173,17 @@ ALL_GATHER_MATMUL = Signature(
 SCALED_ALL_GATHER_MATMUL = Signature(
     "scaled_all_gather_matmul",
     "Tensor a_shard, Tensor weight, Tensor a_scale, Tensor weight_scale, Tensor? bias, "
-    "int gather_dim, int? m, ScalarType dtype",
-    layout=lambda a, weight, a_scale, weight_scale, bias, gather_dim, m, dtype: (
+    "int gather_dim, int? m, ScalarType dtype, bool fast_accumulation",
+    layout=lambda a, weight, a_scale, weight_scale, bias, gather_dim, m, dtype, is_fast: (
         "scaled_all_gather_matmul", a.shape, a.dtype, a.device, fixed(weight), a_scale.shape,
         a_scale.dtype, a_scale.device, fixed(weight_scale), fixed(bias), gather_dim, m, dtype,
+        is_fast,
     ),
-    key=lambda a, weight, a_scale, weight_scale, bias, gather_dim, m, dtype: (
+    key=lambda a, weight, a_scale, weight_scale, bias, gather_dim, m, dtype, is_fast: (
         by_row(a), fixed(weight), by_row(a_scale), fixed(weight_scale), fixed(bias), gather_dim,
-        dtype,
+        dtype, is_fast,
     ),
-    sizes=lambda world_size, a, weight, a_scale, weight_scale, bias, gather_dim, m, dtype:
+    sizes=lambda world_size, a, weight, a_scale, weight_scale, bias, gather_dim, m, *others:
         ALL_GATHER_MATMUL.sizes(world_size, a, weight, bias, gather_dim, m),
     fits=lambda fabric, m, a, weight, a_scale, weight_scale, bias, gather_dim, *others: (
         ALL_GATHER_MATMUL.fits(fabric, m, a, weight, bias, gather_dim, None)
@@ -191,7 +194,7 @@ SCALED_ALL_GATHER_MATMUL = Signature(
         aligned(a), weight, bias, aligned(a_scale), weight_scale,
     ),
     shape=lambda _, m, a, weight, *others: (m, weight.shape[-1]),
-    dtype=lambda a, weight, a_scale, weight_scale, bias, gather_dim, m, dtype: dtype,
+    dtype=lambda a, weight, a_scale, weight_scale, bias, gather_dim, m, dtype, is_fast: dtype,
     library=_scaled_library,
 )  # fmt: skip
 

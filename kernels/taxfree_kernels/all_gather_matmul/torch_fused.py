@@ -46,7 +46,7 @@ class TorchFusedPlan(SeveralWeightsPlan):
             a_scale, weight_scale = scales
             _, (product,) = self._op(
                 a, [weight], a_scale, [weight_scale], 0, self._group.group_name, [bias], [None],
-                [out.dtype], [False],
+                [out.dtype], [self._problem.fast_accumulation],
             )  # fmt: skip
             return out.copy_(product)
         _, (product,) = self._op(a, [weight], 0, self._group.group_name, return_A=False)

@@ -50,6 +50,7 @@ class Tile(NamedTuple):
         SCALES: who has a scale where operands are fp8, see :mod:`taxfree_kernels.fp8`; "none".
         STAGES: of the loop over K where it has other loads, of scales, than those of its operands:
             a loop that says its stages pipelines all loads. Else None.
+        FAST: fp8 products are added as matrix instructions do, over all of K.
     """
 
     BLOCK_M: int
@@ -64,19 +65,23 @@ class Tile(NamedTuple):
     W_NK: bool
     SCALES: str = "none"
     STAGES: int | None = None
+    FAST: bool = False
 
     @classmethod
-    def of(
-        cls, config: Mapping[str, Any], k_per_source: int, weight_layout: str, scales: str = "none"
-    ) -> Tile:
-        """The constants of a config; XCDS and TMA are optional in it."""
-        is_even = k_per_source % config["BLOCK_K"] == 0
-        stages = config.get("num_stages") if scales == "block" else None
+    def of(cls, config: Mapping[str, Any], problem: variant.MatmulProblem, columns: int) -> Tile:
+        """The constants of a config; XCDS and TMA are optional in it.
+
+        Args:
+            columns: of x, of each source.
+        """
+        is_even = columns % config["BLOCK_K"] == 0
+        stages = config.get("num_stages") if problem.scales == "block" else None
         derived = {
             "EVEN_K": is_even,
-            "W_NK": weight_layout == "nk",
-            "SCALES": scales,
+            "W_NK": problem.weight_layout == "nk",
+            "SCALES": problem.scales,
             "STAGES": stages,
+            "FAST": problem.fast_accumulation,
         }
         fields = {"XCDS": 1, "TMA": False, **config, **derived}
         return cls(*(fields[name] for name in cls._fields))
@@ -475,6 +480,8 @@ def add_fp8_product(acc, one, other, scales, source, k_begin, TILE: tl.constexpr
         scales: of the tile; those of blocks are applied here.
         source, k_begin: of the step, which crosses no block.
     """
+    if TILE.FAST:
+        return tl.dot(one, other, acc)
     product = tl.dot(one, other)
     if TILE.SCALES == "block":
         x_ptrs, row_mask, w_ptrs, groups, stride_source = scales

@@ -31,6 +31,7 @@ class BaselinePlan(Plan):
     def __init__(self, problem: MatmulAllReduce, fabric: Fabric) -> None:
         self._group, self._adds_bias = fabric.group, fabric.rank == 0
         self._n, self._norm_inputs = problem.n, problem.norm_inputs
+        self._is_fast = problem.fast_accumulation
         try_fp8(problem, fabric.device, problem.bias and self._adds_bias)
         self._norm = RMSNorm(problem, fabric) if problem.rms_norm else None
         self._scratch = self._reserve(problem, fabric)
@@ -96,7 +97,8 @@ class BaselinePlan(Plan):
         total: torch.Tensor,
         *scales: torch.Tensor,
     ) -> None:
-        multiply_into(total, x, weight, bias if self._adds_bias else None, *scales)
+        own_bias = bias if self._adds_bias else None
+        multiply_into(total, x, weight, own_bias, *scales, is_fast=self._is_fast)
 
     def _reduce(self, partial: torch.Tensor) -> None:
         all_reduce(partial, self._group)

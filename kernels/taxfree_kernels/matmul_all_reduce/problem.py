@@ -34,7 +34,7 @@ class MatmulAllReduce(PartialSum):
             transposed weight of a ``torch.nn.Linear``; "kn" is N.
         bias, residual: whether they are added.
         rms_norm: whether the sum is also normalised.
-        x_dtype, scales: see :class:`MatmulProblem`.
+        x_dtype, scales, fast_accumulation: see :class:`MatmulProblem`.
         out_scales: see :class:`PartialSum`; with `rms_norm` alone.
 
     Raises:
@@ -52,6 +52,7 @@ class MatmulAllReduce(PartialSum):
     rms_norm: bool = False
     x_dtype: str = "same"
     scales: str = "none"
+    fast_accumulation: bool = False
     out_scales: str = "none"
 
     def __post_init__(self) -> None:

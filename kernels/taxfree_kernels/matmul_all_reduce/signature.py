@@ -79,6 +79,7 @@ def _scaled_problem(
     bias: torch.Tensor | None,
     residual: torch.Tensor | None,
     dtype: torch.dtype,
+    fast_accumulation: bool,
     norm_weight: torch.Tensor | None = None,
     eps: float | None = None,
 ) -> MatmulAllReduce:
@@ -88,7 +89,9 @@ def _scaled_problem(
     scales = require_scales(fabric, x, weight, x_scale, weight_scale)
     name = require_addends(fabric, dtype, bias=bias, residual=residual, norm_weight=norm_weight)
     fields = _fields(fabric, sizes, weight, bias, residual, norm_weight)
-    return MatmulAllReduce(dtype=name, x_dtype="fp8", scales=scales, **fields)
+    return MatmulAllReduce(
+        dtype=name, x_dtype="fp8", scales=scales, fast_accumulation=fast_accumulation, **fields
+    )
 
 
 def _library(
@@ -114,6 +117,7 @@ def _scaled_library(
     bias: torch.Tensor | None,
     residual: torch.Tensor | None,
     dtype: torch.dtype,
+    fast_accumulation: bool,
     norm_weight: torch.Tensor | None = None,
     eps: float | None = None,
 ) -> torch.Tensor:
@@ -187,17 +191,17 @@ MATMUL_ALL_REDUCE_RMS_NORM = dataclasses.replace(
 SCALED_MATMUL_ALL_REDUCE = Signature(
     "scaled_matmul_all_reduce",
     "Tensor x, Tensor weight, Tensor x_scale, Tensor weight_scale, Tensor? bias, "
-    "Tensor? residual, ScalarType dtype",
+    "Tensor? residual, ScalarType dtype, bool fast_accumulation",
     layout=lambda x, weight, x_scale, weight_scale, bias, residual, *others: (
         "scaled_matmul_all_reduce", x.shape, x.dtype, x.device, fixed(weight),
         x_scale.shape, x_scale.dtype, x_scale.device, fixed(weight_scale), fixed(bias),
         None if residual is None else (residual.shape, residual.dtype, residual.device),
-        others[0], *([fixed(others[1]), others[2]] if len(others) > 1 else []),
+        *others[:2], *([fixed(others[2]), others[3]] if len(others) > 2 else []),
     ),
-    key=lambda x, weight, x_scale, weight_scale, bias, residual, dtype, norm_weight=None, eps=None:
-    (
+    key=lambda x, weight, x_scale, weight_scale, bias, residual, dtype, is_fast,
+    norm_weight=None, eps=None: (
         by_row(x), fixed(weight), by_row(x_scale), fixed(weight_scale), fixed(bias),
-        by_row(residual), dtype, fixed(norm_weight), eps,
+        by_row(residual), dtype, is_fast, fixed(norm_weight), eps,
     ),
     sizes=lambda _, x, *others: (matrix_rows(x),),
     fits=lambda _, m, x, weight, x_scale, weight_scale, bias, residual, *norm: (
@@ -205,7 +209,7 @@ SCALED_MATMUL_ALL_REDUCE = Signature(
     ),
     problem=_scaled_problem,
     inputs=lambda on_device, x, weight, x_scale, weight_scale, bias, residual, dtype,
-    norm_weight=None, eps=None: (
+    is_fast, norm_weight=None, eps=None: (
         aligned(x), weight, bias, None if residual is None else aligned(residual), norm_weight,
         None if eps is None else on_device(eps), aligned(x_scale), weight_scale,
     ),

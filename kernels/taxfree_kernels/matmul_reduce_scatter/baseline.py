@@ -102,7 +102,8 @@ class BaselinePlan(Plan):
         weight: torch.Tensor,
         *scales: torch.Tensor,
     ) -> None:
-        multiply_into(buffers.partial, x, weight, None, *scales)
+        is_fast = self._problem.fast_accumulation
+        multiply_into(buffers.partial, x, weight, None, *scales, is_fast=is_fast)
         if len(buffers.beyond):
             buffers.beyond.zero_()
 

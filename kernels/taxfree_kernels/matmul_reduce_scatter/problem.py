@@ -28,7 +28,7 @@ class MatmulReduceScatter(PartialSum, Sharded):
         world_size: ranks.
         weight_layout: which dimension of the weight is contiguous last: "nk" is K, as in the
             transposed weight of a ``torch.nn.Linear``; "kn" is N.
-        x_dtype, scales: see :class:`MatmulProblem`.
+        x_dtype, scales, fast_accumulation: see :class:`MatmulProblem`.
 
     Raises:
         PlanError: on impossible dimensions.
@@ -43,6 +43,7 @@ class MatmulReduceScatter(PartialSum, Sharded):
     weight_layout: str = "nk"
     x_dtype: str = "same"
     scales: str = "none"
+    fast_accumulation: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()

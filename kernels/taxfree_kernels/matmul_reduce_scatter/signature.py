@@ -45,6 +45,7 @@ def _scaled_problem(
     weight_scale: torch.Tensor,
     scatter_dim: int,
     dtype: torch.dtype,
+    fast_accumulation: bool,
 ) -> MatmulReduceScatter:
     """See :meth:`taxfree.Runtime.scaled_matmul_reduce_scatter`."""
     m, k, n = matmul_sizes(x, weight)
@@ -52,7 +53,7 @@ def _scaled_problem(
     return MatmulReduceScatter(
         m=m, n=n, k=k, scatter_dim=scatter_dim, dtype=require_addends(fabric, dtype),
         world_size=fabric.world_size, weight_layout=weight_layout(weight), x_dtype="fp8",
-        scales=scales,
+        scales=scales, fast_accumulation=fast_accumulation,
     )  # fmt: skip
 
 
@@ -71,6 +72,7 @@ def _scaled_library(
     weight_scale: torch.Tensor,
     scatter_dim: int,
     dtype: torch.dtype,
+    fast_accumulation: bool,
 ) -> torch.Tensor:
     sums = product(x, x_scale, weight, weight_scale).to(dtype)
     return _library_shard(world_size, group_name, sums, scatter_dim)
@@ -131,23 +133,24 @@ MATMUL_REDUCE_SCATTER = Signature(
 SCALED_MATMUL_REDUCE_SCATTER = Signature(
     "scaled_matmul_reduce_scatter",
     "Tensor x, Tensor weight, Tensor x_scale, Tensor weight_scale, int scatter_dim, "
-    "ScalarType dtype",
-    layout=lambda x, weight, x_scale, weight_scale, scatter_dim, dtype: (
+    "ScalarType dtype, bool fast_accumulation",
+    layout=lambda x, weight, x_scale, weight_scale, scatter_dim, dtype, is_fast: (
         "scaled_matmul_reduce_scatter", x.shape, x.dtype, x.device, fixed(weight), x_scale.shape,
-        x_scale.dtype, x_scale.device, fixed(weight_scale), scatter_dim, dtype,
+        x_scale.dtype, x_scale.device, fixed(weight_scale), scatter_dim, dtype, is_fast,
     ),
-    key=lambda x, weight, x_scale, weight_scale, scatter_dim, dtype: (
+    key=lambda x, weight, x_scale, weight_scale, scatter_dim, dtype, is_fast: (
         by_row(x), fixed(weight), by_row(x_scale), fixed(weight_scale), scatter_dim, dtype,
+        is_fast,
     ),
     sizes=lambda _, x, *others: (matrix_rows(x),),
     fits=lambda _, m, x, weight, x_scale, *others: x_scale.dim() < 2 or len(x_scale) == m,
     problem=_scaled_problem,
-    inputs=lambda _, x, weight, x_scale, weight_scale, scatter_dim, dtype: (
+    inputs=lambda _, x, weight, x_scale, weight_scale, scatter_dim, *others: (
         aligned(x), weight, aligned(x_scale), weight_scale,
     ),
-    shape=lambda world_size, m, x, weight, x_scale, weight_scale, scatter_dim, dtype:
+    shape=lambda world_size, m, x, weight, x_scale, weight_scale, scatter_dim, *others:
         MATMUL_REDUCE_SCATTER.shape(world_size, m, x, weight, scatter_dim),
-    dtype=lambda x, weight, x_scale, weight_scale, scatter_dim, dtype: dtype,
+    dtype=lambda x, weight, x_scale, weight_scale, scatter_dim, dtype, is_fast: dtype,
     library=_scaled_library,
 )  # fmt: skip
 

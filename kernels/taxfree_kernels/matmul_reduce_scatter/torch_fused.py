@@ -35,8 +35,11 @@ class TorchFusedPlan(Plan):
             return out.copy_(self._op(x, weight, "sum", dim, group))
         shape = [x.shape[0], weight.shape[1]]
         return out.copy_(
-            self._op(x, weight, *scales, "sum", dim, dim, group, shape, out_dtype=out.dtype)
-        )
+            self._op(
+                x, weight, *scales, "sum", dim, dim, group, shape, out_dtype=out.dtype,
+                use_fast_accum=self._problem.fast_accumulation,
+            )
+        )  # fmt: skip
 
 
 class TorchFused(Variant):

@@ -568,7 +568,7 @@ class FusedReductionPlan(Plan):
             function,
             grid=0,
             constants={
-                "TILE": Tile.of(config, problem.k, problem.weight_layout, problem.scales),
+                "TILE": Tile.of(config, problem, problem.k),
                 "GROUP": Group(problem.world_size, fabric.backend),
                 **constants,
             },

@@ -68,4 +68,6 @@ def partial_matmul(problem: PartialSum, device: torch.device) -> Callable[..., t
     partial = torch.empty(problem.m, problem.n, dtype=dtype, device=device)
     try_fp8(problem, device)
     scales = slice(-3, -1) if problem.is_fp8 else slice(0, 0)  # before the output
-    return lambda x, weight, *others: multiply_into(partial, x, weight, None, *others[scales])
+    return lambda x, weight, *others: multiply_into(
+        partial, x, weight, None, *others[scales], is_fast=problem.fast_accumulation
+    )

@@ -63,7 +63,7 @@ class SumPlan(Plan):
     def run(self, x: torch.Tensor, weight: torch.Tensor, *rest: torch.Tensor) -> torch.Tensor:
         flat, matrix, kernel = self._sized[x.shape[0]]
         rest, scales = self._scales_apart(rest)
-        multiply_into(matrix, x, weight, None, *scales)
+        multiply_into(matrix, x, weight, None, *scales, is_fast=self._problem.fast_accumulation)
         self.add_up(flat, kernel, *rest)
         return rest[-1]
 
@@ -78,7 +78,12 @@ class SumPlan(Plan):
     def steps(self, x: torch.Tensor, weight: torch.Tensor, *rest: torch.Tensor) -> list[Step]:
         flat, matrix, kernel = self._sized[x.shape[0]]
         rest, scales = self._scales_apart(rest)
+        kind = {"is_fast": self._problem.fast_accumulation}
         return [
-            Step("matmul", "producer", lambda: multiply_into(matrix, x, weight, None, *scales)),
+            Step(
+                "matmul",
+                "producer",
+                lambda: multiply_into(matrix, x, weight, None, *scales, **kind),
+            ),
             Step("sum", "collective", lambda: self.add_up(flat, kernel, *rest)),
         ]
