@@ -39,7 +39,11 @@ class Renamed:
 #: of kernels that overlap with the next one, and with the one before if weights are static
 _OVERLAPPING = {"LAUNCH_NEXT": True, "PREFETCH_WEIGHT": True}
 _NOT_FP8_CACHE = {"kv_scales": "none"}
-_NOT_FP8 = {"x_dtype": "same", "scales": "none", "fast_accumulation": False}
+_NOT_FP8: Mapping[str, str | int | bool] = {
+    "x_dtype": "same",
+    "scales": "none",
+    "fast_accumulation": False,
+}
 
 #: operation -> its old names
 RENAMED: dict[str, Renamed] = {
