@@ -16,6 +16,7 @@ from taxfree_tune.profiling.explain import Explanation, Pipeline
 from taxfree_tune.profiling.timeline import Timeline
 from taxfree_tune.taxes import Account, Part
 from taxfree_tuning_db.files import read_text
+from taxfree_tuning_db.renamed import with_new_names
 
 _BOUNDS = ("t_floor_us", "t_link_us", "t_gemm_us")
 
@@ -84,16 +85,16 @@ def _not_saved(path: Path) -> UsageError:
 
 
 def _timelines(call: Mapping[str, Any]) -> SavedTimelines:
-    timelines = tuple(map(Timeline.from_json, call["timelines"]))
+    timelines, call = tuple(map(Timeline.from_json, call["timelines"])), _of_today(call)
     return SavedTimelines(call["op"], call["problem"], call["hardware"], timelines)
 
 
 def _explanations(document: Mapping[str, Any]) -> tuple[Explanation, ...]:
     problems: dict[str, list[dict[str, Any]]] = {}
-    for row in document["rows"]:
+    for row in map(_of_today, document["rows"]):
         problems.setdefault(_key(row), []).append(row)
-    choices = {_key(choice): choice for choice in document.get("dispatch", ())}
-    skipped = [Skipped(**fields) for fields in document.get("skipped", ())]
+    choices = {_key(choice): choice for choice in map(_of_today, document.get("dispatch", ()))}
+    skipped = [Skipped(**fields) for fields in map(_of_today, document.get("skipped", ()))]
     return tuple(
         Explanation(
             rows[0]["op"],
@@ -111,6 +112,12 @@ def _explanations(document: Mapping[str, Any]) -> tuple[Explanation, ...]:
         )
         for key, rows in problems.items()
     )
+
+
+def _of_today(entry: Mapping[str, Any]) -> dict[str, Any]:
+    """An entry with the names and the fields of problems that it would have today."""
+    new: dict[str, Any] = with_new_names(entry["op"], entry)
+    return new
 
 
 def _named(row: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
