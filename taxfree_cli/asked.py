@@ -36,7 +36,7 @@ class Asked:
 
 
 def what_is_asked(
-    given: ShapeOptions, fabric: str, db: Path | None, only: Sequence[str] | None
+    shape_options: ShapeOptions, fabric: str, db: Path | None, only: Sequence[str] | None
 ) -> Asked:
     """Find the problems to measure and the fabric; prints choices that the user did not make.
 
@@ -50,14 +50,14 @@ def what_is_asked(
 
     fabric = devices.fabric_for(fabric)
     history = TuningHistory.read(database_path(db), required=db is not None)
-    problems = problems_here(given, fabric, history.problems, only or ())
+    problems = problems_here(shape_options, fabric, history.problems, only or ())
     return Asked(
         [problem for group in problems.values() for problem in group], fabric, history, only
     )
 
 
 def problems_here(
-    given: ShapeOptions,
+    shape_options: ShapeOptions,
     fabric: str,
     recorded: Callable[[str, str | None], list[dict[str, Any]]],
     only: Sequence[str] = (),
@@ -76,10 +76,10 @@ def problems_here(
     """
     from taxfree_tune import devices
 
-    request = given.request(devices.world_sizes(fabric))
+    request = shape_options.request(devices.world_sizes(fabric))
     gpu, default = devices.gpu_name(fabric), devices.default_shapes(fabric)
     problems_of = {}
-    for op in given.operations(request, only):
+    for op in shape_options.operations(request, only):
         choice = choose(op, request, functools.partial(recorded, op, gpu), default)
         if choice.note:
             note(choice.note)

@@ -132,7 +132,7 @@ def bench(
     """
     from taxfree_cli.bench_model import ModelOptions, bench_model, require_for
 
-    given = options.ShapeOptions(op, shapes, gpus, dtype, model, tp)
+    shape_options = options.ShapeOptions(op, shapes, gpus, dtype, model, tp)
     of_model = ModelOptions(layers, prefill, decode, context, mode)
     is_whole_model = model is not None and op is None and not shapes
     of_problems = {
@@ -153,13 +153,13 @@ def bench(
         if path is not None:
             require_writable(path)
     if model is not None and is_whole_model:
-        bench_model(model, given, of_model, fabric, db, out, json)
+        bench_model(model, shape_options, of_model, fabric, db, out, json)
         return
     before = None if compare is None else results.load(compare).rows
     from taxfree.fingerprints import size_field
     from taxfree_tune.benching.bench import collect, run
 
-    asked = what_is_asked(given, fabric, db, variant or None)
+    asked = what_is_asked(shape_options, fabric, db, variant or None)
     ops = {op_of(problem) for problem in asked.problems}
     if plot is not None and len(ops) > 1:
         raise UsageError("--plot draws one operation, the shapes are of several", "add --op")

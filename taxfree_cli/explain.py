@@ -136,7 +136,7 @@ def explain(
         require_picture(timeline, "--timeline")
     if trace is not None:
         require_writable(trace)
-    given = options.ShapeOptions(op, shapes, gpus, dtype, model, tp)
+    shape_options = options.ShapeOptions(op, shapes, gpus, dtype, model, tp)
     if saved is not None:
         if any(
             option not in (None, [], False)
@@ -146,7 +146,7 @@ def explain(
                 "--from takes only --op, --shapes, --gpus, --dtype and --sweep",
                 "it shows what was measured",
             )
-        _show_saved(saved, given, sweep)
+        _show_saved(saved, shape_options, sweep)
         return
     wants_timelines = trace is not None or timeline is not None
     if hardware is not None:
@@ -157,9 +157,9 @@ def explain(
                 "--hardware takes neither --fabric nor --db",
                 "a model measures and dispatches nothing",
             )
-        explanations, environment = _modelled(given, hardware, variant or ())
+        explanations, environment = _modelled(shape_options, hardware, variant or ())
     else:
-        asked = what_is_asked(given, fabric or "auto", db, variant or ())
+        asked = what_is_asked(shape_options, fabric or "auto", db, variant or ())
         if wants_timelines and len(asked.problems) > 1:
             raise UsageError(
                 f"--trace and --timeline are of one shape, not {len(asked.problems)}",
@@ -188,7 +188,7 @@ def explain(
     _fail_below_bound(explained)
 
 
-def _show_saved(path: Path, given: options.ShapeOptions, is_sweep: bool) -> None:
+def _show_saved(path: Path, shape_options: options.ShapeOptions, is_sweep: bool) -> None:
     """Print what a file holds of the problems that are asked for, or all of it.
 
     Raises:
@@ -198,7 +198,7 @@ def _show_saved(path: Path, given: options.ShapeOptions, is_sweep: bool) -> None
     from taxfree_tune.profiling.saved import load
 
     saved = load(path)
-    is_asked = given.picks()
+    is_asked = shape_options.picks()
     explanations = [
         explanation
         for explanation in saved.explanations
@@ -225,16 +225,17 @@ def _show_saved(path: Path, given: options.ShapeOptions, is_sweep: bool) -> None
 
 
 def _modelled(
-    given: options.ShapeOptions, hardware: str, only: Sequence[str]
+    shape_options: options.ShapeOptions, hardware: str, only: Sequence[str]
 ) -> tuple[Iterator[Explanation], Callable[[], dict[str, Any]]]:
     """Explanations by the cost model, and what gives the environment that they are of."""
     from taxfree import fingerprints
     from taxfree_tune import cost_model
     from taxfree_tune.profiling.explain import model
 
-    request = given.request(options.MODELLED_GPUS)
+    request = shape_options.request(options.MODELLED_GPUS)
     problems = {
-        op: choose(op, request, lambda: ()).problems for op in given.operations(request, only)
+        op: choose(op, request, lambda: ()).problems
+        for op in shape_options.operations(request, only)
     }
     machine = cost_model.machine(hardware)
     note("modelled: nothing was measured; docs/cost-model.md says how, and how wrong it is on H200")

@@ -23,7 +23,7 @@ _LARGEST = 8  # ranks that are predicted from fewer, to say how wrong the model 
 
 
 def explain_scale(
-    given: ShapeOptions,
+    shape_options: ShapeOptions,
     scale: str,
     link: str | None,
     db: Path | None,
@@ -49,8 +49,8 @@ def explain_scale(
         require_picture(plot)
     records = TuningHistory.read(database_path(db), required=db is not None).records
     known = scaling.recorded(records)
-    is_asked = given.picks()
-    op = None if given.op or given.shapes else DEFAULT_OP
+    is_asked = shape_options.picks()
+    op = None if shape_options.op or shape_options.shapes else DEFAULT_OP
     asked = [
         each
         for each in known

@@ -22,12 +22,12 @@ def shapes(
     json: options.Json = False,
 ) -> None:
     """List the named sets and models, or the problems of shapes (on 8 GPUs without --gpus)."""
-    given = options.ShapeOptions(op, shapes, gpus, dtype, model, tp, path, training)
-    request = given.request(options.MODELLED_GPUS)
+    shape_options = options.ShapeOptions(op, shapes, gpus, dtype, model, tp, path, training)
+    request = shape_options.request(options.MODELLED_GPUS)
     if not (request.shapes or request.model or request.tp):
         _list_sets(op or options.DEFAULT_OP, json)
         return
-    problems = {op: expand(op, request) for op in given.operations(request)}
+    problems = {op: expand(op, request) for op in shape_options.operations(request)}
     rows = {
         name: [{"op": name} | asdict(problem) for problem in problems[name]] for name in problems
     }

@@ -132,7 +132,7 @@ def tune(
     seconds = None if budget is None else duration("--budget", budget)
     if from_file is not None:
         shapes = [*(shapes or ()), _problems_file(from_file)]
-    given = options.ShapeOptions(op, shapes, gpus, dtype, model, tp, path, training)
+    shape_options = options.ShapeOptions(op, shapes, gpus, dtype, model, tp, path, training)
     of_step = {"--layers": layers, "--batch": batch, "--context": context}
     if op == STEP:
         others = {"--tp": tp, "--path": path, "--training": training, "--variant": variant,
@@ -140,7 +140,7 @@ def tune(
                   "--storage": storage, "--hardware": hardware}  # fmt: skip
         refuse(others, f"is not for --op {STEP}", "give --model, --layers, --batch, --context")
         sizes = layers, batch or 1, context or 1024
-        tune_step(given, *sizes, fabric or "auto", db, trials, seconds, seed, json)
+        tune_step(shape_options, *sizes, fabric or "auto", db, trials, seconds, seed, json)
         return
     refuse(of_step, "is for a step of a whole model", f"add --op {STEP} --model MODEL")
     if hardware is not None and not (check or dry_run):
@@ -153,25 +153,25 @@ def tune(
         raise UsageError("--variant baseline cannot be tuned", "it is always measured")
     if check:
         _refuse_beside_check(dry_run or None, budget, variant, storage)
-        check_records(given, fabric, hardware, db, json)
+        check_records(shape_options, fabric, hardware, db, json)
     elif dry_run:
         if storage is not None:
             raise UsageError("--dry-run takes no --storage", "it measures nothing")
         hardware = hardware or ("cpu" if fabric == "host" else "h200")
-        list_candidates(given, hardware, trials or _TRIALS, seed, variant, json)
+        list_candidates(shape_options, hardware, trials or _TRIALS, seed, variant, json)
     else:
         trials = trials or (sys.maxsize if exhaustive else _TRIALS)
         effort = Effort(trials, seconds, seed, variant, exhaustive)
-        search(given, fabric or "auto", db, effort, storage, all, json)
+        search(shape_options, fabric or "auto", db, effort, storage, all, json)
 
 
-def refuse(given: Mapping[str, object], why: str, hint: str) -> None:
+def refuse(values: Mapping[str, object], why: str, hint: str) -> None:
     """Refuse options that were given to a command for which they are not.
 
     Raises:
         UsageError: naming the first.
     """
-    name = next((name for name, value in given.items() if value), None)
+    name = next((name for name, value in values.items() if value), None)
     if name is not None:
         raise UsageError(f"{name} {why}", hint)
 

@@ -21,7 +21,11 @@ if TYPE_CHECKING:
 
 
 def check_records(
-    given: options.ShapeOptions, fabric: str | None, name: str | None, db: Path | None, json: bool
+    shape_options: options.ShapeOptions,
+    fabric: str | None,
+    name: str | None,
+    db: Path | None,
+    json: bool,
 ) -> None:
     """Print the problems without a current record, on this machine's GPU or a known one.
 
@@ -39,10 +43,10 @@ def check_records(
         gpu, world_sizes = devices.gpu_name(chosen), devices.world_sizes(chosen)
     else:
         gpu, world_sizes = options.known_hardware(name).name, options.MODELLED_GPUS
-    request = given.request(world_sizes)
+    request = shape_options.request(world_sizes)
     if not (request.shapes or request.model):
         raise UsageError("no problems are given to check", "add --model or --shapes")
-    problems = [p for op in given.operations(request) for p in expand(op, request)]
+    problems = [p for op in shape_options.operations(request) for p in expand(op, request)]
     options.note_left_out(request)
     path = options.database_path(db)
     users = read_table(path) if db is not None or path.exists() else ()

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def list_candidates(
-    given: options.ShapeOptions,
+    shape_options: options.ShapeOptions,
     name: str,
     trials: int,
     seed: int,
@@ -30,8 +30,8 @@ def list_candidates(
         UsageError: the shapes, a variant or the name of the GPU is unknown.
     """
     hardware = options.known_hardware(name)
-    request = given.request(options.MODELLED_GPUS)
-    ops = given.operations(request, only or ())
+    request = shape_options.request(options.MODELLED_GPUS)
+    ops = shape_options.operations(request, only or ())
     problems = [problem for op in ops for problem in choose(op, request, lambda: ()).problems]
     options.note_left_out(request)
     note(

@@ -52,7 +52,7 @@ class Effort:
 
 
 def search(
-    given: options.ShapeOptions,
+    shape_options: options.ShapeOptions,
     fabric: str,
     db: Path | None,
     effort: Effort,
@@ -81,7 +81,7 @@ def search(
             note(f"waiting for {launch.nodes} nodes")
             nodes = opened.enter_context(Nodes(launch, rows.append))
             path = nodes.copy_of(path)
-        problems = _problems(given, fabric, path, effort)
+        problems = _problems(shape_options, fabric, path, effort)
         fleet = opened.enter_context(_fleet(storage))
         if nodes is not None and fleet is None:
             problems = nodes.share_of(devices.gpu_name(fabric), problems)
@@ -117,9 +117,11 @@ def search(
 
 
 def _problems(
-    given: options.ShapeOptions, fabric: str, path: Path, effort: Effort
+    shape_options: options.ShapeOptions, fabric: str, path: Path, effort: Effort
 ) -> list[Problem]:
-    asked = problems_here(given, fabric, functools.partial(_recorded, path), effort.only or ())
+    asked = problems_here(
+        shape_options, fabric, functools.partial(_recorded, path), effort.only or ()
+    )
     return [problem for problems in asked.values() for problem in problems]
 
 

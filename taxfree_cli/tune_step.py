@@ -19,7 +19,7 @@ _TRIALS = 16
 
 
 def tune_step(
-    given: ShapeOptions,
+    shape_options: ShapeOptions,
     layers: int | None,
     batch: int,
     context: int,
@@ -39,7 +39,7 @@ def tune_step(
     from taxfree_tune.tuning.steps import tune
     from taxfree_tuning_db import Database
 
-    asked, fabric = step_asked(given, layers, batch, context, fabric)
+    asked, fabric = step_asked(shape_options, layers, batch, context, fabric)
     path = database_path(db)
     with Database(path) as database:
         record = tune(asked, fabric, database, trials or _TRIALS, seconds, seed, note)
@@ -54,7 +54,7 @@ def tune_step(
         print_json(
             {
                 "schema": 1,
-                "model": given.model,
+                "model": shape_options.model,
                 "problem": record.problem,
                 "mode": mode,
                 "library_us": baseline.median_us[mode],
@@ -78,7 +78,7 @@ def tune_step(
 
 
 def explain_step(
-    given: ShapeOptions,
+    shape_options: ShapeOptions,
     layers: int | None,
     batch: int,
     context: int,
@@ -95,14 +95,14 @@ def explain_step(
     from taxfree_tune.tuning.history import TuningHistory
     from taxfree_tune.tuning.steps import explain
 
-    asked, fabric = step_asked(given, layers, batch, context, fabric)
+    asked, fabric = step_asked(shape_options, layers, batch, context, fabric)
     history = TuningHistory.read(database_path(db), required=db is not None)
     explanation = explain(asked, fabric, history.records)
     if json:
         print_json(
             {
                 "schema": 1,
-                "model": given.model,
+                "model": shape_options.model,
                 **asdict(explanation),
                 "rest_us": explanation.rest_us,
             }
@@ -116,19 +116,21 @@ def explain_step(
 
 
 def step_asked(
-    given: ShapeOptions, layers: int | None, batch: int, context: int, fabric: str
+    shape_options: ShapeOptions, layers: int | None, batch: int, context: int, fabric: str
 ) -> tuple[StepToTune, str]:
     """The step of a command's options, and the fabric."""
     from taxfree_tune import devices
     from taxfree_tune.benching.model import model_to_bench
     from taxfree_tune.tuning.steps import StepToTune
 
-    if given.model is None or given.shapes:
+    if shape_options.model is None or shape_options.shapes:
         raise UsageError("a decode step is of a model", "--op decode_step --model qwen3-8b")
     fabric = devices.fabric_for(fabric)
-    ranks, *others = given.request(devices.world_sizes(fabric)).world_sizes
+    ranks, *others = shape_options.request(devices.world_sizes(fabric)).world_sizes
     if others:
-        raise UsageError(f"--gpus {given.gpus}: a model is split over one number", "--gpus 2")
+        raise UsageError(
+            f"--gpus {shape_options.gpus}: a model is split over one number", "--gpus 2"
+        )
     devices.require(fabric, ranks)
-    model, dtype = model_to_bench(given.model, ranks, layers, given.dtype)
+    model, dtype = model_to_bench(shape_options.model, ranks, layers, shape_options.dtype)
     return StepToTune(model, dtype, ranks, batch, context), fabric

@@ -123,6 +123,8 @@ class TestShape:
             "world_size": 4,
             "weight_layout": "kn",
             "bias": True,
+            "x_dtype": "same",
+            "scales": "none",
         }
 
     @pytest.mark.parametrize(

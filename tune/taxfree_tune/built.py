@@ -67,18 +67,18 @@ def built_model(text: str) -> Model:
         logging.set_verbosity(level)
 
 
-def _model(given: dict[str, Any]) -> Model:
+def _model(document: dict[str, Any]) -> Model:
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-    kind = given.get("model_type")
+    kind = document.get("model_type")
     if kind is None:
         raise UsageError("model_type is missing")
     if kind not in CONFIG_MAPPING:
         raise UsageError(f"Transformers knows no model_type {quoted(str(kind))}")
-    config = CONFIG_MAPPING[kind].from_dict(given).get_text_config(decoder=True)
+    config = CONFIG_MAPPING[kind].from_dict(document).get_text_config(decoder=True)
     decoder = _on_meta(config)
-    dtypes = {name: text_part(given).get(name) for name in ("dtype", "torch_dtype")}
-    return read_model(decoder, config.to_dict() | dtypes, given)
+    dtypes = {name: text_part(document).get(name) for name in ("dtype", "torch_dtype")}
+    return read_model(decoder, config.to_dict() | dtypes, document)
 
 
 def _on_meta(config: Any) -> Any:
@@ -97,7 +97,7 @@ def _on_meta(config: Any) -> Any:
         return of_kind.from_config(config, dtype=torch.bfloat16).eval()
 
 
-def read_model(decoder: Any, config: Mapping[str, Any], given: Mapping[str, Any]) -> Model:
+def read_model(decoder: Any, config: Mapping[str, Any], document: Mapping[str, Any]) -> Model:
     """Return what a decoder on the meta device has.
 
     Args:
@@ -111,38 +111,38 @@ def read_model(decoder: Any, config: Mapping[str, Any], given: Mapping[str, Any]
         raise UsageError(f"{decoder.config.model_type} has no attention heads")
     facts = facts_of(config)
     windows, kinds = facts.pop("windows"), config.get("layer_types")
-    calls, quantised = _Calls(decoder), _quantisation(given)
+    calls, quantised = _Calls(decoder), _quantisation(document)
     blocks, attentions, notes = list[Block](), list[Attention](), list[str]()
-    others = [f"the {part} part" for part in _PARTS if given.get(f"{part}_config")]
+    others = [f"the {part} part" for part in _PARTS if document.get(f"{part}_config")]
     for name, layers in calls.by_module.items():
         module = decoder.get_submodule(name)
-        last = [at for at, each in enumerate(layers) if each.outputs == hidden][-1:]
-        columns = [each for at, each in enumerate(layers) if [at] != last]
+        last = [number for number, layer in enumerate(layers) if layer.outputs == hidden][-1:]
+        columns = [layer for number, layer in enumerate(layers) if [number] != last]
         if not last or not columns:
             continue
         if _is_recurrent(module):
             others.append(f"linear attention ({type(module).__name__})")
             continue
         row = layers[last[0]]
-        if empty := [each.name for each in layers if 0 in (each.inputs, each.outputs)]:
+        if empty := [layer.name for layer in layers if 0 in (layer.inputs, layer.outputs)]:
             raise UsageError(f"{empty[0]} has no features")
         behind = calls.behind[row.name]
-        parts: Parts = [((each.outputs, each.outputs),) for each in columns]
-        is_latent = any(each.inputs != hidden for each in columns)
+        parts: Parts = [((column.outputs, column.outputs),) for column in columns]
+        is_latent = any(column.inputs != hidden for column in columns)
         if "attention" in type(module).__name__.lower():
             dim = row.inputs // heads
             kv_heads, parts = (heads, parts) if is_latent else _heads(columns, heads, dim)
             if kv_heads < 1 or heads % kv_heads:
                 raise UsageError(f"{heads} heads do not share {kv_heads} kv heads")
-            at = re.search(r"\d+", name)
+            number = re.search(r"\d+", name)
             seen = windows
-            if isinstance(kinds, list) and at:
-                seen = windows if kinds[int(at[0])] == "sliding_attention" else (0,)
+            if isinstance(kinds, list) and number:
+                seen = windows if kinds[int(number[0])] == "sliding_attention" else (0,)
                 seen = seen[-1:]
             attentions += [Attention(heads, kv_heads, dim, window) for window in seen]
         blocks.append(
             Block(
-                () if is_latent else tuple(map(Column, parts, (each.bias for each in columns))),
+                () if is_latent else tuple(map(Column, parts, (column.bias for column in columns))),
                 row.inputs,
                 row.bias,
                 "residual" in behind,
@@ -156,7 +156,7 @@ def read_model(decoder: Any, config: Mapping[str, Any], given: Mapping[str, Any]
         decoder.config.model_type,
         hidden,
         tuple(dict.fromkeys(blocks)),
-        tuple(sorted(dict.fromkeys(attentions), key=lambda each: each.window)),
+        tuple(sorted(dict.fromkeys(attentions), key=lambda attention: attention.window)),
         decoder.config.num_hidden_layers,
         decoder.config.vocab_size,
         embedded is not None and embedded.bias is not None,
@@ -231,11 +231,11 @@ class _Calls(TorchFunctionMode):
             return function is torch.Tensor.__bool__ and True
         result = function(*args, **(kwargs or {}))
         name = getattr(function, "__name__", "")
-        known = [self._sums.get(id(each), ()) for each in args]
-        if name in _SAME_VALUES and known[0]:
-            self._keep(result, known[0])
-        elif name in _ADDS and all(_shape(each) == _shape(args[0]) for each in args[:2]):
-            sums = [layer for each in known for layer, what in each if what == "sum"]
+        of_args = [self._sums.get(id(tensor), ()) for tensor in args]
+        if name in _SAME_VALUES and of_args[0]:
+            self._keep(result, of_args[0])
+        elif name in _ADDS and all(_shape(tensor) == _shape(args[0]) for tensor in args[:2]):
+            sums = [layer for of_arg in of_args for layer, what in of_arg if what == "sum"]
             for layer in sums:
                 self.behind[layer].add("residual")
             self._keep(result, [(layer, "residual") for layer in sums])
@@ -256,24 +256,24 @@ def _is_rms_norm(module: nn.Module) -> bool:
         "weight"
     }:
         return False
-    own: Any = copy.deepcopy(module).to_empty(device="cpu").float()
+    copied: Any = copy.deepcopy(module).to_empty(device="cpu").float()
     with torch.no_grad(), torch.device("cpu"):
-        own.weight.fill_(2)
-        x = torch.arange(own.weight.numel()).float() + 1
+        copied.weight.fill_(2)
+        x = torch.arange(copied.weight.numel()).float() + 1
         try:
-            y = own(x[None])[0]
+            y = copied(x[None])[0]
         except Exception:  # it takes more than rows
             return False
     return bool(torch.allclose(y, 2 * x / x.pow(2).mean().sqrt(), rtol=1e-3))
 
 
 def _is_experts(module: nn.Module) -> bool:
-    own = [each for each in module._parameters.values() if each is not None]
-    return not isinstance(module, nn.Conv1d) and any(each.dim() == 3 for each in own)
+    weights = [parameter for parameter in module._parameters.values() if parameter is not None]
+    return not isinstance(module, nn.Conv1d) and any(weight.dim() == 3 for weight in weights)
 
 
 def _is_recurrent(module: nn.Module) -> bool:
-    has_convolution = any(isinstance(each, nn.Conv1d) for each in module.children())
+    has_convolution = any(isinstance(child, nn.Conv1d) for child in module.children())
     return has_convolution or "Lightning" in type(module).__name__
 
 
@@ -283,9 +283,10 @@ def _heads(columns: Sequence[_Linear], heads: int, dim: int) -> tuple[int, Parts
         kv_heads = (columns[0].outputs // dim - heads) // 2
         kv = kv_heads * dim, kv_heads
         return kv_heads, [((heads * dim, heads), kv, kv)]
-    kv_heads = min(each.outputs for each in columns) // dim
+    kv_heads = min(column.outputs for column in columns) // dim
     return kv_heads, [
-        ((each.outputs, kv_heads if each.outputs == kv_heads * dim else heads),) for each in columns
+        ((column.outputs, kv_heads if column.outputs == kv_heads * dim else heads),)
+        for column in columns
     ]
 
 
@@ -299,14 +300,14 @@ def _notes(decoder: Any, row: str) -> Iterator[str]:
         yield plan_note(re.sub(r".*\.\d+\.", "", row), style)
 
 
-def _quantisation(given: Mapping[str, Any]) -> Any:
+def _quantisation(document: Mapping[str, Any]) -> Any:
     """A function of a layer's name: what :func:`quantisation_of` says of its weight."""
     from transformers.quantizers.quantizers_utils import should_convert_module
 
-    said = given.get("quantization_config") or text_part(given).get("quantization_config")
+    said = document.get("quantization_config") or text_part(document).get("quantization_config")
     if not isinstance(said, dict):
         return lambda name: ("", "")
-    kept = [each for field in _UNQUANTISED for each in said.get(field) or ()]
-    patterns = [each.removeprefix("re:") for each in kept]
+    kept = [layer for field in _UNQUANTISED for layer in said.get(field) or ()]
+    patterns = [layer.removeprefix("re:") for layer in kept]
     how = quantisation_of(said)
     return lambda name: how if should_convert_module(name, patterns) else ("", "")

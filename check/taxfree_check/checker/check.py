@@ -155,11 +155,11 @@ def _require(op: str, variant: str) -> None:
 
 
 def _drawn_from(op: str, variant: str, problems: Sequence[Problem]) -> list[Variant]:
-    known = variants(op)
+    by_name = variants(op)
     if variant == MIXED:
-        return [variant for variant in known.values() if _launches_kernels(op, variant, problems)]
+        return [variant for variant in by_name.values() if _launches_kernels(op, variant, problems)]
     _require(op, variant)
-    return [known[variant]]
+    return [by_name[variant]]
 
 
 def _launches_kernels(op: str, variant: Variant, problems: Sequence[Problem]) -> bool:
@@ -189,4 +189,4 @@ def _served(
         )
         for problem in problems
     ]
-    return [(problem, found) for problem, found in serving if found]
+    return [(problem, candidates) for problem, candidates in serving if candidates]

@@ -165,12 +165,12 @@ class Messages:
                 self._add(sender, clocks, actor.call, access)
 
     def _add(self, sender: Sender, clocks: np.ndarray, call: int, access: Any) -> None:
-        known = self._by_sender.get(sender)
-        if known is None:
+        message = self._by_sender.get(sender)
+        if message is None:
             self._by_sender[sender] = Message(clocks.copy(), call, access)
             return
-        together = np.maximum(known.clocks, clocks)
-        self._by_sender[sender] = Message(together, max(known.call, call), access)
+        together = np.maximum(message.clocks, clocks)
+        self._by_sender[sender] = Message(together, max(message.call, call), access)
 
     def take(
         self, actor: Actor, scope: Scope, access: Any, address: int, *, acquires: bool
@@ -182,8 +182,8 @@ class Messages:
                 actor.pending[address, sender, scope] = message
             if not self.is_signal:
                 continue
-            known = actor.taken.get((address, sender))
-            if known is not None and known.message is message and known.access.reads_as(access):
+            taken = actor.taken.get((address, sender))
+            if taken is not None and taken.message is message and taken.access.reads_as(access):
                 continue
             join(actor, sender, message, scope, acquires=acquires)
             actor.taken[address, sender] = Taken(message, access, address)

@@ -175,66 +175,67 @@ def _reachable(
     if is_primitive(inspect.getfile(function.fn)):
         return {}
     definition, offset = parsed(function)
-    known = dict(constants)
+    bindings = dict(constants)
     counts: dict[Line, int] = {}
-    for statement, reaching in _live(definition.body, known, programs):
+    for statement, reaching in _live(definition.body, bindings, programs):
         for call in calls_in(statement):
             if not call_synchronises(call, function):
                 continue
-            own = Line(inspect.getfile(function.fn), call.lineno + offset, function.fn.__name__)
+            line = Line(inspect.getfile(function.fn), call.lineno + offset, function.fn.__name__)
             callee = _callee(call, function)
             reached: Mapping[Line, int] = {}
             if callee is not None and not is_primitive(inspect.getfile(callee.fn)):
-                reached = _reachable(callee, _handed_on(call, callee, known), reaching)
+                reached = _reachable(callee, _handed_on(call, callee, bindings), reaching)
                 if not reached:  # what it is given rules out all that synchronises in it
                     continue
-            reached = {**reached, own: len(reaching)}
+            reached = {**reached, line: len(reaching)}
             for line, count in reached.items():
                 counts[line] = max(counts.get(line, 0), count)
     return counts
 
 
 def _handed_on(
-    call: ast.Call, callee: Any, known: Mapping[str, Any]
+    call: ast.Call, callee: Any, bindings: Mapping[str, Any]
 ) -> tuple[tuple[str, Any], ...]:
     """The constants that a call gives to a device function."""
     parameters = inspect.signature(callee.fn).parameters
     bound = {name: parameter.default for name, parameter in parameters.items()}
     bound |= {
-        name: _value(argument, known) for name, argument in zip(parameters, call.args, strict=False)
+        name: _value(argument, bindings)
+        for name, argument in zip(parameters, call.args, strict=False)
     }
-    bound |= {str(keyword.arg): _value(keyword.value, known) for keyword in call.keywords}
+    bound |= {str(keyword.arg): _value(keyword.value, bindings) for keyword in call.keywords}
     return tuple(sorted((name, value) for name, value in bound.items() if value is not _UNKNOWN))
 
 
 def _live(
-    statements: list[ast.stmt], known: dict[str, Any], programs: Programs
+    statements: list[ast.stmt], bindings: dict[str, Any], programs: Programs
 ) -> Iterator[tuple[ast.stmt, Programs]]:
     """Statements that known constants do not rule out, with the programs that can reach them."""
     for statement in statements:
         if isinstance(statement, ast.For | ast.While):
             head = statement.iter if isinstance(statement, ast.For) else statement.test
             yield ast.Expr(head), programs
-            yield from _live([*statement.body, *statement.orelse], known, programs)
+            yield from _live([*statement.body, *statement.orelse], bindings, programs)
             continue
         if not isinstance(statement, ast.If):
             if isinstance(statement, ast.AnnAssign) and statement.value is not None:
-                known[ast.unparse(statement.target)] = _value(statement.value, known)
+                bindings[ast.unparse(statement.target)] = _value(statement.value, bindings)
             yield statement, programs
             continue
         yield ast.Expr(statement.test), programs
-        holding = _holding(statement.test, known, programs)
+        holding = _holding(statement.test, bindings, programs)
         for outcome, branch in ((True, statement.body), (False, statement.orelse)):
             reaching = tuple(program for program, can_be in holding if outcome in can_be)
             if reaching:
-                yield from _live(branch, known, reaching)
+                yield from _live(branch, bindings, reaching)
 
 
 def _holding(
-    test: ast.expr, known: dict[str, Any], programs: Programs
+    test: ast.expr, bindings: dict[str, Any], programs: Programs
 ) -> list[tuple[int, set[bool]]]:
     """The outcomes that a condition may have, for each program."""
-    values = ((program, _value(test, known | {_PROGRAM: program})) for program in programs)
+    values = ((program, _value(test, bindings | {_PROGRAM: program})) for program in programs)
     return [
         (program, {True, False} if value is _UNKNOWN else {bool(value)})
         for program, value in values
@@ -244,15 +245,15 @@ def _holding(
 _UNKNOWN = inspect.Parameter.empty
 
 
-def _value(expression: ast.expr, known: Mapping[str, Any]) -> Any:
+def _value(expression: ast.expr, bindings: Mapping[str, Any]) -> Any:
     """The value of an expression of constants, or _UNKNOWN; a part may decide `or` and `and`."""
     if isinstance(expression, ast.BoolOp):
         decisive = isinstance(expression.op, ast.Or)
-        parts = (_value(value, known) for value in expression.values)
+        parts = (_value(value, bindings) for value in expression.values)
         if any(part is not _UNKNOWN and bool(part) is decisive for part in parts):
             return decisive
     names = {node.id for node in ast.walk(expression) if isinstance(node, ast.Name)}
-    scope = {name: value for name, value in known.items() if value is not _UNKNOWN} | _GLOBALS
+    scope = {name: value for name, value in bindings.items() if value is not _UNKNOWN} | _GLOBALS
     if not names <= scope.keys():
         return _UNKNOWN
     code = compile(ast.fix_missing_locations(ast.Expression(expression)), "<constant>", "eval")

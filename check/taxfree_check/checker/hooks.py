@@ -59,9 +59,11 @@ class _Hooks:
         self._store = interpreter_builder.create_masked_store
         self._rmw = interpreter_builder.create_atomic_rmw
         self._cas = interpreter_builder.create_atomic_cas
-        known = ("ptrs", "mask", "other", "is_volatile")
+        arguments = ("ptrs", "mask", "other", "is_volatile")
         policies = [
-            parameter for parameter in signature(self._load).parameters if parameter not in known
+            parameter
+            for parameter in signature(self._load).parameters
+            if parameter not in arguments
         ]
         self._no_policies = dict.fromkeys(policies)
 

@@ -264,17 +264,17 @@ class _Thread:
     # -- memory -----------------------------------------------------------------------------------
 
     def _ld(self, instruction: _Instruction) -> None:
-        target, place = instruction.operands
+        target, operand = instruction.operands
         targets = re.findall(r"[^\s,{}]+", target)
-        addresses, size = self._addresses(place, instruction.type, len(targets))
+        addresses, size = self._addresses(operand, instruction.type, len(targets))
         with self._access(instruction, addresses, size, writes=False):
             for register, address in zip(targets, addresses, strict=True):
                 self.registers[register] = _INTEGERS[size].from_address(address).value
 
     def _st(self, instruction: _Instruction) -> None:
-        place, source = instruction.operands
+        operand, source = instruction.operands
         sources = re.findall(r"[^\s,{}]+", source)
-        addresses, size = self._addresses(place, instruction.type, len(sources))
+        addresses, size = self._addresses(operand, instruction.type, len(sources))
         values = [self._value(source, instruction.type) for source in sources]
         with self._access(instruction, addresses, size, writes=True):
             for value, address in zip(values, addresses, strict=True):
@@ -303,7 +303,7 @@ class _Thread:
 
     def _modify(self, instruction: _Instruction, operands: list[str]) -> int:
         """Run an atomic; the old value."""
-        place, *sources = operands
+        operand, *sources = operands
         kind = instruction.type
         operation = next(
             (
@@ -315,7 +315,7 @@ class _Thread:
         )
         if operation is None or kind in _PAIRS:
             raise Unknown(f"{instruction.text}: this atomic cannot be interpreted")
-        (address,), size = self._addresses(place, kind, 1)
+        (address,), size = self._addresses(operand, kind, 1)
         values = [self._typed(operand, kind) for operand in sources]
         word = _INTEGERS[size].from_address(address)
 

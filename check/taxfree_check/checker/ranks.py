@@ -153,13 +153,13 @@ class Ranks(Allocator):
         Args:
             value: that it is filled with; None leaves it as :meth:`empty` does.
         """
-        known = self._shared.get(name)
-        if known is None or not self._heaps[0].holds(known[0]) or known[0].numel() < count:
-            known = [self.allocate(rank, count, dtype, name) for rank in range(self.ranks)]
-            for block in known if value is not None else ():
+        blocks = self._shared.get(name)
+        if blocks is None or not self._heaps[0].holds(blocks[0]) or blocks[0].numel() < count:
+            blocks = [self.allocate(rank, count, dtype, name) for rank in range(self.ranks)]
+            for block in blocks if value is not None else ():
                 block.numpy().fill(value)  # no host's operation: it is there before any call
-            self._shared[name] = known
-        return known
+            self._shared[name] = blocks
+        return blocks
 
     def table(self, rank: int, pointers: Sequence[int]) -> int:
         """The address of a table of pointers, as a rank's kernels read it."""

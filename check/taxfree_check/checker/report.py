@@ -209,7 +209,9 @@ def _picture(
     for access, text in events:
         cell = _folded(f"{text}  {access.site.in_kernel.where}")
         rows.append([cell if actor is access.actor else [] for actor in actors])
-    widths = [max(len(line) for row in rows for line in row[at]) for at in range(len(actors))]
+    widths = [
+        max(len(line) for row in rows for line in row[column]) for column in range(len(actors))
+    ]
     return [
         "  " + " | ".join(map(str.ljust, line, widths)).rstrip()
         for row in rows

@@ -257,13 +257,15 @@ class Shadow:
         word, actor = region.words.get(address), access.actor
         if word is None:
             return None
-        known, announced = 0, []
+        newest, announced = 0, []
         for other in (*word.writes.values(), *word.reads.values()):
             if other.actor is actor or other.happened_before(actor):
-                known = max(known, other.time)
+                newest = max(newest, other.time)
             elif other.writes and actor.has_seen(other.actor.slot, other.epoch, Repair.ALL):
                 announced.append(other)
-        late = min((access for access in announced if access.time > known), key=_time, default=None)
+        late = min(
+            (access for access in announced if access.time > newest), key=_time, default=None
+        )
         if late is None:
             return None
         return Stale(Conflict(late, access, address), word.before[late.actor.slot])

@@ -188,13 +188,13 @@ class Schedule:
 
     def side_stream(self, rank: int) -> Stream:
         """Another stream of a rank, beside that of its host."""
-        known = self._side_streams[rank]
-        number = 1 + len(known)
+        streams = self._side_streams[rank]
+        number = 1 + len(streams)
         if number >= self._streams:
             self._sizes.streams += 2
             raise _TooMany
-        known.append(Stream(self, self._make_actor(rank, number, f"side stream {number}")))
-        return known[-1]
+        streams.append(Stream(self, self._make_actor(rank, number, f"side stream {number}")))
+        return streams[-1]
 
     @property
     def is_running(self) -> bool:

@@ -109,7 +109,7 @@ class CompiledKernel:
     def source(self) -> str:
         """Its TTIR, without the branches that no program takes."""
         never = set(_NO_PROGRAM.findall(self.ttir))
-        return _IF.sub(lambda found: "" if found[2] in never else found[0], self.ttir)
+        return _IF.sub(lambda match: "" if match[2] in never else match[0], self.ttir)
 
     @cached_property
     def has_roles(self) -> bool:

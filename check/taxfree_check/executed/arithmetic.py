@@ -232,8 +232,8 @@ def sign_extended(a: Word, width: Word) -> Word:
 def reversed_bits(a: Word) -> Word:
     """V_BFREV_B32."""
     result = 0
-    for at in range(32):
-        result = result << 1 | a >> at & 1
+    for bit in range(32):
+        result = result << 1 | a >> bit & 1
     return result
 
 
@@ -244,15 +244,15 @@ def permuted_bytes(a: Word, b: Word, selectors: Word) -> Word:
     8 to 11 pick the sign of a half, 12 is 0, and more is 255.
     """
     both, result = a << 32 | b, 0
-    for at in range(0, 32, 8):
-        selector = selectors >> at & 255
+    for begin in range(0, 32, 8):
+        selector = selectors >> begin & 255
         if selector < 8:
             byte = both >> 8 * selector & 255
         elif selector < 12:
             byte = 255 * (both >> 16 * (selector - 8) + 15 & 1)
         else:
             byte = 0 if selector == 12 else 255
-        result |= byte << at
+        result |= byte << begin
     return result
 
 

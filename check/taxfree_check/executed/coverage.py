@@ -67,9 +67,9 @@ def coverage(every: Iterable[Hits]) -> InstructionCoverage:
     """The coverage of one kernel, all that was compiled of it together."""
     by_key: dict[str, Hits] = {}
     for hits in every:
-        known = by_key.get(hits.key, hits)
+        merged = by_key.get(hits.key, hits)
         by_key[hits.key] = replace(
-            hits, by_all=known.by_all | hits.by_all, by_some=known.by_some | hits.by_some
+            hits, by_all=merged.by_all | hits.by_all, by_some=merged.by_some | hits.by_some
         )
     parts = [_coverage(hits) for hits in by_key.values()]
     return InstructionCoverage(

@@ -143,7 +143,7 @@ def instruction(text: str, line: int = 0, source: tuple[str, ...] = ()) -> Instr
 
 def _body(text: str) -> tuple[list[Instruction], dict[str, int]]:
     lines = text.split("\n")
-    first = next(at for at, line in enumerate(lines) if "; -- Begin function" in line)
+    first = next(number for number, line in enumerate(lines) if "; -- Begin function" in line)
     instructions: list[Instruction] = []
     labels: dict[str, int] = {}
     source: tuple[str, ...] = ()
@@ -155,8 +155,8 @@ def _body(text: str) -> tuple[list[Instruction], dict[str, int]]:
             source = tuple(_SOURCE.findall(line)) or source
         elif label := _LABEL.match(code):
             labels[label[1]] = len(instructions)
-        elif found := _INSTRUCTION.match(code):
-            instructions.append(instruction(" ".join(found.groups()), number, source))
+        elif match := _INSTRUCTION.match(code):
+            instructions.append(instruction(" ".join(match.groups()), number, source))
     return instructions, labels
 
 

@@ -115,7 +115,7 @@ def argument_bytes(listing: Listing, values: Sequence[int], grid: Grid) -> bytes
     hidden = {
         **{f"hidden_block_count_{axis}": count for axis, count in zip("xyz", grid, strict=True)},
         "hidden_group_size_x": listing.threads, "hidden_group_size_y": 1, "hidden_group_size_z": 1,
-        "hidden_grid_dims": max(at + 1 for at, count in enumerate(grid) if count > 1 or not at),
+        "hidden_grid_dims": max(axis + 1 for axis in range(3) if grid[axis] > 1 or not axis),
     }  # fmt: skip
     block = bytearray(listing.argument_bytes)
     remaining = iter(values)
@@ -135,17 +135,19 @@ def argument_bytes(listing: Listing, values: Sequence[int], grid: Grid) -> bytes
 class Workgroup:
     """The waves of one program, and what they share."""
 
-    def __init__(self, launch: KernelRun, place: Grid, view: View) -> None:
+    def __init__(self, launch: KernelRun, workgroup: Grid, view: View) -> None:
         listing = launch.program.listing
-        ids = [id_ for id_, is_wanted in zip(place, listing.wanted_ids, strict=True) if is_wanted]
+        ids = [
+            id_ for id_, is_wanted in zip(workgroup, listing.wanted_ids, strict=True) if is_wanted
+        ]
         self.shared = SharedMemory(launch.shared_bytes, launch.timing.poison)
         self.waves = [
             Wave(launch.program, self, view, launch.timing, wave)
             for wave in range(listing.threads // 64)
         ]
         for wave in self.waves:
-            at = listing.pointer_register
-            wave.s[at : at + 2] = launch.arguments & WORD, launch.arguments >> 32
+            pointer = listing.pointer_register
+            wave.s[pointer : pointer + 2] = launch.arguments & WORD, launch.arguments >> 32
             wave.s[listing.user_registers : listing.user_registers + len(ids)] = ids
 
     @property

@@ -412,8 +412,8 @@ def _values(
     Raises:
         ExecutionError: they are not those that its text names.
     """
-    known = [argument for argument in listing.arguments if not argument.kind.startswith("hidden_")]
-    kinds = iter(known)
+    named = [argument for argument in listing.arguments if not argument.kind.startswith("hidden_")]
+    kinds = iter(named)
     params = [parameter for parameter in kernel.function.params if not parameter.is_constexpr]
     for param, value in zip(params, args, strict=False):
         for arg in flat((value,)):

@@ -36,8 +36,8 @@ def build(instruction: Instruction) -> Step:
 
         def effect() -> None:
             start = np.array([address], np.uint64)
-            at = wave.view.memory.places(start, 4 * count)[0].item() // 4
-            wave.s[first : first + count] = wave.view.levels[1].of[4][at : at + count]
+            word = wave.view.memory.places(start, 4 * count)[0].item() // 4
+            wave.s[first : first + count] = wave.view.levels[1].of[4][word : word + count]
 
         wave.timing.issue(
             wave.local_queue, InFlight(effect, rows=(first, first + count), is_scalar=True)

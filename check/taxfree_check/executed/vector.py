@@ -279,12 +279,12 @@ def _row(instruction: Instruction, name: str, *parts: OperandPart) -> Row:
     return row(Form.VECTOR, _number(name), *parts, **fields)
 
 
-def _out(instruction: Instruction, at: int = 0) -> int:
-    return 64 * row_of(instruction.operands[at])
+def _out(instruction: Instruction, operand: int = 0) -> int:
+    return 64 * row_of(instruction.operands[operand])
 
 
-def _pair(instruction: Instruction, at: int) -> int:
-    return SCALARS + scalar_of(instruction.operands[at])
+def _pair(instruction: Instruction, operand: int) -> int:
+    return SCALARS + scalar_of(instruction.operands[operand])
 
 
 _HANDLED = {"clamp", "src0_sel", "src1_sel", "dst_sel", "dst_unused"}
@@ -297,14 +297,14 @@ _PARTS = {  # of registers (SDWA)
 def _sources(instruction: Instruction, kinds: list[str], first: int = 1) -> list[Source]:
     """The operands from number `first` on, or the parts of them that SDWA selects."""
     made = []
-    for at, kind in enumerate(kinds):
-        selected = instruction.modifiers.get(f"src{at}_sel", "DWORD")
+    for number, kind in enumerate(kinds):
+        selected = instruction.modifiers.get(f"src{number}_sel", "DWORD")
         part = None
         if selected != "DWORD":
             if selected not in _PARTS or kind not in ("u32", "i32", "f16"):
                 raise UnknownInstruction(f"unknown form of {instruction.text}")
             part = _PARTS[selected]
-        made.append(source(instruction.operands[first + at], kind, part))
+        made.append(source(instruction.operands[first + number], kind, part))
     if "rev" in instruction.opcode and "sub" in instruction.opcode:
         made.reverse()
     return made
@@ -389,19 +389,20 @@ def _packed(instruction: Instruction) -> Row:
     out = _out(instruction)
     if instruction.opcode == "v_pk_mov_b32":  # of the first source, then of the second
         words = [
-            source(instruction.operands[1 + at], "u32", which=selected[0][at]) for at in range(2)
+            source(instruction.operands[1 + half], "u32", which=selected[0][half])
+            for half in range(2)
         ]
-        parts = [OperandPart([word], out + 64 * at) for at, word in enumerate(words)]
+        parts = [OperandPart([word], out + 64 * half) for half, word in enumerate(words)]
         return _row(instruction, instruction.opcode, *parts)
     parts = []
-    for at in range(2):
+    for half in range(2):
         halves = [
             source(f"neg({text})" if sign else text, "f32", which=which)
             for text, which, sign in zip(
-                instruction.operands[1:], selected[at], negated[at], strict=True
+                instruction.operands[1:], selected[half], negated[half], strict=True
             )
         ]
-        parts.append(OperandPart(halves, out + 64 * at))
+        parts.append(OperandPart(halves, out + 64 * half))
     return _row(instruction, instruction.opcode, *parts)
 
 

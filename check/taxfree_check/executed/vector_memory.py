@@ -250,10 +250,10 @@ def _store(instruction: Instruction, size: int, count: int, *, upper: bool) -> S
 def _atomic(instruction: Instruction, function: Callable[[int, int], int], size: int) -> Step:
     returns = "sc0" in instruction.modifiers
     scope = Scope.SYSTEM if "sc1" in instruction.modifiers else Scope.AGENT
-    at = 1 if returns else 0
+    first = 1 if returns else 0
     row = row_of(instruction.operands[0]) if returns else 0
-    value_row = row_of(instruction.operands[at + 1])
-    addresses, words = _addresses(instruction, at, size), size // 4
+    value_row = row_of(instruction.operands[first + 1])
+    addresses, words = _addresses(instruction, first, size), size // 4
 
     def step(wave: Wave) -> int | None:
         lane_addresses, inside = addresses(wave)

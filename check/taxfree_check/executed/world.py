@@ -176,8 +176,8 @@ _present = threading.local()
 
 
 def _host() -> _WorldHost:
-    found: _WorldHost = _present.host
-    return found
+    host: _WorldHost = _present.host
+    return host
 
 
 @contextmanager

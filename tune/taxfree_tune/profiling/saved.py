@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -85,22 +85,16 @@ def _not_saved(path: Path) -> UsageError:
 
 
 def _timelines(call: Mapping[str, Any]) -> SavedTimelines:
-    timelines = tuple(map(Timeline.from_json, call["timelines"]))
-    problem = with_new_names(call["op"], call)["problem"]
-    return SavedTimelines(call["op"], problem, call["hardware"], timelines)
-
-
-def _current(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Rows with the names that they would have today."""
-    return [with_new_names(row["op"], row) for row in rows]
+    timelines, call = tuple(map(Timeline.from_json, call["timelines"])), _of_today(call)
+    return SavedTimelines(call["op"], call["problem"], call["hardware"], timelines)
 
 
 def _explanations(document: Mapping[str, Any]) -> tuple[Explanation, ...]:
     problems: dict[str, list[dict[str, Any]]] = {}
-    for row in _current(document["rows"]):
+    for row in map(_of_today, document["rows"]):
         problems.setdefault(_key(row), []).append(row)
-    choices = {_key(choice): choice for choice in _current(document.get("dispatch", ()))}
-    skipped = [Skipped(**fields) for fields in _current(document.get("skipped", ()))]
+    choices = {_key(choice): choice for choice in map(_of_today, document.get("dispatch", ()))}
+    skipped = [Skipped(**fields) for fields in map(_of_today, document.get("skipped", ()))]
     return tuple(
         Explanation(
             rows[0]["op"],
@@ -118,6 +112,12 @@ def _explanations(document: Mapping[str, Any]) -> tuple[Explanation, ...]:
         )
         for key, rows in problems.items()
     )
+
+
+def _of_today(entry: Mapping[str, Any]) -> dict[str, Any]:
+    """An entry with the names and the fields of problems that it would have today."""
+    new: dict[str, Any] = with_new_names(entry["op"], entry)
+    return new
 
 
 def _named(row: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:

@@ -132,8 +132,8 @@ def _add(sources: Sources, path: Path, name: str) -> bool:
     first = rows[0] if isinstance(rows, list) and rows and isinstance(rows[0], dict) else {}
     if document.get("pictures"):
         _require(path, document["pictures"], ("op", "problem", "hardware", "timelines"))
-        file = ResultFile(name, _environment(document), document["pictures"])
-        sources.timelines.append(file)
+        renamed = [with_new_names(call["op"], call) for call in document["pictures"]]
+        sources.timelines.append(ResultFile(name, _environment(document), renamed))
     elif "t_graph_us" in first and "is_modelled" in first:
         _require(path, rows, ("op", "problem", "variant", "t_eager_us", "residual_us"))
         renamed = [with_new_names(row["op"], row) for row in document["rows"]]

@@ -151,11 +151,6 @@ class Model:
         return self.attentions[0].head_dim
 
     @property
-    def mlps(self) -> tuple[int, ...]:
-        """Widths of the dense MLPs, including shared experts."""
-        return tuple(each.inputs for each in self.blocks[1:])
-
-    @property
     def head(self) -> Column:
         """The layer to the vocabulary."""
         return Column(((self.vocabulary, self.vocabulary),), self.head_bias)
@@ -173,8 +168,8 @@ def known_models() -> dict[str, tuple[str, ...]]:
 @cache
 def _known() -> dict[str, Any]:
     text = files("taxfree_tune.shapes").joinpath("known_models.json").read_text(encoding="utf-8")
-    known: dict[str, Any] = json.loads(text)
-    return known
+    models: dict[str, Any] = json.loads(text)
+    return models
 
 
 def load_model(name: str | Path) -> Model:
@@ -237,9 +232,9 @@ def known_entry(name: str) -> Mapping[str, Any]:
         UsageError: no model has this name or repository.
     """
     wanted = name.lower()
-    for known, repositories in known_models().items():
-        if wanted == known or wanted in map(str.lower, repositories):
-            entry: dict[str, Any] = _known()[known]
+    for called, repositories in known_models().items():
+        if wanted == called or wanted in map(str.lower, repositories):
+            entry: dict[str, Any] = _known()[called]
             return entry
     close = get_close_matches(wanted, known_models(), n=1)
     raise UsageError(
@@ -272,8 +267,8 @@ def _known_model(entry: Mapping[str, Any]) -> Model:
         )
     ]
     for width, is_shared in _mlps(config):
-        count, each = (1, 2 * width) if family == "phi3" else (2, width)
-        gate_up = (Column(((each, each),)),) * count
+        count, features = (1, 2 * width) if family == "phi3" else (2, width)
+        gate_up = (Column(((features, features),)),) * count
         blocks.append(Block(gate_up, width, **behind | ({"norm": ""} if is_shared else {})))
     facts = facts_of(config)
     windows = facts.pop("windows")
@@ -355,19 +350,19 @@ def _of_compressed_tensors(said: Mapping[str, Any]) -> tuple[str, str]:
     if (groups := said.get("config_groups")) is None:
         return "", ""
     schemes = list(groups.values()) if isinstance(groups, dict) else []
-    found = {_scheme(each) for each in schemes if isinstance(each, dict)}
-    if len(found) != 1:
-        return f"{len(found)} schemes", ""
-    return found.pop()
+    distinct = {_scheme(scheme) for scheme in schemes if isinstance(scheme, dict)}
+    if len(distinct) != 1:
+        return f"{len(distinct)} schemes", ""
+    return distinct.pop()
 
 
 def _scheme(group: Mapping[str, Any]) -> tuple[str, str]:
     """The weights and activations of a scheme of compressed-tensors."""
     parts = [group.get("weights") or {}, group.get("input_activations") or {}]
-    kinds = [f"{each.get('type', 'no')}{each.get('num_bits', '')}" for each in parts]
-    of_weights, of_activations = (str(each.get("strategy")) for each in parts)
+    kinds = [f"{part.get('type', 'no')}{part.get('num_bits', '')}" for part in parts]
+    of_weights, of_activations = (str(part.get("strategy")) for part in parts)
     how = f"weights {kinds[0]} per {of_weights}, activations {kinds[1]} per {of_activations}"
-    is_fp8 = kinds == ["float8", "float8"] and all(each.get("symmetric", True) for each in parts)
+    is_fp8 = kinds == ["float8", "float8"] and all(part.get("symmetric", True) for part in parts)
     match of_weights, of_activations:
         case "tensor", "tensor":
             scales = "tensor"
@@ -413,7 +408,9 @@ def _windows(config: Mapping[str, Any], family: str) -> tuple[int, ...]:
         sees_all = [kind != "sliding_attention" for kind in kinds]
     else:
         sees_all = [False, family.removesuffix("_text") in _ALTERNATING]
-    return tuple(dict.fromkeys(0 if each else window for each in sorted(sees_all, reverse=True)))
+    return tuple(
+        dict.fromkeys(0 if is_whole else window for is_whole in sorted(sees_all, reverse=True))
+    )
 
 
 def _dtype_in(config: Mapping[str, Any]) -> str | None:
@@ -450,22 +447,26 @@ def split_layers(
     if role in ("decode", "prompt"):
         return _attentions(role, model, tp)
     _require_split(model, tp)
-    blocks = [each for each in model.blocks if is_cast or _is_listed(each, is_training)]
+    blocks = [block for block in model.blocks if is_cast or _is_listed(block, is_training)]
     if role == "gather_rows":
         return _gathers(model, blocks, tp, is_training, is_cast)
-    found = [sums for block in blocks for sums in _sums(role, model.hidden, block, tp, is_cast)]
+    listed = [sums for block in blocks for sums in _sums(role, model.hidden, block, tp, is_cast)]
     if is_training:  # the gradients of what columns read
         columns = [column for block in blocks for column in block.columns]
         if model.vocabulary and model.vocabulary % tp == 0:
             columns.append(model.head)
-        found += [_fields(model.hidden, each.features(tp), weight_layout="kn") for each in columns]
+        listed += [
+            _fields(model.hidden, column.features(tp), weight_layout="kn") for column in columns
+        ]
         if role == "sum":  # compiled code adds those of the same rows, one to another
-            shared = [each for block in blocks for each in block.columns if len(block.columns) > 1]
-            found += [
-                _fields(model.hidden, each.features(tp), weight_layout="kn", residual=1)
-                for each in shared
+            shared = [
+                column for block in blocks for column in block.columns if len(block.columns) > 1
             ]
-    return found
+            listed += [
+                _fields(model.hidden, column.features(tp), weight_layout="kn", residual=1)
+                for column in shared
+            ]
+    return listed
 
 
 def _is_listed(block: Block, is_training: bool) -> bool:
@@ -485,21 +486,23 @@ def _gathers(
     Raises:
         UsageError: blocks of a weight do not split over so many ranks.
     """
-    hidden, found, columns = model.hidden, [], []
+    hidden, listed, columns = model.hidden, [], []
     for block in blocks:
-        features = [each.features(tp) for each in block.columns]
+        features = [column.features(tp) for column in block.columns]
         of_all = [sum(features)] if len(features) > 1 else []  # biases are added behind the matmul
         for size in (*features, *of_all):
             _require_blocks(block, size, is_cast, f"output size {size * tp}", tp)
-        found += [_fields(size, hidden, **_kind(block, is_cast)) for size in of_all]
-        columns += [(each, _kind(block, is_cast)) for each in block.columns]
+        listed += [_fields(size, hidden, **_kind(block, is_cast)) for size in of_all]
+        columns += [(column, _kind(block, is_cast)) for column in block.columns]
     if model.vocabulary and model.vocabulary % tp == 0:
         columns.append((model.head, {}))
-    found += [_fields(each.features(tp), hidden, bias=each.bias, **kind) for each, kind in columns]
+    listed += [
+        _fields(column.features(tp), hidden, bias=column.bias, **kind) for column, kind in columns
+    ]
     if is_training:  # gathered rows are kept, and a bias is added behind; then the gradients
-        found += [_fields(each.features(tp), hidden) for each, _ in columns if each.bias]
-        found += [_fields(each.inputs // tp, hidden, weight_layout="kn") for each in blocks]
-    return [each | {"gather_dim": 0} for each in found]
+        listed += [_fields(column.features(tp), hidden) for column, _ in columns if column.bias]
+        listed += [_fields(block.inputs // tp, hidden, weight_layout="kn") for block in blocks]
+    return [fields | {"gather_dim": 0} for fields in listed]
 
 
 def _kind(block: Block, is_cast: bool) -> dict[str, str]:
@@ -523,33 +526,33 @@ def _sums(role: Role, hidden: int, block: Block, tp: int, is_cast: bool) -> Iter
         UsageError: blocks of a weight do not split over so many ranks.
     """
     n, k = hidden, block.inputs // tp
-    own: dict[str, int | str] = {"bias": block.bias, **_kind(block, is_cast)}
+    of_block: dict[str, int | str] = {"bias": block.bias, **_kind(block, is_cast)}
     _require_blocks(block, k, is_cast, f"input size {block.inputs}", tp)
-    yield _fields(n, k, **own)
+    yield _fields(n, k, **of_block)
     if role == "sum" and block.adds_residual:
-        yield _fields(n, k, **own, residual=1)
+        yield _fields(n, k, **of_block, residual=1)
     if role == "sum" and block.norm:
-        yield _fields(n, k, **own, residual=block.norm == "residual", rms_norm=1)
+        yield _fields(n, k, **of_block, residual=block.norm == "residual", rms_norm=1)
 
 
 def _attentions(role: Role, model: Model, tp: int) -> list[Fields]:
     if model.latent_dim or model.has_sinks or model.has_alibi:
         return []
-    found: list[Fields] = []
-    for each in model.attentions:
-        if each.head_dim > MOST_HEAD_DIM:
+    listed: list[Fields] = []
+    for attention in model.attentions:
+        if attention.head_dim > MOST_HEAD_DIM:
             continue
-        heads, kv_heads = each.heads, each.kv_heads
+        heads, kv_heads = attention.heads, attention.kv_heads
         if role == "prompt":
-            if each.window or model.has_soft_cap:
+            if attention.window or model.has_soft_cap:
                 continue
             _require_split(model, tp)
             heads, kv_heads = heads // tp, max(1, kv_heads // tp)
         capped = {"soft_cap": 1} if model.has_soft_cap else {}
-        window = {"window": each.window} if each.window else {}
-        sizes = {"q_heads": heads, "kv_heads": kv_heads, "head_dim": each.head_dim}
-        found.append({**sizes, **capped, **window})
-    return found
+        window = {"window": attention.window} if attention.window else {}
+        sizes = {"q_heads": heads, "kv_heads": kv_heads, "head_dim": attention.head_dim}
+        listed.append({**sizes, **capped, **window})
+    return listed
 
 
 def left_out_layers(
@@ -562,47 +565,49 @@ def left_out_layers(
     """
     if not (model.is_served or is_cast):
         return [f"all layers, of {model.dtype}: --dtype lists the model in another type"]
-    found = list(model.others)
+    left = list(model.others)
     if role in ("sum", "gather_rows", "scatter_rows"):
         kinds = dict.fromkeys(
-            each.quantised for each in model.blocks if not _is_listed(each, is_training)
+            block.quantised for block in model.blocks if not _is_listed(block, is_training)
         )
         if not is_cast:
-            found += [
+            left += [
                 f"layers that are quantised ({kind}): --dtype lists them in a 16-bit type"
                 for kind in kinds
             ]
         if model.experts:
-            found.append(f"{model.experts} routed experts: they need grouped matmuls")
+            left.append(f"{model.experts} routed experts: they need grouped matmuls")
         if role == "gather_rows" and model.latent_dim:
-            found.append("projections of latent attention: every rank has their whole input")
-        return found + (list(model.notes) if role == "sum" else [])
+            left.append("projections of latent attention: every rank has their whole input")
+        return left + (list(model.notes) if role == "sum" else [])
     if model.latent_dim:
-        return [*found, f"latent attention: its keys have {model.latent_dim} columns"]
+        return [*left, f"latent attention: its keys have {model.latent_dim} columns"]
     if model.has_sinks:
-        return [*found, "attention with sinks: the kernels have none"]
+        return [*left, "attention with sinks: the kernels have none"]
     if model.has_alibi:
-        return [*found, "attention with linear biases (ALiBi): the kernels have none"]
+        return [*left, "attention with linear biases (ALiBi): the kernels have none"]
     if model.has_chunks:
-        found.append("layers that attend within chunks: the kernels have no chunks")
-    found += [
-        f"layers with heads of {each.head_dim} columns: the kernels take {MOST_HEAD_DIM}"
-        for each in model.attentions
-        if each.head_dim > MOST_HEAD_DIM
+        left.append("layers that attend within chunks: the kernels have no chunks")
+    left += [
+        f"layers with heads of {attention.head_dim} columns: the kernels take {MOST_HEAD_DIM}"
+        for attention in model.attentions
+        if attention.head_dim > MOST_HEAD_DIM
     ]
     if role == "prompt":
         if model.has_soft_cap:
-            return [*found, "attention with capped logits: the kernels for prompts have no cap"]
-        windows = dict.fromkeys(each.window for each in model.attentions if each.window)
-        found += [
+            return [*left, "attention with capped logits: the kernels for prompts have no cap"]
+        windows = dict.fromkeys(
+            attention.window for attention in model.attentions if attention.window
+        )
+        left += [
             f"layers with a window of {window}: the kernels for prompts have none"
             for window in windows
         ]
-    return found
+    return left
 
 
 def _require_split(model: Model, tp: int) -> None:
-    counts = [("num_attention_heads", each.heads) for each in model.attentions]
+    counts = [("num_attention_heads", attention.heads) for attention in model.attentions]
     counts += [("input size", block.inputs) for block in model.blocks]
     for name, count in counts:
         if count % tp:
@@ -610,10 +615,10 @@ def _require_split(model: Model, tp: int) -> None:
                 f"{name} {count} of the model does not split over {tp} ranks",
                 "try another --tp or --gpus",
             )
-    for each in model.attentions:
-        if each.kv_heads % tp and tp % each.kv_heads:
+    for attention in model.attentions:
+        if attention.kv_heads % tp and tp % attention.kv_heads:
             raise UsageError(
-                f"num_key_value_heads {each.kv_heads} of the model neither split over {tp} ranks "
-                "nor divide them",
+                f"num_key_value_heads {attention.kv_heads} of the model neither split over {tp} "
+                "ranks nor divide them",
                 "try another --tp or --gpus",
             )

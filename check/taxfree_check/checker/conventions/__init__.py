@@ -38,11 +38,11 @@ def stand_in() -> None:
     stand-in has no module for, such as ``iris.ops``, is imported from where Iris is installed.
     """
     if "iris" not in sys.modules:
-        found = importlib.util.find_spec("iris")
-        if found is None or not torch.cuda.is_available():
+        spec = importlib.util.find_spec("iris")
+        if spec is None or not torch.cuda.is_available():
             from taxfree_check.checker.conventions import iris
 
-            iris.__path__ = [] if found is None else [*(found.submodule_search_locations or ())]
+            iris.__path__ = [] if spec is None else [*(spec.submodule_search_locations or ())]
             for name in _OF_IRIS:
                 sys.modules[f"iris{name}"] = iris
     if "triton_dist" not in sys.modules and importlib.util.find_spec("triton_dist") is None:

@@ -320,8 +320,8 @@ class Iris:
 
     def get_device_context(self) -> torch.Tensor:
         """int64: the rank, the number of ranks, each heap's base, and 0: nothing is traced."""
-        place = torch.tensor([self.cur_rank, self.num_ranks])
-        return torch.cat([place, self._world.heap_bases, torch.zeros(1, dtype=torch.int64)])
+        ranks = torch.tensor([self.cur_rank, self.num_ranks])
+        return torch.cat([ranks, self._world.heap_bases, torch.zeros(1, dtype=torch.int64)])
 
     def get_rank(self) -> int:
         return self.cur_rank
@@ -341,9 +341,9 @@ class Iris:
         values = self._world.__dict__.setdefault("of_iris_hosts", {})
         values[self.cur_rank] = value
         self.barrier()
-        found = values[src]
+        sent = values[src]
         self.barrier()
-        return found
+        return sent
 
     @property
     def ops(self) -> Any:

@@ -181,12 +181,12 @@ class TileOperations:
         """Add up a tile of all ranks without flags, then copy each rank's sum over one's own."""
         source, inside = src_view.tile_ptr(tile)
         target, _ = dst_view.tile_ptr(tile)
-        own = tl.load(source, mask=inside, other=0.0)
-        total = _wide(own)
+        loaded = tl.load(source, mask=inside, other=0.0)
+        total = _wide(loaded)
         for step in range(1, self.world_size):
             peer = (self.rank - step) % self.world_size
             total += _wide(self.load(source, peer, mask=inside))
-        tl.store(target, total.to(own.dtype), mask=inside)
+        tl.store(target, total.to(loaded.dtype), mask=inside)
         for step in range(1, self.world_size):
             peer = (self.rank + step) % self.world_size
             tl.store(target, self.load(target, peer, mask=inside), mask=inside)

@@ -58,7 +58,9 @@ def violations(kernel: CompiledKernel, speed: bool = True) -> list[BrokenRule]:
     violations = []
     for name, check in CHECKS.items():
         if speed or name not in SPEED_CHECKS:
-            for message, at in check(kernel):
-                line, text = (at.line, at.text) if at is not None else (0, "")
+            for message, instruction in check(kernel):
+                line, text = (
+                    (instruction.line, instruction.text) if instruction is not None else (0, "")
+                )
                 violations.append(BrokenRule(name, message, line, text))
     return violations
