@@ -375,8 +375,9 @@ def _attend(
     new_v = tl.load(k_ptr + SIZES.KV_HEADS * DIM + d).to(element)
     cache = sequence * strides[0] + head * strides[1]
     if (begin < end) & ((first + end) * KEYS > position):  # this split has the new key
-        tl.store(own.k_cache + cache + position * strides[2] + d, new_k)
-        tl.store(own.v_cache + cache + position * strides[2] + d, new_v)
+        to = cache + position * strides[2] + d
+        tl.store(own.k_cache + to, new_k)
+        tl.store(own.v_cache + to, new_v)
     for query in tl.static_range(HEADS):
         q_ptr = products + (head * HEADS + query) * DIM
         q = _head_of(q_ptr, own.q_norm, position, buffers.inv_freq, scale, SIZES)
