@@ -106,7 +106,7 @@ class TestDecodeStep:
 @pytest.mark.parametrize("architecture", ["gfx942", "gfx950"])
 def test_the_kernel_for_chiplets_keeps_the_rules(architecture: str) -> None:
     (kernel,) = compiled(NEWEST, architecture).values()
+    assert kernel.is_cooperative
     assert broken(kernel) == set()
-    assert broken(kernel, is_cooperative=False) == {"all_resident"}
-    assert kernel.programs <= kernel.resident_programs
+    assert broken(kernel, programs=kernel.resident_programs + 1) == {"all_resident"}
     assert kernel.resources.spill_bytes == 0
