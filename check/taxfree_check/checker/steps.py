@@ -76,7 +76,7 @@ class StepTrial:
         rng = Random(seed)
         self._problem, self._seed = problem, seed
         self._programs, self._first = rng.choice(_PROGRAMS), rng.choice(FIRST_GENERATIONS)
-        self._config = {"SPLITS": rng.choice((1, 2)), "DOWN_PARTS": rng.choice((1, 2))}
+        self._config = {name: rng.choice((1, 2)) for name in ("SPLITS", "DOWN_PARTS", "XCDS")}
         self._found: list[tuple[int, int, torch.Tensor, torch.Tensor]] = []
 
     def run(self) -> ScheduleOutcome:
@@ -101,12 +101,12 @@ class StepTrial:
         self._found.append((rank, number, tokens.clone(), step.logits.clone()))
 
     def _wrong_result(self) -> Violation | None:
-        wanted = _exact(self._problem)
+        wanted = exact(self._problem)
         for rank, number, tokens, logits in self._found:
-            exact = wanted[number]
-            own = exact.chunk(self._problem.world_size, 1)[rank]
-            error = (logits.double() - own).abs().max() / exact.abs().max()
-            first = exact.argmax(1)
+            whole = wanted[number]
+            own = whole.chunk(self._problem.world_size, 1)[rank]
+            error = (logits.double() - own).abs().max() / whole.abs().max()
+            first = whole.argmax(1)
             if error <= _TOLERANCE and torch.equal(tokens, first):
                 continue
             what = f"rank {rank}, call {number}: logits off by {error:.3g}"
@@ -197,7 +197,7 @@ def cache(problem: StepProblem, rank: int, heads: int) -> Cache:
 
 
 @functools.cache
-def _exact(problem: StepProblem) -> list[torch.Tensor]:
+def exact(problem: StepProblem) -> list[torch.Tensor]:
     """Logits of each call, float64 [batch, vocabulary]."""
     made, held = model(problem), cache(problem, 0, problem.world_size)
     for each in (*held.keys, *held.values):

@@ -66,7 +66,10 @@ def prefetch(
 
 @gluon.jit
 def _rows_at(unit, layers, origin, lines, counts, MODEL: gl.constexpr, WORK: gl.constexpr):
-    """Addresses of a unit's rows, one a lane, and how many bytes of each it reads."""
+    """Addresses of a unit's rows, one a lane, and how many bytes of each it reads.
+
+    Rows are taken to follow each other; where they do not, others of the weight come.
+    """
     ROWS: gl.constexpr = rows_of_unit(MODEL.BATCH)
     HALF: gl.constexpr = ROWS // 2
     WIDE: gl.constexpr = 2 * MODEL.INTERMEDIATE

@@ -120,7 +120,12 @@ class OneKernel(_Way):
 
     def illegal_reason(self, problem: Any, hardware: Hardware, config: Config) -> str | None:
         limit, stages = config.get("LIMIT", 0), config.get("STAGES", 1 << 30)
-        return None if limit < stages else f"{limit} chunks on their way, {stages} stages"
+        if limit >= stages:
+            return f"{limit} chunks on their way, {stages} stages"
+        (first, *_) = self.space(problem, hardware).get("PACE", (None,))
+        if config.get("PREFETCH") == 0 and config.get("PACE", first) != first:
+            return "the pace of no prefetches"
+        return None
 
 
 class Operations(_Way):

@@ -1,11 +1,18 @@
-"""The protocol of the persistent step in plain Triton, which the interpreter and the checker run.
+"""The step in plain Triton: the twin of ``persistent``, and the kernel for chiplets.
+
+The interpreter and the checker run it in place of ``persistent``.
 
 Hand-offs are those of ``persistent``: claims in the order of the tape, one counter of done units
 and programs, the last split of a pair, Lamport words of o and of down in three areas that take
 turns, and the largest logit over all ranks; with several sequences, columns of the residual that
 programs own and publish. What it leaves out is within one program: the loader, its ring, and
-layouts. All programs have to run at the same time, as those of
-a cooperative launch do; a rank of the host fabric has one.
+layouts. All programs have to run at the same time, as those of a cooperative launch do; a rank of
+the host fabric has one.
+
+With chiplets, whose L2 caches are their own (AMD), each chiplet has a run of the rows of every
+weight, which its programs claim, so that its cache has nothing that others read but activations. A
+unit multiplies its rows with all sequences: weights are read once. The last program of a chiplet
+counts for all of it, and columns of the residual have owners, so that no program holds all of it.
 """
 
 from __future__ import annotations
@@ -24,8 +31,8 @@ from taxfree_kernels.errors import PlanError
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.launch import Kernel
 
-#: words of the counters
-_CLAIMED, _DONE, _LEFT, _SPLITS_DONE = map(tl.constexpr, range(4))
+#: words of the counters; then claims and arrivals of each chiplet, and splits that are done
+_DONE, _LEFT, _CLAIMED = map(tl.constexpr, range(3))
 _LOG2_E = tl.constexpr(1.4426950408889634)
 
 
@@ -35,7 +42,9 @@ class Sizes(NamedTuple):
     Args:
         ROWS: of a weight, in a unit; of the gate and of the up projection half as many each.
         KEYS: that a split takes at a time.
+        BLOCK: columns of inputs in memory that are multiplied at a time.
         SPLITS, DOWN_PARTS: see ``tape.Work``.
+        XCDS: chiplets that have rows of their own.
         OWNED: columns of the residual that a program owns; 0: each program has all.
         WINDOWS: of each layer, 0 for none.
     """
@@ -52,14 +61,16 @@ class Sizes(NamedTuple):
     BATCH: int
     ROWS: int
     KEYS: int
+    BLOCK: int
     SPLITS: int
     DOWN_PARTS: int
+    XCDS: int
     OWNED: int
     WINDOWS: tuple[int, ...]
 
 
 class Weights(NamedTuple):
-    """Of a layer, as ``decoder.Layer`` has them; keys and values are [batch, kv_heads, ..]."""
+    """Of a layer, as ``decoder.Layer`` has them; caches are [batch, kv_heads, ..]."""
 
     input_norm: Any
     q: Any
@@ -75,8 +86,8 @@ class Weights(NamedTuple):
     v_bias: Any
     q_norm: Any
     k_norm: Any
-    keys: Any
-    values: Any
+    k_cache: Any
+    v_cache: Any
 
 
 class Buffers(NamedTuple):
@@ -120,9 +131,58 @@ def _sequences(SIZES: tl.constexpr):
 
 
 @triton.jit
-def _multiply(x, ptr, rows, K: tl.constexpr):
-    """x [sequences, K] times rows of a weight: float32 [sequences, rows]."""
-    return tl.sum(x[:, None, :] * _slab(ptr, rows, K, K)[None, :, :], 2)
+def _multiply(x, first, end, ptr, rows, K: tl.constexpr, SIZES: tl.constexpr):
+    """Columns [first, end) of inputs in memory times rows: float32 [sequences, rows]."""
+    sequence = _sequences(SIZES)[:, None]
+    total = tl.zeros((sequence.shape[0], rows.shape[0]), tl.float32)
+    for at in range(first, end, SIZES.BLOCK):
+        column = at + tl.arange(0, SIZES.BLOCK)[None, :]
+        there = column < end
+        values = tl.load(x + sequence * K + column, mask=there & (sequence >= 0), other=0.0)
+        weight = tl.load(ptr + rows[:, None] * K + column, mask=there, other=0.0)
+        total += tl.sum(values.to(tl.float32)[:, None, :] * weight.to(tl.float32)[None, :, :], 2)
+    return total
+
+
+@triton.jit
+def _multiply_normed(x, buffers, ptr, rows, SIZES: tl.constexpr):
+    """The same of normalised inputs, which a program has, or which owners publish."""
+    if SIZES.OWNED:
+        products = _multiply(buffers.x, 0, SIZES.HIDDEN, ptr, rows, SIZES.HIDDEN, SIZES)
+    else:
+        weight = _slab(ptr, rows, SIZES.HIDDEN, SIZES.HIDDEN)
+        products = tl.sum(x[:, None, :] * weight[None, :, :], 2)
+    return products
+
+
+# ---- chiplets ---------------------------------------------------------------------------------
+
+
+@triton.jit
+def _share(units, program, SIZES: tl.constexpr):
+    """The first unit of a phase that a program's chiplet has, and how many it has."""
+    chiplet = program % SIZES.XCDS
+    first = units * chiplet // SIZES.XCDS
+    return first, units * (chiplet + 1) // SIZES.XCDS - first
+
+
+@triton.jit
+def _claim(buffers, program, SIZES: tl.constexpr):
+    """The next unit of those of all phases that a program's chiplet has."""
+    return sync.ticket(buffers.counters + _CLAIMED + program % SIZES.XCDS)
+
+
+@triton.jit
+def _hand_on(units, share, buffers, program, GROUP: tl.constexpr, SIZES: tl.constexpr):
+    """Count this program and its units of a phase; or all of its chiplet, if it ends last."""
+    if SIZES.XCDS == 1:
+        sync.count_units(buffers.counters + _DONE, units + 1, GROUP)
+    else:
+        chiplet = program % SIZES.XCDS
+        members = (tl.num_programs(0) + SIZES.XCDS - 1 - chiplet) // SIZES.XCDS
+        arrived = buffers.counters + _CLAIMED + SIZES.XCDS + chiplet
+        if sync.arrive(arrived, members, GROUP):
+            sync.count_units(buffers.counters + _DONE, share + members, GROUP)
 
 
 @triton.jit
@@ -130,6 +190,22 @@ def _store(ptr, sequence, at, values, stride):
     """Store [sequences, columns] to a matrix."""
     target = ptr + sequence[:, None] * stride + at[None, :]
     tl.store(target, values.to(ptr.dtype.element_ty), mask=(sequence >= 0)[:, None])
+
+
+@triton.jit
+def _turned(angle):
+    """Cosine and sine; those of the library have a long path for angles that no position has."""
+    turns = tl.floor(angle * 0.15915494309189535 + 0.5)
+    # 2 pi in three parts, whose products with small integers are exact
+    angle = angle - turns * 6.28125
+    angle = angle - turns * 0.001934051513671875
+    angle = angle - turns * 1.255665914602e-06
+    square = angle * angle
+    cosine, sine = square * 0 + 1, square * 0 + 1
+    for each in tl.static_range(18, 0, -2):
+        cosine = 1 - square / (each * (each - 1)) * cosine
+        sine = 1 - square / (each * (each + 1)) * sine
+    return cosine, angle * sine
 
 
 @triton.jit
@@ -143,8 +219,8 @@ def _head_of(ptr, norm_ptr, position, inv_freq, scale, SIZES: tl.constexpr):
         rstd = tl.rsqrt(tl.sum(x * x) / SIZES.HEAD_DIM + SIZES.EPS)
         x *= rstd * tl.load(norm_ptr + d).to(tl.float32)
         y *= rstd * tl.load(norm_ptr + other).to(tl.float32)
-    angle = position.to(tl.float32) * tl.load(inv_freq + d % HALF)
-    return (x * tl.cos(angle) + tl.where(d < HALF, -y, y) * tl.sin(angle)) * scale
+    cosine, sine = _turned(position.to(tl.float32) * tl.load(inv_freq + d % HALF))
+    return (x * cosine + tl.where(d < HALF, -y, y) * sine) * scale
 
 
 # ---- sums over all ranks ----------------------------------------------------------------------
@@ -196,7 +272,8 @@ def _add_sum(
     if program * SIZES.OWNED < SIZES.HIDDEN:  # the others own nothing
         for source in tl.static_range(GROUP.WORLD * PARTS):
             at = first + source * SIZES.BATCH * SIZES.HIDDEN
-            words, _ = packets.receive(peers, at, source % GROUP.WORLD, GROUP, mask=mask)
+            of = tl.full((), source % GROUP.WORLD, tl.int32)
+            words, _ = packets.receive(peers, at, of, GROUP, mask=mask)
             total += tl.where(mask, words.to(tl.float32, bitcast=True), 0.0)
             if SIZES.OWNED:
                 empty = tl.full(at.shape, EMPTY, tl.int32)
@@ -226,8 +303,9 @@ def _best_of_ranks(best, slot, peers, GROUP: tl.constexpr, SIZES: tl.constexpr):
         packets.send(peers, target + 1, best.to(tl.int32), peer, mask=sequence >= 0)
     for source in tl.static_range(GROUP.WORLD):
         at = place + 2 * SIZES.BATCH * source
-        high, _ = packets.receive(peers, at, source, GROUP)
-        low, _ = packets.receive(peers, at + 1, source, GROUP)
+        of = tl.full((), source, tl.int32)
+        high, _ = packets.receive(peers, at, of, GROUP)
+        low, _ = packets.receive(peers, at + 1, of, GROUP)
         best = tl.maximum(best, (high.to(tl.int64) << 32) | (low.to(tl.int64) & 0xFFFFFFFF))
     return best
 
@@ -246,7 +324,7 @@ def _next_x(
     residual, weight_ptr, before, program, buffers, peers,
     GROUP: tl.constexpr, SIZES: tl.constexpr,
 ):  # fmt: skip
-    """What products read: x [sequences, HIDDEN], the norm's factors; and what is counted so far."""
+    """What products read: x [sequences, columns], the norm's factors; what is counted so far."""
     HIDDEN: tl.constexpr = SIZES.HIDDEN
     sequence, column = _sequences(SIZES), _columns(program, SIZES)
     weight = tl.load(weight_ptr + column, mask=column < HIDDEN, other=0.0).to(tl.float32)
@@ -257,11 +335,9 @@ def _next_x(
         to = buffers.x + sequence[:, None] * HIDDEN + column[None, :]
         tl.store(to, x.to(buffers.x.dtype.element_ty), mask=mask)
         tl.store(buffers.squares + program * SIZES.BATCH + sequence, squares, mask=sequence >= 0)
-        done = buffers.counters + _DONE
-        sync.count_units(done, 1, GROUP)
+        _hand_on(0, 0, buffers, program, GROUP, SIZES)
         before += tl.num_programs(0)
-        sync.wait_for_units(done, before, peers, GROUP)
-        x = _slab(buffers.x, sequence, HIDDEN, HIDDEN)
+        sync.wait_for_units(buffers.counters + _DONE, before, peers, GROUP)
         squares = tl.zeros(sequence.shape, tl.float32)
         for other in range(tl.num_programs(0)):
             theirs = buffers.squares + other * SIZES.BATCH + sequence
@@ -294,13 +370,14 @@ def _attend(
     d = tl.arange(0, DIM)
     products = buffers.qkv + sequence * QKV
     k_ptr = products + (SIZES.HEADS + head) * DIM
-    element: tl.constexpr = own.keys.dtype.element_ty
+    element: tl.constexpr = own.k_cache.dtype.element_ty
     new_k = _head_of(k_ptr, own.k_norm, position, buffers.inv_freq, scale, SIZES).to(element)
     new_v = tl.load(k_ptr + SIZES.KV_HEADS * DIM + d).to(element)
     cache = sequence * strides[0] + head * strides[1]
     if (begin < end) & ((first + end) * KEYS > position):  # this split has the new key
-        tl.store(own.keys + cache + position * strides[2] + d, new_k)
-        tl.store(own.values + cache + position * strides[2] + d, new_v)
+        to = cache + position * strides[2] + d
+        tl.store(own.k_cache + to, new_k)
+        tl.store(own.v_cache + to, new_v)
     for query in tl.static_range(HEADS):
         q_ptr = products + (head * HEADS + query) * DIM
         q = _head_of(q_ptr, own.q_norm, position, buffers.inv_freq, scale, SIZES)
@@ -313,8 +390,8 @@ def _attend(
             at = cache + key[:, None] * strides[2] + d[None, :]
             is_old = ((key < position) & (key >= oldest))[:, None]
             is_new = (key == position)[:, None]
-            ks = tl.where(is_new, new_k[None, :], tl.load(own.keys + at, mask=is_old, other=0.0))
-            vs = tl.where(is_new, new_v[None, :], tl.load(own.values + at, mask=is_old, other=0.0))
+            ks = tl.where(is_new, new_k[None, :], tl.load(own.k_cache + at, mask=is_old, other=0.0))
+            vs = tl.where(is_new, new_v[None, :], tl.load(own.v_cache + at, mask=is_old, other=0.0))
             logits = tl.sum(ks.to(tl.float32) * q[None, :], 1)
             logits = tl.where((key <= position) & (key >= oldest), logits, float("-inf"))
             higher = tl.maximum(top, tl.max(logits, 0))
@@ -326,7 +403,8 @@ def _attend(
         tl.store(buffers.parts + place * DIM + d, acc)
         tl.store(buffers.softmax + 2 * place, top)
         tl.store(buffers.softmax + 2 * place + 1, total)
-    if sync.arrive(buffers.counters + _SPLITS_DONE + pair, splits, GROUP):
+    merged = buffers.counters + _CLAIMED + 2 * SIZES.XCDS + pair
+    if sync.arrive(merged, splits, GROUP):
         for query in tl.static_range(HEADS):
             top = tl.full((), float("-inf"), tl.float32)
             total = tl.full((), 0.0, tl.float32)
@@ -359,21 +437,21 @@ def _counts(buffers, programs, SIZES: tl.constexpr):
 
 
 @triton.jit
-def _qkv_rows(x, rstd, own, row, SIZES: tl.constexpr):
+def _qkv_rows(x, rstd, own, row, buffers, SIZES: tl.constexpr):
     """Products of rows of q, k and v, which are numbered one after the other."""
     Q: tl.constexpr = SIZES.HEADS * SIZES.HEAD_DIM
     K: tl.constexpr = SIZES.KV_HEADS * SIZES.HEAD_DIM
     first = tl.min(row, 0)
     if first < Q:
-        products = _multiply(x, own.q, row, SIZES.HIDDEN) * rstd
+        products = _multiply_normed(x, buffers, own.q, row, SIZES) * rstd
         if SIZES.HAS_BIAS:
             products += tl.load(own.q_bias + row).to(tl.float32)[None, :]
     elif first < Q + K:
-        products = _multiply(x, own.k, row - Q, SIZES.HIDDEN) * rstd
+        products = _multiply_normed(x, buffers, own.k, row - Q, SIZES) * rstd
         if SIZES.HAS_BIAS:
             products += tl.load(own.k_bias + row - Q).to(tl.float32)[None, :]
     else:
-        products = _multiply(x, own.v, row - Q - K, SIZES.HIDDEN) * rstd
+        products = _multiply_normed(x, buffers, own.v, row - Q - K, SIZES) * rstd
         if SIZES.HAS_BIAS:
             products += tl.load(own.v_bias + row - Q - K).to(tl.float32)[None, :]
     return products
@@ -394,7 +472,7 @@ def _compute(
     PART: tl.constexpr = (WIDE + PARTS - 1) // PARTS
     element: tl.constexpr = buffers.attended.dtype.element_ty
     programs = tl.num_programs(0)
-    claims, done = buffers.counters + _CLAIMED, buffers.counters + _DONE
+    done = buffers.counters + _DONE
     sequence = _sequences(SIZES)
     lane, half = tl.arange(0, ROWS), tl.arange(0, ROWS // 2)
     splits = _counts(buffers, programs, SIZES)
@@ -406,45 +484,49 @@ def _compute(
     x, rstd, before = _next_x(
         residual, layers[0].input_norm, programs * 0, program, buffers, peers, GROUP, SIZES
     )  # and units and programs of the counted phases before
-    unit = sync.ticket(claims)
-    first = unit * 0  # unit of the phase
+    unit = _claim(buffers, program, SIZES)
+    first = unit * 0  # unit of the phase, of those that the chiplet has
     for layer in tl.static_range(len(SIZES.WINDOWS)):
         own = layers[layer]
-        end = first + QKV // ROWS
+        begin, share = _share(QKV // ROWS, program, SIZES)
+        end = first + share
         units = unit * 0
         while unit < end:
-            row = (unit - first) * ROWS + lane
-            _store(buffers.qkv, sequence, row, _qkv_rows(x, rstd, own, row, SIZES), QKV)
+            row = (begin + unit - first) * ROWS + lane
+            products = _qkv_rows(x, rstd, own, row, buffers, SIZES)
+            _store(buffers.qkv, sequence, row, products, QKV)
             units += 1
-            unit = sync.ticket(claims)
-        sync.count_units(done, units + 1, GROUP)
-        before += end - first + programs
+            unit = _claim(buffers, program, SIZES)
+        _hand_on(units, share, buffers, program, GROUP, SIZES)
+        before += QKV // ROWS + programs
         first = end
 
-        end = first + splits * SIZES.BATCH * SIZES.KV_HEADS
+        begin, share = _share(splits * SIZES.BATCH * SIZES.KV_HEADS, program, SIZES)
+        end = first + share
         units = unit * 0
         sync.wait_for_units(done, before, peers, GROUP)
         if SIZES.OWNED == 0:  # of the last down
             _empty(_area_of(slot, 2 * layer + 2, GROUP, SIZES), program, programs, GROUP, SIZES)
         while unit < end:
             _attend(
-                unit - first, splits, own, SIZES.WINDOWS[layer], buffers, scale, strides, GROUP,
-                SIZES,
+                begin + unit - first, splits, own, SIZES.WINDOWS[layer], buffers, scale, strides,
+                GROUP, SIZES,
             )  # fmt: skip
             units += 1
-            unit = sync.ticket(claims)
-        sync.count_units(done, units + 1, GROUP)
-        before += end - first + programs
+            unit = _claim(buffers, program, SIZES)
+        _hand_on(units, share, buffers, program, GROUP, SIZES)
+        before += splits * SIZES.BATCH * SIZES.KV_HEADS + programs
         first = end
 
-        end = first + HIDDEN // ROWS
+        begin, share = _share(HIDDEN // ROWS, program, SIZES)
+        end = first + share
         area = _area_of(slot, 2 * layer, GROUP, SIZES)
         sync.wait_for_units(done, before, peers, GROUP)
-        attended = _slab(buffers.attended, sequence, WIDTH, WIDTH)
         while unit < end:
-            row = (unit - first) * ROWS + lane
-            _send(area, 0, row, _multiply(attended, own.o, row, WIDTH), peers, GROUP, SIZES)
-            unit = sync.ticket(claims)
+            row = (begin + unit - first) * ROWS + lane
+            products = _multiply(buffers.attended, 0, WIDTH, own.o, row, WIDTH, SIZES)
+            _send(area, 0, row, products, peers, GROUP, SIZES)
+            unit = _claim(buffers, program, SIZES)
         first = end
 
         residual = _add_sum(residual, area, 1, program, peers, GROUP, SIZES)
@@ -452,31 +534,35 @@ def _compute(
         x, rstd, before = _next_x(
             residual, own.post_norm, before, program, buffers, peers, GROUP, SIZES
         )
-        end = first + WIDE // (ROWS // 2)
+        begin, share = _share(WIDE // (ROWS // 2), program, SIZES)
+        end = first + share
         units = unit * 0
         while unit < end:
-            row = (unit - first) * (ROWS // 2) + half
-            gate = _multiply(x, own.gate, row, HIDDEN) * rstd
-            up = _multiply(x, own.up, row, HIDDEN) * rstd
+            row = (begin + unit - first) * (ROWS // 2) + half
+            gate = _multiply_normed(x, buffers, own.gate, row, SIZES) * rstd
+            up = _multiply_normed(x, buffers, own.up, row, SIZES) * rstd
             _store(buffers.activated, sequence, row, gate * tl.sigmoid(gate) * up, WIDE)
             units += 1
-            unit = sync.ticket(claims)
-        sync.count_units(done, units + 1, GROUP)
-        before += end - first + programs
+            unit = _claim(buffers, program, SIZES)
+        _hand_on(units, share, buffers, program, GROUP, SIZES)
+        before += WIDE // (ROWS // 2) + programs
         first = end
 
-        end = first + HIDDEN // ROWS * PARTS
+        begin, share = _share(HIDDEN // ROWS * PARTS, program, SIZES)
+        end = first + share
         sync.wait_for_units(done, before, peers, GROUP)
         if SIZES.OWNED == 0:
             _empty(area, program, programs, GROUP, SIZES)
         area = _area_of(slot, 2 * layer + 1, GROUP, SIZES)
-        activated = _slab(buffers.activated, sequence, WIDE, WIDE)
-        wide_column = tl.arange(0, activated.shape[1])[None, :]
         while unit < end:
-            part, row = (unit - first) % PARTS, (unit - first) // PARTS * ROWS + lane
-            own_part = tl.where(wide_column // PART == part, activated, 0.0)
-            _send(area, part, row, _multiply(own_part, own.down, row, WIDE), peers, GROUP, SIZES)
-            unit = sync.ticket(claims)
+            at = begin + unit - first
+            part, row = at % PARTS, at // PARTS * ROWS + lane
+            products = _multiply(
+                buffers.activated, part * PART, min(part * PART + PART, WIDE), own.down, row, WIDE,
+                SIZES,
+            )  # fmt: skip
+            _send(area, part, row, products, peers, GROUP, SIZES)
+            unit = _claim(buffers, program, SIZES)
         first = end
 
         residual = _add_sum(residual, area, PARTS, program, peers, GROUP, SIZES)
@@ -487,12 +573,13 @@ def _compute(
         x, rstd, before = _next_x(residual, norm, before, program, buffers, peers, GROUP, SIZES)
 
     best = tl.full(sequence.shape, -(1 << 63), tl.int64)
-    while unit < first + SIZES.VOCAB // ROWS:
-        row = (unit - first) * ROWS + lane
-        logits = _multiply(x, buffers.head, row, HIDDEN) * rstd
+    begin, share = _share(SIZES.VOCAB // ROWS, program, SIZES)
+    while unit < first + share:
+        row = (begin + unit - first) * ROWS + lane
+        logits = _multiply_normed(x, buffers, buffers.head, row, SIZES) * rstd
         _store(buffers.logits, sequence, row, logits, SIZES.VOCAB)
         best = tl.maximum(best, tl.max(_ordered(logits, (row + vocab_start)[None, :]), 1))
-        unit = sync.ticket(claims)
+        unit = _claim(buffers, program, SIZES)
     return best
 
 
@@ -521,21 +608,22 @@ def _decode_step(
         token = 0x7FFFFFFF - (best & 0xFFFFFFFF)
         token = tl.where(sync.is_aborted(control_ptr), -1, token)
         tl.store(buffers.next_tokens + sequence, token, mask=is_one)
-        tl.store(buffers.counters + _CLAIMED, 0)
+        for chiplet in tl.static_range(SIZES.XCDS):
+            tl.store(buffers.counters + _CLAIMED + chiplet, 0)
         tl.store(buffers.counters + _DONE, 0)
     packets.leave_turn(control_ptr)
     sync.leave(control_ptr)
 
 
 class TwinStep:
-    """A decode step by the twin, as :class:`.step.DecodeStep`; for tests and for the checker.
+    """A decode step by the twin, as :class:`.step.DecodeStep`; for tests, the checker, and AMD.
 
     Args:
         decoder, cache: this rank's parts, of any dtype; the cache is dense.
         batch: sequences.
         fabric: this rank's.
-        config: SPLITS and DOWN_PARTS, see ``tape.Work``; other parameters change nothing here.
-        programs: of a rank; all have to run at the same time.
+        config: SPLITS, DOWN_PARTS and XCDS, see :class:`Sizes`; others change nothing here.
+        programs: of a rank, at least one for each chiplet; all have to run at the same time.
         rows, keys: see :class:`Sizes`.
 
     Raises:
@@ -546,7 +634,8 @@ class TwinStep:
         self, decoder: Decoder, cache: Cache, batch: int, fabric: Fabric,
         config: Any = None, programs: int = 1, rows: int = 4, keys: int = 4,
     ) -> None:  # fmt: skip
-        config = {"SPLITS": 1, "DOWN_PARTS": 1} | dict(config or {})
+        first_config = {"SPLITS": 1, "DOWN_PARTS": 1, "XCDS": fabric.hardware.num_xcds}
+        config = first_config | dict(config or {})
         first, dim, world = decoder.layers[0], decoder.head_dim, fabric.world_size
         hidden = first.q.shape[1]
         sizes = Sizes(
@@ -562,12 +651,18 @@ class TwinStep:
             BATCH=batch,
             ROWS=rows,
             KEYS=keys,
+            BLOCK=min(1024, triton.next_power_of_2(max(hidden, len(first.gate), len(first.q)))),
             SPLITS=config["SPLITS"],
             DOWN_PARTS=config["DOWN_PARTS"],
-            OWNED=0 if batch == 1 else 1 << (-(-hidden // programs) - 1).bit_length(),
+            XCDS=config["XCDS"],
+            OWNED=1 << (-(-hidden // programs) - 1).bit_length()
+            if batch > 1 or config["XCDS"] > 1
+            else 0,
             WINDOWS=tuple(layer.window or 0 for layer in decoder.layers),
         )
         _require_served(sizes, decoder, cache)
+        if programs < sizes.XCDS:
+            raise PlanError(f"the twin of decode_step: {programs} programs, {sizes.XCDS} chiplets")
         self._held, self._fabric = (decoder, cache), fabric
         device, dtype = decoder.head.device, decoder.head.dtype
         pairs = batch * sizes.KV_HEADS
@@ -594,7 +689,7 @@ class TwinStep:
             squares=empty(programs, batch),
             bests=empty(programs, batch, of=torch.int64),
             counters=torch.zeros(
-                _SPLITS_DONE.value + pairs, dtype=torch.int32, device=device
+                _CLAIMED.value + 2 * sizes.XCDS + pairs, dtype=torch.int32, device=device
             ),
         )  # fmt: skip
         header = 2 * world * batch
@@ -607,7 +702,8 @@ class TwinStep:
             inbox, stride_slot, used, fabric.pool.control, fabric.heap_bases, fabric.rank,
         )  # fmt: skip
         constants = {"GROUP": Group(world, fabric.backend), "SIZES": sizes}
-        self._kernel = Kernel(_decode_step, programs, constants)
+        options = {"launch_cooperative_grid": True} if fabric.backend == "hip" else {}
+        self._kernel = Kernel(_decode_step, programs, constants, options)
 
     @property
     def logits(self) -> torch.Tensor:

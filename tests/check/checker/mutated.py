@@ -245,6 +245,7 @@ GROUPS = {
             twin._add_sum,
             twin._empty,
             twin._best_of_ranks,
+            twin._hand_on,
             twin._next_x,
             twin._attend,
             twin._compute,

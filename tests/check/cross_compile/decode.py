@@ -1,7 +1,7 @@
 """Compiles the kernel of decode_step; prints JSON: what kind -> kernel.
 
 Kinds are a model and ranks; "apart" is added where the cache lies terabytes from the weights. An
-argument limits them to one.
+argument limits them to one; or it is an architecture with chiplets, and the twin is compiled.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ from taxfree_check.cross_compile.record import GhostFabric, Launch
 from taxfree_kernels import launch
 from taxfree_kernels.decode_step.decoder import Cache, Decoder, Layer
 from taxfree_kernels.decode_step.step import DecodeStep
+from taxfree_kernels.decode_step.twin import TwinStep
 from taxfree_kernels.hardware import KNOWN
+from taxfree_kernels.launch import launching_through
 
 HARDWARE = KNOWN["h100"]
 launches: list[Launch] = []
@@ -41,8 +43,8 @@ def empty(*shape: int) -> torch.Tensor:
     return arena[first : first + count].view(shape)
 
 
-def step_of(name: str, world: int, batch: int, paged: bool) -> DecodeStep:
-    """A step of one layer of a rank."""
+def parts_of(name: str, world: int, batch: int, paged: bool) -> tuple[Decoder, Cache]:
+    """One layer of a rank, and the head."""
     sizes = MODELS[name]
     dim, hidden, wide = sizes.head_dim, sizes.hidden, sizes.intermediate // world
     q, kv = sizes.heads * dim // world, sizes.kv_heads * dim // world
@@ -60,9 +62,7 @@ def step_of(name: str, world: int, batch: int, paged: bool) -> DecodeStep:
     head = empty(sizes.vocab // world, hidden)
     frequencies = torch.empty(dim // 2)
     decoder = Decoder((layer,), head, empty(hidden), head, frequencies, dim, sizes.eps)
-    fabric: Any = GhostFabric(world, HARDWARE, 64 << 20)
-    config = {"PREFETCH": 2 * (apart > 0)}
-    return DecodeStep(decoder, Cache((keys,), (values,), table), batch, fabric, config)
+    return decoder, Cache((keys,), (values,), table)
 
 
 launch._compile = lambda kernel, args: launches.append(Launch(kernel, args))
@@ -76,6 +76,19 @@ for kind, name, world, batch, distance in (
     if sys.argv[1:] not in ([], [kind]):
         continue
     apart, used = distance, -address(arena) // 2 % 256
-    step = step_of(name, world, batch, "pages" in kind)
+    fabric: Any = GhostFabric(world, HARDWARE, 64 << 20)
+    step = DecodeStep(
+        *parts_of(name, world, batch, "pages" in kind), batch, fabric, {"PREFETCH": 2 * (apart > 0)}
+    )
     found[kind] = asdict(compile_launch(launches.pop(), HARDWARE))
+for kind, gpu, batch in (("gfx942", "mi300x", 1), ("gfx950", "mi350x", 8)):
+    if sys.argv[1:] != [kind]:
+        continue
+    hardware = KNOWN[gpu]
+    fabric = GhostFabric(2, hardware, 64 << 20)
+    parts = parts_of("llama-3.1-8b", 2, batch, False)
+    twin = TwinStep(*parts, batch, fabric, programs=hardware.compute_units, rows=8, keys=32)
+    with launching_through(lambda kernel, args: launches.append(Launch(kernel, args))):
+        twin.run()
+    found[kind] = asdict(compile_launch(launches.pop(), hardware))
 print(json.dumps(found))

@@ -18,7 +18,7 @@ from taxfree_check.cross_compile.resources import Resources
 from taxfree_kernels.hardware import KNOWN
 from tests.ranks import copy_of_kernels, replace_in
 from tests.rooms import SOURCES
-from tests.tritons import FOLDERS, NEWEST, OLDEST
+from tests.tritons import FOLDERS, NEWEST, OLDEST, needs_3_8
 
 from .conftest import HERE, run_python
 
@@ -30,8 +30,8 @@ FENCE = "fence.proxy.async.shared::cta"
 
 
 @cache
-def compiled(triton: str) -> dict[str, CompiledKernel]:
-    found = json.loads(run_python(str(HERE / "decode.py"), triton=triton))
+def compiled(triton: str, *kind: str) -> dict[str, CompiledKernel]:
+    found = json.loads(run_python(str(HERE / "decode.py"), *kind, triton=triton))
     return {
         kind: CompiledKernel(**fields | {"resources": Resources(**fields["resources"])})
         for kind, fields in found.items()
@@ -99,3 +99,14 @@ class TestDecodeStep:
             ranks = set(re.findall(r"cp\.async\.bulk\.tensor\.(\d)d", kernel.text))
             inputs = {"3"} if "sequences" in kind else set()
             assert ranks == {"5" if "apart" in kind else "4"} | inputs
+
+
+@needs_3_8
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("architecture", ["gfx942", "gfx950"])
+def test_the_kernel_for_chiplets_keeps_the_rules(architecture: str) -> None:
+    (kernel,) = compiled(NEWEST, architecture).values()
+    assert kernel.is_cooperative
+    assert broken(kernel) == set()
+    assert broken(kernel, programs=kernel.resident_programs + 1) == {"all_resident"}
+    assert kernel.resources.spill_bytes == 0
