@@ -172,6 +172,53 @@ def with_uneven_heads(fabric: Any, _: Path) -> None:
     Runtime.on_fabric(fabric, ()).flash_decode(q, cache, cache, lengths)
 
 
+def call_embedding(fabric: Any, change: Callable[..., Any], **options: Any) -> None:
+    """Call with tensors of whole tables, weights included, of which something is changed."""
+    problem = taxfree.EmbeddingAllToAll(2, 3, 2, 5, 4, weighted=True, world_size=2)
+    made = operation("embedding_all_to_all").make_inputs(problem, fabric.rank, 1, fabric.device)
+    Runtime.on_fabric(fabric, ()).embedding_all_to_all(*change(*made), **options)
+
+
+def of_tables_of_float64(fabric: Any, _: Path) -> None:
+    call_embedding(fabric, lambda weight, *bags: (weight.double(), *bags))
+
+
+def of_tables_of_all_ranks(fabric: Any, _: Path) -> None:
+    call_embedding(fabric, lambda weight, *bags: (weight.repeat(2, 1, 1), *bags))
+
+
+def of_rows_of_odd_length(fabric: Any, _: Path) -> None:
+    call_embedding(fabric, lambda weight, *bags: (weight[:, :, :3].contiguous(), *bags))
+
+
+def with_indices_of_int64(fabric: Any, _: Path) -> None:
+    call_embedding(fabric, lambda weight, indices, *others: (weight, indices.long(), *others))
+
+
+def with_room_that_bags_do_not_share(fabric: Any, _: Path) -> None:
+    call_embedding(
+        fabric,
+        lambda weight, indices, offsets, weights: (weight, indices[:, 1:], offsets, weights[:, 1:]),
+    )
+
+
+def with_weights_of_a_mean(fabric: Any, _: Path) -> None:
+    call_embedding(fabric, lambda *tensors: tensors, mode="mean")
+
+
+def with_another_pooling(fabric: Any, _: Path) -> None:
+    call_embedding(fabric, lambda *tensors: tensors, mode="max")
+
+
+def with_gradients_of_weights(fabric: Any, _: Path) -> None:
+    problem = taxfree.EmbeddingAllToAll(2, 3, 2, 5, 4, weighted=True, world_size=2)
+    made = operation("embedding_all_to_all").make_inputs(problem, fabric.rank, 1, fabric.device)
+    *tensors, weights = made
+    importlib.import_module("taxfree._runtime.ops")  # registers the torch ops
+    runtime = Runtime.on_fabric(fabric, ())
+    runtime.embedding_all_to_all(*tensors, weights.requires_grad_()).sum().backward()
+
+
 # -- ranks that differ --
 
 

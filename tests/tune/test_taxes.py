@@ -88,6 +88,16 @@ class TestKnownTaxes:
         slow = replace(TRUTH, **{name: getattr(TRUTH, name) + amount})
         assert_only(changed(slow), name, amount)
 
+    def test_several_collectives_are_added_up(self):
+        usual = TRUTH.measurement()
+        steps = [
+            replace(step, kind="collective") if step.kind == "copy" else step
+            for step in usual.steps
+        ]
+        account = accounts(replace(usual, steps=tuple(steps)), BOUNDS)[0]
+        found = {part.name: part.us for part in account.parts if part.tax == "bulk synchronous"}
+        assert sum(found.values()) == pytest.approx(9.0 + 12.0 + 4.0, abs=0.1)
+
     @pytest.mark.parametrize("amount", AMOUNTS)
     def test_a_consumer_that_misses_the_cache_is_locality(self, amount):
         assert_only(changed(replace(TRUTH, missed=3 + amount)), "matmul", amount)

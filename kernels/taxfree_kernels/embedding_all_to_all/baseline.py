@@ -155,8 +155,13 @@ class BaselinePlan(Plan):
         out: torch.Tensor,
     ) -> list[Step]:
         batch, buffers = len(out), self._sized[len(out)]
-        pooled = self._look_up(buffers, weight, batch)
-        empty, nothing = self._sized[0], pooled[:, :1].contiguous()
+        blocks = self._problem.world_size * self._own
+        pooled = [weight.new_zeros(blocks, batch + 1, weight.shape[-1])]  # by the step before
+        empty, nothing = self._sized[0], pooled[0][:, :1].contiguous()
+
+        def look_up() -> None:
+            pooled[0] = self._look_up(buffers, weight, batch)
+
         return [
             Step(
                 "pack",
@@ -164,17 +169,13 @@ class BaselinePlan(Plan):
                 lambda: self._pack(buffers, indices, offsets, weights),
                 memory_bytes=2 * buffers.sent.nbytes,
             ),
-            Step(
-                "indices",
-                "collective",
-                lambda: self._ask(buffers),
-                latency_probe=lambda: self._ask(empty),
-            ),
-            Step("look-up", "producer", lambda: self._look_up(buffers, weight, batch)),
+            # no probe: the look-up would read indices that nobody has sent
+            Step("indices", "collective", lambda: self._ask(buffers)),
+            Step("look-up", "producer", look_up),
             Step(
                 "pooled rows",
                 "collective",
-                lambda: self._answer(buffers, pooled),
+                lambda: self._answer(buffers, pooled[0]),
                 latency_probe=lambda: self._answer(empty, nothing),
             ),
             Step(

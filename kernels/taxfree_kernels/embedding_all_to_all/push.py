@@ -395,9 +395,7 @@ class PushPlan(Plan):
         work = Work(*(config[name] for name in Work._fields))
         sent = world * problem.request_words
         pool = fabric.pool
-        words: tuple[torch.Tensor | None, int] = (None, 0)
-        if work.WORDS:
-            words = pool.lamport_slots(problem.pooled_words)
+        words = pool.lamport_slots(problem.pooled_words) if work.WORDS else (None, 0)
         slots = pool.slots(sent + (0 if work.WORDS else problem.pooled_words), torch.int32)
         memory = Memory(*slots, pool.control, None, None, fabric.heap_bases)
         self._of_fabric = (memory, *words, fabric.rank)

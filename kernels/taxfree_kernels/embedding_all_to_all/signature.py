@@ -55,7 +55,7 @@ def _problem(
         world_size=fabric.world_size,
     )  # fmt: skip
     held = len(problem.tables_of(fabric.rank))
-    require(weight.shape[0] == held, f"weight has {weight.shape[0]} tables, rank has {held}")
+    require(weight.shape[0] == held, f"weight has {weight.shape[0]} tables, the rank holds {held}")
     return problem
 
 

@@ -48,6 +48,7 @@ class Group:
         seeds: of schedules in which a mutant is looked for.
         by_turns: they exchange Lamport words, which carry no generation: it appears in reports
             only, so that another one changes nothing.
+        of_words: functions, called by these, that are given the generation of Lamport words only.
     """
 
     op: str
@@ -55,10 +56,16 @@ class Group:
     functions: tuple[Any, ...]
     seeds: range = range(14)
     by_turns: bool = False
+    of_words: tuple[str, ...] = ()
 
     def mutants(self) -> list[Mutant]:
         found = mutants(self.functions)
-        return [each for each in found if not (self.by_turns and "generation" in each.change)]
+        names = ("",) if self.by_turns else self.of_words
+        return [
+            each
+            for each in found
+            if not ("generation" in each.change and any(name in each.change for name in names))
+        ]
 
     def find(self, mutant: Mutant) -> Violation | None:
         """The violation that a check reports with the mutant in place."""
@@ -232,6 +239,7 @@ GROUPS = {
             embedding_push._take,
             embedding_push._arrived,
         ),
+        of_words=("send", "receive", "_arrived"),
     ),
     "decode: persistent": Group(_DECODE, ("persistent", MIXED), (persistent._decode,)),
     "step": Group(
@@ -287,6 +295,11 @@ HARMLESS = (
     ("sum: push_two_shot_lamport", "_push_two_shot_lamport: leave(...) deleted", _BY_TURNS),
     ("scatter: push_lamport", "_push_lamport: leave(...) deleted", _BY_TURNS),
     ("step", "_decode_step: leave(...) deleted", _BY_TURNS),
+    (
+        "embedding: push",
+        "_push: two slots of Lamport words",
+        "who pools has waited for indices that were sent after the asking rank's previous call",
+    ),
     *(
         ("decode: fused", f"merge_into_words: _send_to_peers: generation {sign} 1", _BY_TURNS)
         for _ in ("packed rows", "their sums and units")

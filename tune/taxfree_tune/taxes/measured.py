@@ -174,6 +174,6 @@ class PipelineMeasurement:
         recorded, usual = (np.median(times, axis=1).max() for times in (self.trace.call_us, plain))
         return float(recorded - usual)
 
-    def only(self, kind: str) -> int | None:
-        """Index of the first step of a kind."""
-        return next((i for i, step in enumerate(self.steps) if step.kind == kind), None)
+    def of_kind(self, kind: str) -> list[int]:
+        """Indices of the steps of a kind."""
+        return [index for index, step in enumerate(self.steps) if step.kind == kind]

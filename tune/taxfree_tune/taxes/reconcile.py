@@ -29,7 +29,7 @@ def _account(measured: PipelineMeasurement, bounds: Bounds, rank: int) -> Accoun
     if measured.trace is not None and measured.trace.shows_programs:
         inner, work = _inside(measured, measured.trace, bounds, rank)
         timed_parts += inner
-    elif measured.only("collective") is not None:
+    elif measured.of_kind("collective"):
         timed_parts += _bulk_synchronous(measured, bounds, rank)
         timed_parts += _locality(measured, rank)
         work = _work(measured, rank) - bounds.t_floor_us
@@ -99,20 +99,19 @@ def _bulk_synchronous(
     measured: PipelineMeasurement, bounds: Bounds, rank: int
 ) -> list[tuple[Part, Times]]:
     tax: Tax = "bulk synchronous"
-    step = measured.only("collective")
-    assert step is not None
-    skew = measured.in_place.skew_us(step, measured.alignment)[rank]
+    steps = measured.of_kind("collective")  # of some pipelines several, added up
+    skew = _skew(measured, measured.in_place, steps, rank)
     error = float(measured.alignment.error_ns.max()) * 1e-3
     parts = [
         _part("skew", tax, skew, f"last rank's arrival - own, clocks aligned to {error:.2f} us")
     ]
     # The part of the link's time that is in the bound cannot be hidden.
     exposed = max(0.0, bounds.t_link_us - bounds.t_floor_us)
-    rest = _kernel_us(measured, measured.in_place, rank)[:, step] - skew - exposed
+    rest = _kernel_us(measured, measured.in_place, rank)[:, steps].sum(axis=1) - skew - exposed
     method = "the collective in its place - skew"
     if measured.latency_probe is not None:
-        probe = _kernel_us(measured, measured.latency_probe, rank)[:, step]
-        probe = probe - measured.latency_probe.skew_us(step, measured.alignment)[rank]
+        probe = _kernel_us(measured, measured.latency_probe, rank)[:, steps].sum(axis=1)
+        probe = probe - _skew(measured, measured.latency_probe, steps, rank)
         parts.append(
             _part("latency", tax, probe, "the collective on minimal data, in its place - its skew")
         )
@@ -121,6 +120,14 @@ def _bulk_synchronous(
         method += f" - {exposed:.1f} us of the bound"
     parts.append(_part("transfer", tax, rest, method))
     return parts
+
+
+def _skew(
+    measured: PipelineMeasurement, readings: ClockReadings, steps: list[int], rank: int
+) -> Times:
+    """What this rank waits for the last one to arrive at these steps."""
+    waits = [readings.skew_us(step, measured.alignment)[rank] for step in steps]
+    return np.asarray(np.sum(waits, axis=0), dtype=np.float64)
 
 
 def _locality(measured: PipelineMeasurement, rank: int) -> list[tuple[Part, Times]]:
@@ -138,8 +145,7 @@ def _locality(measured: PipelineMeasurement, rank: int) -> list[tuple[Part, Time
     ]
     if measured.hot is None:
         return parts
-    consumer = measured.only("consumer")
-    assert consumer is not None
+    consumer = measured.of_kind("consumer")[0]
     in_place = measured.in_place.step_us()[rank, :, consumer]
     hot = measured.hot.step_us()[rank, :, consumer]
     method = "in its place - there on an input that was just read"
@@ -152,13 +158,9 @@ def _locality(measured: PipelineMeasurement, rank: int) -> list[tuple[Part, Time
 
 def _work(measured: PipelineMeasurement, rank: int) -> Times:
     """Time of producers in their place, and of consumers on an input that was just read."""
-    of_kind = {
-        kind: [index for index, step in enumerate(measured.steps) if step.kind == kind]
-        for kind in ("producer", "consumer")
-    }
     hot = measured.in_place if measured.hot is None else measured.hot
-    produced = _kernel_us(measured, measured.in_place, rank)[:, of_kind["producer"]]
-    consumed = _kernel_us(measured, hot, rank)[:, of_kind["consumer"]]
+    produced = _kernel_us(measured, measured.in_place, rank)[:, measured.of_kind("producer")]
+    consumed = _kernel_us(measured, hot, rank)[:, measured.of_kind("consumer")]
     return np.asarray(produced.sum(axis=1) + consumed.sum(axis=1), dtype=np.float64)
 
 
