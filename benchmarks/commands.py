@@ -55,7 +55,7 @@ def exit_code(run: Callable[[], None]) -> int:
 
 
 def keep(
-    found: Mapping[str, Any],
+    result: Mapping[str, Any],
     group: WorkerGroup,
     fabric: str,
     folder: Path,
@@ -65,7 +65,7 @@ def keep(
     """Write a script's record with its machine, and print the path.
 
     Args:
-        found: the record, as JSON; ``schema``, ``environment``, ``ranks``, and ``shared_gpus`` if
+        result: the record, as JSON; ``schema``, ``environment``, ``ranks``, and ``shared_gpus`` if
             GPUs were shared, are added.
         group: the ranks; it may have ended.
         folder: for records of GPUs; those of the host fabric need `out`.
@@ -81,7 +81,7 @@ def keep(
         machine["shared_gpus"], suffix = shared_gpus, f"-on-{shared_gpus}"
     name = f"{machine_name(group.hardware.name)}-x{group.world_size}{suffix}.json"
     path = out or folder / name
-    write(path, json.dumps({"schema": 1, **machine, **found}, indent=1) + "\n")
+    write(path, json.dumps({"schema": 1, **machine, **result}, indent=1) + "\n")
     print(f"wrote {path}")
 
 
@@ -105,13 +105,13 @@ def call_of(runtime: Runtime, problem: Any, inputs: Any, **options: Any) -> Call
     """Return a call of the runtime's method on the inputs that an operation makes."""
     op = op_of(problem)
     taken = {"matmul_all_reduce": 4, "flash_decode": 5, "matmul_reduce_scatter": 2}.get(op, 3)
-    given = inputs[:taken]
+    arguments = inputs[:taken]
     if op == "all_gather_matmul":
         options["gather_dim"] = problem.gather_dim
     if op == "attention":
         options |= {"causal": problem.causal, "cu_seqlens": inputs[3]}
     if getattr(problem, "rms_norm", False):
         x, weight, bias, residual, norm_weight, eps = inputs
-        given = (x, weight, norm_weight, bias, residual, float(eps))
+        arguments = (x, weight, norm_weight, bias, residual, float(eps))
         op = "matmul_all_reduce_rms_norm"
-    return partial(getattr(runtime, op), *given, **options)
+    return partial(getattr(runtime, op), *arguments, **options)

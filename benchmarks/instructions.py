@@ -82,16 +82,16 @@ class Digests:
     @classmethod
     def load(cls, text: str) -> Digests:
         """Read a file, with current names."""
-        document, found = json.loads(text), cls()
-        for place, (version, because) in document["statements"].items():
-            op, name = place.split()
+        document, loaded = json.loads(text), cls()
+        for named, (version, because) in document["statements"].items():
+            op, name = named.split()
             name = with_new_names(op, {"variant": name})["variant"]
-            found.statements[f"{op} {name}"] = version, because
+            loaded.statements[f"{op} {name}"] = version, because
         for op, name, target, problem, config, digests in document["cases"]:
             new = with_new_names(op, {"variant": name, "problem": problem, "config": config})
             case = CompiledCase.of(op, new["variant"], target, new["problem"], new["config"])
-            found.cases[case] = digests
-        return found
+            loaded.cases[case] = digests
+        return loaded
 
     def text(self) -> str:
         """The content of the file, a line for each case; the order of recording does not count."""
@@ -118,37 +118,37 @@ def recorded_cases(op: str, name: str) -> Iterator[CompiledCase]:
     asked = measured or [(problem, {}, "") for problem in operation_shapes(op).aligned]
     variant = variants(op)[name]
     for target, count in _TARGETS.items():
-        hardware, found = KNOWN[target], dict[str, CompiledCase]()
+        hardware, by_problem = KNOWN[target], dict[str, CompiledCase]()
         for problem, config, gpu in asked:
             if variant.unsupported_reason(problem, hardware) is None:
-                own = [config] if gpu == hardware.name else []
-                for config in (*own, *variant.seed_configs(problem, hardware)):
+                recorded_config = [config] if gpu == hardware.name else []
+                for config in (*recorded_config, *variant.seed_configs(problem, hardware)):
                     if illegal_reason(variant, problem, hardware, config) is None:
                         case = CompiledCase.of(op, name, target, vars(problem), dict(config))
-                        found.setdefault(case.problem, case)
+                        by_problem.setdefault(case.problem, case)
                         break
-        every = sorted(found.values())
+        every = sorted(by_problem.values())
         yield from every[:: max(1, -(-len(every) // count))]
 
 
 def compiled(
-    known: Mapping[CompiledCase, Mapping[str, Digest]], pools: Pools
+    before: Mapping[CompiledCase, Mapping[str, Digest]], pools: Pools
 ) -> dict[CompiledCase, Any]:
     """The digests of cases under each Triton; assembly is made only where the TTIR has changed.
 
     Cases that launch no kernel of ours are left out, unless they did.
     """
-    every = [(triton, case) for case in known for triton in pools]
+    every = [(triton, case) for case in before for triton in pools]
     made = _answers(every, pools, assembly=False)
-    unlike = [pair for pair in every if not _same(known[pair[1]].get(pair[0], {}), made[pair])]
+    unlike = [pair for pair in every if not _same(before[pair[1]].get(pair[0], {}), made[pair])]
     made |= _answers(unlike, pools, assembly=True)
-    found: dict[CompiledCase, dict[str, Digest]] = {}
+    after: dict[CompiledCase, dict[str, Digest]] = {}
     for triton, case in every:
-        was = known[case].get(triton, {})
+        was = before[case].get(triton, {})
         now = made[triton, case] if (triton, case) in unlike else was
         if was or now:
-            found.setdefault(case, {})[triton] = now
-    return found
+            after.setdefault(case, {})[triton] = now
+    return after
 
 
 def _answers(
@@ -182,10 +182,10 @@ def silent_changes(before: Digests, now: Digests) -> list[str]:
                 lines = changed.setdefault(f"{case.op} {case.variant}", [])
                 lines.append(f"  {case}, Triton {triton}")
     return [
-        f"instructions of {place} changed for these recorded problems: raise its version, or state "
-        f"why its times stay good (--write, --because)\n" + "\n".join(lines)
-        for place, lines in changed.items()
-        if not _is_explained(before.statements.get(place), *now.statements[place])
+        f"instructions of {kernel} changed for these recorded problems: raise its version, or "
+        f"state why its times stay good (--write, --because)\n" + "\n".join(lines)
+        for kernel, lines in changed.items()
+        if not _is_explained(before.statements.get(kernel), *now.statements[kernel])
     ]
 
 
@@ -193,18 +193,18 @@ def _is_explained(before: tuple[int, str] | None, version: int, because: str) ->
     return before is None or version > before[0] or because not in ("", before[1])
 
 
-def today(known: Digests, reasons: Mapping[str, str]) -> Digests:
+def today(before: Digests, reasons: Mapping[str, str]) -> Digests:
     """The cases of today's variants, with their versions, still with the digests that are known."""
     now = Digests()
     for op in operation_names():
         for name, variant in variants(op).items():
-            place = f"{op} {name}"
-            version, because = known.statements.get(place, (0, ""))
+            kernel = f"{op} {name}"
+            version, because = before.statements.get(kernel, (0, ""))
             stays = because if version == variant.version else ""
-            now.statements[place] = variant.version, reasons.get(place, stays)
-            own = {case: made for case, made in known.cases.items()
+            now.statements[kernel] = variant.version, reasons.get(kernel, stays)
+            of_kernel = {case: made for case, made in before.cases.items()
                    if (case.op, case.variant) == (op, name)}  # fmt: skip
-            now.cases |= own or {case: {} for case in recorded_cases(op, name)}
+            now.cases |= of_kernel or {case: {} for case in recorded_cases(op, name)}
     return now
 
 
@@ -219,10 +219,10 @@ def main() -> int:
     """Run the command line; returns the exit status."""
     options = _parser().parse_args()
     path = ROOT / FILE
-    known = Digests.load(path.read_text(encoding="utf-8")) if path.exists() else Digests()
+    before = Digests.load(path.read_text(encoding="utf-8")) if path.exists() else Digests()
     folders = [None, OLDEST_TRITON] if (OLDEST_TRITON / "triton").is_dir() else [None]
     here = {triton_version(folder): folder for folder in folders}
-    recorded = {triton for digests in known.cases.values() for triton in digests}
+    recorded = {triton for digests in before.cases.values() for triton in digests}
     for triton in sorted(recorded ^ here.keys()):
         _say(f"NOT COMPARED under Triton {triton}: no digests (--write), or not installed here")
     with contextlib.ExitStack() as stack:
@@ -231,17 +231,17 @@ def main() -> int:
             for triton, folder in here.items()
             if options.write or triton in recorded
         }
-        now = today(known, dict(options.because))
+        now = today(before, dict(options.because))
         now.cases = compiled(now.cases, pools)
-    told = silent_changes(known, now)
+    told = silent_changes(before, now)
     if options.write:
         if not told:
             files.write(path, now.text())
     elif (base := base_digests(options.base)) is None:
         _say(f"NOT COMPARED with {options.base}: there is no such commit, or it has no digests")
     else:
-        told += silent_changes(base, known)
-    if not options.write and now.statements != known.statements:
+        told += silent_changes(base, before)
+    if not options.write and now.statements != before.statements:
         told.append("variants and versions differ from those of the file: run --write")
     print("\n\n".join(told) or "the same instructions, or it is said why not")
     return int(bool(told))

@@ -125,12 +125,16 @@ def _begin(
     row_ptr = rows_ptr + (_draw(seed, call) % SETS).to(tl.int64) * words
     first, stride = tl.program_id(0) * BLOCK, tl.num_programs(0) * BLOCK
     for begin in range(first, words, stride):
-        at = begin + tl.arange(0, BLOCK)
-        tl.store(inputs_ptr + at, tl.load(row_ptr + at, mask=at < words), mask=at < words)
+        offsets = begin + tl.arange(0, BLOCK)
+        tl.store(
+            inputs_ptr + offsets,
+            tl.load(row_ptr + offsets, mask=offsets < words),
+            mask=offsets < words,
+        )
     nothing = tl.full((BLOCK,), float("nan"), tl.float32).to(out_ptr.dtype.element_ty)
     for begin in range(first, elements, stride):
-        at = begin + tl.arange(0, BLOCK)
-        tl.store(out_ptr + at, nothing, mask=at < elements)
+        offsets = begin + tl.arange(0, BLOCK)
+        tl.store(out_ptr + offsets, nothing, mask=offsets < elements)
 
 
 @triton.jit(do_not_specialize=["seed", "elements", "member", "chosen"])
@@ -150,10 +154,10 @@ def _end(
     result_ptr = results_ptr + number.to(tl.int64) * elements
     differs = tl.zeros((BLOCK,), tl.int32)
     for begin in range(0, elements, BLOCK):
-        at = begin + tl.arange(0, BLOCK)
-        found = tl.load(out_ptr + at, mask=at < elements, other=0.0).to(tl.float32)
-        wanted = tl.load(result_ptr + at, mask=at < elements, other=0.0).to(tl.float32)
-        differs += (found != wanted).to(tl.int32)
+        offsets = begin + tl.arange(0, BLOCK)
+        outputs = tl.load(out_ptr + offsets, mask=offsets < elements, other=0.0).to(tl.float32)
+        wanted = tl.load(result_ptr + offsets, mask=offsets < elements, other=0.0).to(tl.float32)
+        differs += (outputs != wanted).to(tl.int32)
     if tl.max(differs, 0) > 0:
         wrong = tl.load(wrong_ptr + member)
         if wrong == 0:
@@ -311,18 +315,18 @@ def _packed(tensors: _Tensors) -> torch.Tensor:
 
 def _unpacked(row: torch.Tensor, like: _Tensors) -> tuple[torch.Tensor | None, ...]:
     """Tensors with the layouts of the packed ones, in the memory of `row`."""
-    found: list[torch.Tensor | None] = []
+    unpacked: list[torch.Tensor | None] = []
     begin, row = 0, row.view(torch.uint8)
     for tensor in like:
         if tensor is None:
-            found.append(None)
+            unpacked.append(None)
             continue
         size = tensor.untyped_storage().nbytes()
-        own = row[begin : begin + size].view(tensor.dtype)
-        offset = own.storage_offset() + tensor.storage_offset()
-        found.append(own.as_strided(tensor.shape, tensor.stride(), offset))
+        storage = row[begin : begin + size].view(tensor.dtype)
+        offset = storage.storage_offset() + tensor.storage_offset()
+        unpacked.append(storage.as_strided(tensor.shape, tensor.stride(), offset))
         begin += aligned(size)
-    return tuple(found)
+    return tuple(unpacked)
 
 
 class _Caller:
@@ -379,13 +383,13 @@ class _Caller:
             self._run()
         self._end(self.bank.out, -1)
 
-    def call_chained(self, chosen: int, place: int) -> None:
-        """Make the call at a place of a chain, on the inputs of a set; nothing else."""
-        self.plan(*self.bank.sets[chosen], self.bank.chained[place])
+    def call_chained(self, chosen: int, index: int) -> None:
+        """Make the call at an index of a chain, on the inputs of a set; nothing else."""
+        self.plan(*self.bank.sets[chosen], self.bank.chained[index])
 
-    def compare_chained(self, chosen: int, place: int) -> None:
+    def compare_chained(self, chosen: int, index: int) -> None:
         """Compare the output of such a call."""
-        self._end(self.bank.chained[place], chosen)
+        self._end(self.bank.chained[index], chosen)
 
     def _run(self) -> None:
         self.plan(*self.bank.inputs, self.bank.out)
@@ -531,30 +535,30 @@ class Soak:
     def _call_chained(self, members: Sequence[int], calls: int) -> Counter[int]:
         """Call members one after another, and compare all at the end; returns how often each."""
         drawn = [
-            (self._random.choice(members), self._random.randrange(SETS), place)
-            for place in range(calls)
+            (self._random.choice(members), self._random.randrange(SETS), index)
+            for index in range(calls)
         ]
-        order = [(self._callers[member], chosen, place) for member, chosen, place in drawn]
+        order = [(self._callers[member], chosen, index) for member, chosen, index in drawn]
         for bank in {id(caller.bank): caller.bank for caller, _, _ in order}.values():
             bank.chained.fill_(float("nan"))
-        for caller, chosen, place in order:
-            caller.call_chained(chosen, place)
-        for caller, chosen, place in order:
-            caller.compare_chained(chosen, place)
+        for caller, chosen, index in order:
+            caller.call_chained(chosen, index)
+        for caller, chosen, index in order:
+            caller.compare_chained(chosen, index)
         return Counter(member for member, _, _ in drawn)
 
     def _captured(self, members: tuple[int, ...], chained: bool) -> list[_Graph]:
         """Graphs of these members' calls in different orders."""
-        found = self._graphs.get((members, chained))
-        if found is None:
+        graphs = self._graphs.get((members, chained))
+        if graphs is None:
             call = self._call_chained if chained else self._call_each
             for member in members:  # libraries initialise before the first capture
                 call([member], 1)
             self._fabric.barrier()
-            found = self._graphs[members, chained] = [
+            graphs = self._graphs[members, chained] = [
                 _capture(call, members) for _ in range(GRAPHS)
             ]
-        return found
+        return graphs
 
 
 def _capture(call: Callable[[Sequence[int], int], Counter[int]], members: Sequence[int]) -> _Graph:
@@ -605,15 +609,15 @@ def _configs(
 ) -> list[dict[str, Any]]:
     """Seed configs, the default first, and others that the variant does not refuse."""
     hardware = fabric.hardware
-    found = variant.seed_configs(problem, hardware)[: -(-count // 2)]
+    configs = variant.seed_configs(problem, hardware)[: -(-count // 2)]
     space = variant.space(problem, hardware)
     for _ in range(100):
-        if len(found) == count:
+        if len(configs) == count:
             break
         config = {name: random.choice(values) for name, values in space.items()}
-        if config not in found and variant.illegal_reason(problem, hardware, config) is None:
-            found.append(config)
-    return found
+        if config not in configs and variant.illegal_reason(problem, hardware, config) is None:
+            configs.append(config)
+    return configs
 
 
 # -- tasks --------------------------------------------------------------------------------------
