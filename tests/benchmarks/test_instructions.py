@@ -149,6 +149,7 @@ class TestSilentChanges:
 
 
 def test_digests_are_found_under_new_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(RENAMED, OP)
     text = Digests({f"{OP} push": (1, "")}, {CASE: {"3.9.0": OLD}}).text()
     assert Digests.load(text) == Digests({f"{OP} push": (1, "")}, {CASE: {"3.9.0": OLD}})
     monkeypatch.setitem(RENAMED, OP, Renamed({"push": "send"}, {"BLOCK_M": "TILE_M"}))
