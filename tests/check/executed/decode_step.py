@@ -17,9 +17,16 @@ import numpy as np
 import torch
 
 from taxfree_check.checker import steps
-from taxfree_check.executed.caches import Gpu
+from taxfree_check.executed.caches import GpuMemory
 from taxfree_check.executed.program import Program
-from taxfree_check.executed.run import DEVICES, MOST_INSTRUCTIONS, NEVER, Executed, Host, Session
+from taxfree_check.executed.run import (
+    DEVICES,
+    MOST_INSTRUCTIONS,
+    NEVER,
+    ExecutedCall,
+    Host,
+    Session,
+)
 from taxfree_kernels.decode_step.twin import TwinStep
 from taxfree_kernels.hardware import KNOWN
 
@@ -30,7 +37,7 @@ TOLERANCE = 1e-4  # of the largest logit, in float32
 class Steps(Session):
     """A few calls of a step on all ranks."""
 
-    def __init__(self, shown: Executed, programs: dict[str, Program]) -> None:
+    def __init__(self, shown: ExecutedCall, programs: dict[str, Program]) -> None:
         hardware = replace(KNOWN[DEVICES[shown.architecture]], num_xcds=2)
         super().__init__(shown, hardware, MOST_INSTRUCTIONS, NEVER, None, programs)
         self._found: list[list[Any]] = [[] for _ in range(shown.problem.world_size)]
@@ -39,7 +46,7 @@ class Steps(Session):
         problem: Any = self._shown.problem
         self._memory = self.new_memory()
         fabrics = self._fabrics(problem.world_size, 1 << 12)
-        self._gpus = [Gpu(self._memory) for _ in fabrics]
+        self._gpus = [GpuMemory(self._memory) for _ in fabrics]
         model, hosts = steps.model(problem), []
         for rank, fabric in enumerate(fabrics):
             cache = steps.cache(problem, rank, 1)
@@ -76,7 +83,7 @@ def main(architecture: str, ranks: str, batch: str, *seeds: str) -> None:
     found = []
     for seed in seeds:
         config = {"SPLITS": 2, "DOWN_PARTS": 2}
-        shown = Executed("decode_step", "twin", problem, config, architecture, int(seed))
+        shown = ExecutedCall("decode_step", "twin", problem, config, architecture, int(seed))
         with np.errstate(all="ignore"):
             Steps(shown, programs).run()
         found.append(shown.as_json())
