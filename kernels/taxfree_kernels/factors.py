@@ -105,7 +105,10 @@ def multiplies_fp8(
             "channel": ((m, 1), (n, 1)),
             "block": ((m, groups), (-(-n // BLOCK), groups)),
         }[scales]
-        factors = torch.ones(of_a, device=device), torch.ones(of_weight, device=device).t()
+        factors = (
+            torch.ones(of_a, dtype=torch.float32, device=device),
+            torch.ones(of_weight, dtype=torch.float32, device=device).t(),
+        )
         try:
             found = _scaled_mm(out.to(out_dtype), a, weight, bias, *factors, scales, is_fast)
         except (RuntimeError, ValueError):  # NotImplementedError is one, too

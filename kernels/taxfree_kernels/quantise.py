@@ -122,7 +122,9 @@ def _quantised(
     width = power_of_2(k, 1) if scales == "channel" else BLOCK
     groups, at_once = -(-k // width), max(1, _ELEMENTS // width)
     values = torch.empty(m, k, dtype=dtype, device=x.device)
-    found = torch.empty(m, groups, device=x.device) if scale is None else scale
+    found = scale
+    if found is None:
+        found = torch.empty(m, groups, dtype=torch.float32, device=x.device)
     backend = "interpreter" if not x.is_cuda else "hip" if torch.version.hip else "cuda"
     kernel = _kernel(backend, width, at_once, scale is not None, is_gated)
     kernel.resized(m * -(-groups // at_once), (k, x.stride(0), groups))(x, found, values)

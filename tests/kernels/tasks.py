@@ -650,6 +650,16 @@ def quantised_otherwise(fabric: Fabric) -> list[str]:
     return found
 
 
+def scales_under_another_default(fabric: Fabric) -> set[torch.dtype]:
+    """The dtypes of scales where 16 bits are torch's default, as engines set it."""
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        x = torch.ones(2, 256, device=fabric.device)
+        return {quantise(x, scales)[1].dtype for scales in SCALES}
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
 def _share_otherwise(own: tuple[torch.Tensor, ...], wanted: tuple[torch.Tensor, ...]) -> float:
     """The share of values or of scales that differ, whichever is larger."""
     shares = []

@@ -329,6 +329,12 @@ def test_what_is_quantised_is_a_normalised_sum():
 
 
 @on_every_fabric
+def test_scales_are_float32_whatever_the_default_is(ranks):
+    (found,) = ranks.run(1, "tests.kernels.tasks:scales_under_another_default")
+    assert found == {torch.float32}
+
+
+@on_every_fabric
 def test_the_kernel_quantises_as_the_reference_does(ranks):
     """Bit for bit: rows of zeros, of a NaN, of an infinity, tiny ones, and those of padded rows.
 

@@ -143,16 +143,15 @@ def attend(
     acc, top, total = _attend_to(
         edge, end, acc, top, total, q_block, row, k, v, keys, factor, True, HEADS, BLOCKS
     )  # fmt: skip
-    out = acc / total[:, None]
     if HEADS.KV_SCALES != "none":
-        out *= tl.load(v_scale_ptr + number)
+        acc *= tl.load(v_scale_ptr + number)
     rows, d = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_D)
     row_mask = row + rows < length
     token = (sequence * tokens + first + row).to(tl.int64)
     out_ptr += (token * HEADS.Q_HEADS + head) * HEAD_DIM
     tl.store(
         out_ptr + rows[:, None] * (HEADS.Q_HEADS * HEAD_DIM) + d[None, :],
-        out.to(out_ptr.dtype.element_ty),
+        (acc / total[:, None]).to(out_ptr.dtype.element_ty),
         mask=row_mask[:, None] & (d < HEAD_DIM)[None, :],
     )
     if has_lse:

@@ -101,7 +101,7 @@ def reference(
     if problem.is_quantised and integers:
         rounded, given = normed.to(getattr(torch, problem.dtype)), None
         if problem.out_scales == "tensor":
-            given = torch.tensor([_OUT_SCALE], device=device)
+            given = torch.tensor([_OUT_SCALE], dtype=torch.float32, device=device)
         normed = dequantised(*quantised(rounded, problem.out_scales, given, fp8_dtype(device)))
     return torch.stack([normed, total])
 
@@ -125,7 +125,7 @@ def result(problem: MatmulAllReduce, out: torch.Tensor) -> torch.Tensor:
         return out
     given = None
     if problem.out_scales == "tensor":
-        given = torch.tensor([_OUT_SCALE], device=out.device)
+        given = torch.tensor([_OUT_SCALE], dtype=torch.float32, device=out.device)
     parts = parts_of(out, problem.n, problem.out_scales, fp8_dtype(out.device), given)
     return torch.stack([dequantised(parts.values, parts.scale), parts.total.double()])
 

@@ -423,12 +423,13 @@ def store_normalised(
     """
     total_square = tl.sum(total * total, 0)
     scale = tl.rsqrt(total_square / n + tl.load(eps_ptr))
-    normalised = (total * scale * norm_weight.to(tl.float32)).to(out_ptr.dtype.element_ty)
+    normalised = total * scale * norm_weight.to(tl.float32)
     if OUT_SCALES == "none":
-        tl.store(out_ptr + offsets, normalised, mask=mask)
+        tl.store(out_ptr + offsets, normalised.to(out_ptr.dtype.element_ty), mask=mask)
         tl.store(out_ptr + count + offsets, total.to(out_ptr.dtype.element_ty), mask=mask)
     else:
-        _store_quantised(normalised.to(tl.float32), row, offsets, mask, n, quantised, OUT_SCALES)
+        rounded = normalised.to(out_ptr.dtype.element_ty).to(tl.float32)
+        _store_quantised(rounded, row, offsets, mask, n, quantised, OUT_SCALES)
         tl.store(out_ptr + offsets, total.to(out_ptr.dtype.element_ty), mask=mask)
 
 
