@@ -462,7 +462,8 @@ class Push(Variant):
             }  # fmt: skip
         space: dict[str, tuple[Any, ...]] = {
             "SENDERS": (1, 2, 4, 8, 16),
-            "CHUNKS": (1, 8, 16, 32, 64, 128, 240),  # with senders, as many as there are channels
+            # with senders, as many as there are channels
+            "CHUNKS": up_to(problem.most_tables * problem.batch, (1, 8, 16, 32, 64, 128, 240)),
             "BAGS": (1, 2, 4, 8, 16, 32, 64),
             "AHEAD": ahead,
             "WORDS": (False, True),
@@ -497,8 +498,6 @@ class Push(Variant):
             return "more words than a slot holds"
         if hardware.backend == "interpreter":
             return None
-        if config["CHUNKS"] > max(1, -(-problem.most_tables * problem.batch // config["BAGS"])):
-            return "chunks without bags"
         tile = config["BAGS"] * power_of_2(problem.row_words, 1)
         threads = config["num_warps"] * hardware.warp_size
         if tile * config["AHEAD"] > _MOST_WORDS * threads:

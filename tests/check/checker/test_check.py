@@ -87,6 +87,9 @@ SPARSE = {
         {"m": 6, "n": 16, "k": 16},
         {"m": 2, "n": 80, "k": 16, "scatter_dim": 1},
     ],
+    "embedding_all_to_all": [
+        {"batch": 1, "bag": 1, "tables": 2, "rows": 2, "dim": 2, "shard_dim": dim} for dim in (0, 1)
+    ],
     "attention": [{"batch": 1, "length": 5, "q_heads": 1, "kv_heads": 1, "head_dim": 16}],
     "flash_decode": [
         {"batch": 1, "q_heads": 2, "kv_heads": 1, "head_dim": 16, "kv_len_per_rank": 20}
