@@ -41,8 +41,9 @@ def all_gathers(
 ) -> None:
     """Several all-gathers of bytes, as one."""
     if not is_compiling():
-        pairs = [[tensor.view(torch.uint8) for tensor in each] for each in (gathered, shards)]
-        group.allgather_into_tensor_coalesced(*pairs).wait()
+        with dist._coalescing_manager(group):  # as one launch, on the caller's stream
+            for whole, shard in zip(gathered, shards, strict=True):
+                _all_gather(whole.view(torch.uint8), shard.view(torch.uint8), group=group)
 
 
 def all_reduce(tensor: torch.Tensor, group: dist.ProcessGroup) -> None:

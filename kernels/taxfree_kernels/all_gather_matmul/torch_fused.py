@@ -80,6 +80,8 @@ class TorchFused(SeveralWeights):
             return "torch's fused op gathers equal shards"
         if problem.scales == "block":
             return "torch's fused op has scales of tensors and tokens"
+        if problem.is_fp8 and (problem.k % 16 or problem.n % 16):
+            return "its matmul takes multiples of 16"
         return None
 
     def plan(self, problem: AllGatherMatmul, fabric: Fabric, config: Config) -> Plan:

@@ -54,6 +54,8 @@ class TorchFused(Variant):
             return "torch's fused op needs CUDA"
         if problem.scales == "block":
             return "torch's fused op has scales of tensors and tokens"
+        if problem.is_fp8 and (problem.k % 16 or problem.n % 16):
+            return "its matmul takes multiples of 16"
         if problem.is_fp8 and problem.scatter_dim:
             return "torch's fused op scatters rows of fp8 products"
         if problem.world_size == 1:

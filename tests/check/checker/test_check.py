@@ -105,6 +105,23 @@ def test_a_variant_holds_its_protocol_where_ranks_have_nothing(op, name, sample)
     assert checked.violation is None, str(checked)
 
 
+#: whose rows travel with scales, of tiles that share rows with a peer's shard, and of others
+SCALED = [
+    {"m": 5, "k": 256, "gather_dim": 1, "scales": "block"},
+    {"m": 17, "k": 144, "gather_dim": 0, "scales": "block"},
+    {"m": 29, "k": 32, "gather_dim": 0, "scales": "channel"},
+    {"m": 4, "k": 32, "gather_dim": 0, "scales": "channel"},
+]
+
+
+@pytest.mark.parametrize("name", ["one_shot", "overlap", "push", "push_tma"])
+def test_a_gather_of_fp8_rows_holds_its_protocol(name, sample):
+    problems = [AllGatherMatmul(n=32, world_size=2, x_dtype="fp8", **each) for each in SCALED]
+    served = problems if name != "overlap" else problems[1:]
+    checked = check_variant(OP, name, served, sample.of(range(12)))
+    assert checked.violation is None, str(checked)
+
+
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("world_size", [1, 4, 8])
 def test_a_decode_step_holds_its_protocol_on_any_number_of_ranks(world_size, sample):
