@@ -92,7 +92,7 @@ class Fp8Rowwise:
         self._columns = module.in_features // runtime.world_size
         self.unsupported_reason = self._format_unsupported_reason()
         if self.unsupported_reason is None:
-            kind = self._kind, torch.bfloat16, False, device
+            kind = self._kind, torch.bfloat16, False, False, device
             modulo = module.out_features % BLOCK
             self._is_multiplied = multiplies_fp8(self._scales_kind(), self._columns, modulo, *kind)
 

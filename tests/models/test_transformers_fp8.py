@@ -58,6 +58,7 @@ def run(fabric: Any, name: str, has_bias: bool, is_recorded: bool, dtype: str) -
 
     import taxfree.hf
     from taxfree.models import report
+    from taxfree_kernels.factors import multiplies_fp8
     from taxfree_kernels.fp8 import dequantised, quantised
     from tests.taxfree.runtime_tasks import problem_of, record_of, runtime_of
 
@@ -75,7 +76,8 @@ def run(fabric: Any, name: str, has_bias: bool, is_recorded: bool, dtype: str) -
             style.shard_param(layer, parameter, mesh)
     layer._hf_quantized_needs_local_tp = True
     layer.forward = lambda x: x.new_zeros(*x.shape[:-1], N)  # its own kernels need a GPU
-    with mock.patch("taxfree.models.scaled.multiplies_fp8", return_value=True):  # for the compiler
+    can = mock.create_autospec(multiplies_fp8, return_value=True)  # for the compiler
+    with mock.patch("taxfree.models.scaled.multiplies_fp8", can):
         style.install_forward(layer, mesh)
     torch.manual_seed(2)
     x = 2 * torch.randn(1, M, K).to(getattr(torch, dtype))
