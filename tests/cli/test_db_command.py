@@ -40,6 +40,9 @@ PROBLEM = {
     "world_size": 8,
     "weight_layout": "nk",
     "bias": False,
+    "x_dtype": "same",
+    "scales": "none",
+    "fast_accumulation": False,
 }
 SHAPE = "m=16 n=3584 k=8192"
 PUSH = variants("all_gather_matmul")["push"].seed_configs(

@@ -112,7 +112,8 @@ class TestShape:
 
     def test_may_say_every_field(self):
         (problem,) = problems(
-            "m=16 n=64 k=64 gather_dim=0 dtype=bf16 world_size=4 weight_layout=kn bias=true"
+            "m=16 n=64 k=64 gather_dim=0 dtype=bf16 world_size=4 weight_layout=nk bias=true "
+            "x_dtype=fp8 scales=channel fast_accumulation=true"
         )
         assert asdict(problem) == {
             "m": 16,
@@ -121,10 +122,11 @@ class TestShape:
             "gather_dim": 0,
             "dtype": "bfloat16",
             "world_size": 4,
-            "weight_layout": "kn",
+            "weight_layout": "nk",
             "bias": True,
-            "x_dtype": "same",
-            "scales": "none",
+            "x_dtype": "fp8",
+            "scales": "channel",
+            "fast_accumulation": True,
         }
 
     @pytest.mark.parametrize(

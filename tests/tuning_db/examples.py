@@ -42,8 +42,8 @@ HUNG = TrialRecord("push", {"block_m": 256}, "hung", "rank 3 missed its deadline
 
 
 def problem_of(m: int, **fields: Any) -> dict[str, Any]:
-    sizes = {"m": m, "n": 3584, "k": 8192, "gather_dim": 0, "x_dtype": "same", "scales": "none"}
-    return sizes | {"world_size": 8, "dtype": "bfloat16"} | fields
+    sizes = {"m": m, "n": 3584, "k": 8192, "gather_dim": 0, "world_size": 8, "dtype": "bfloat16"}
+    return sizes | {"x_dtype": "same", "scales": "none", "fast_accumulation": False} | fields
 
 
 def record_of(m: int = 16, **fields: Any) -> Record:
