@@ -25,7 +25,10 @@ from taxfree_tune.measuring.timer import Timing
 
 HOST = AllGatherMatmul(m=5, n=32, k=32, world_size=2)
 SHAPE = ("--shapes", "m=5 n=32 k=32", "--gpus", 2, "--fabric", "host", "--variant", "one_shot")
-PROBLEM = {"m": 16, "n": 3584, "k": 8192, "gather_dim": 1, "dtype": "float16", "world_size": 8}
+PROBLEM = {
+    "m": 16, "n": 3584, "k": 8192, "gather_dim": 1, "dtype": "float16", "world_size": 8,
+    "x_dtype": "same", "scales": "none", "fast_accumulation": False,
+}  # fmt: skip
 
 
 def row(variant: str, mode: str, us: float, m: int = 16) -> Row:

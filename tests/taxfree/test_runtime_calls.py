@@ -55,7 +55,7 @@ CALLED = [
     (DECODE, PAGED, "persistent"),
     *((DECODE, {"kv_scales": each, "kv_heads": 3}, "fused") for each in KV_SCALES),
     (PROMPTS, {}, "flash"),
-    (PROMPTS, {"kv_scales": "head", "dtype": "bfloat16"}, "flash"),
+    (PROMPTS, {"kv_scales": "head", "kv_heads": 2, "dtype": "bfloat16"}, "flash"),
     (PROMPTS, {"causal": False, "packed": True, "batch": 3, "dtype": "bfloat16"}, "flash"),
     (PROMPTS, {"packed": True, "batch": 3}, "baseline"),
     (EMBEDDING, {"mode": "mean"}, "push"),

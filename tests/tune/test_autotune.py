@@ -348,7 +348,7 @@ class TestBudget:
 
     def test_of_one_problem_it_is_a_part(self, ranks: Ranks, db: str) -> None:
         for _, reasons in run(ranks, "within_a_budget", db=db, seconds=600.0, each_s=0.0):
-            assert {each.rpartition(" ")[2] for each in reasons} == {"4.000"}
+            assert {each.rpartition(" ")[2] for each in reasons} == {"3.000"}
 
 
 class TestEnvironment:

@@ -38,7 +38,8 @@ OP = "all_gather_matmul"
 def row(variant: str, mode: str, us: float, m: int = 16, **other: object) -> Row:
     problem = {
         "m": m, "n": 3584, "k": 8192, "gather_dim": 1, "dtype": "float16", "world_size": 8,
-        "weight_layout": "nk", "bias": False,
+        "weight_layout": "nk", "bias": False, "x_dtype": "same", "scales": "none",
+        "fast_accumulation": False,
     }  # fmt: skip
     values = {
         "op": OP, "problem": problem, "variant": variant, "config": {}, "mode": mode,

@@ -121,7 +121,7 @@ def _wrong_values(bench: Bench, plan: Compute) -> int:
     operation, problem, fabric = bench.operation, bench.problem, bench.fabric
     where = (problem, fabric.rank, SEED, fabric.device)
     out = operation.empty_output(problem, fabric.device).fill_(float("nan"))
-    found = bench.result(plan(*operation.make_inputs(*where, integers=True), out))
+    found = operation.result(problem, plan(*operation.make_inputs(*where, integers=True), out))
     exact = operation.reference(*where, integers=True).to(found.dtype)
     return sum(vote(bench.fabric.group, int((found != exact).sum())))
 
