@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 from taxfree_check.checker import MIXED, STEP, Violation, check_variant
@@ -18,6 +19,7 @@ from taxfree_kernels.all_gather_matmul import (
     push_tma,
 )
 from taxfree_kernels.all_gather_matmul.paper import push_two_kernel
+from taxfree_kernels.all_gather_matmul.problem import AllGatherMatmul
 from taxfree_kernels.decode_step import twin
 from taxfree_kernels.device import packets, sync
 from taxfree_kernels.embedding_all_to_all import push as embedding_push
@@ -37,6 +39,7 @@ from taxfree_kernels.matmul_reduce_scatter import push as scatter_push
 from taxfree_kernels.matmul_reduce_scatter import push_lamport as scatter_push_lamport
 from taxfree_kernels.reduction import fused as sum_fused
 from taxfree_kernels.reduction import packets as sum_words
+from taxfree_kernels.variant import Problem
 from tests.check.checker.mutate import Mutant, mutants
 
 
@@ -49,6 +52,7 @@ class Group:
         by_turns: they exchange Lamport words, which carry no generation: it appears in reports
             only, so that another one changes nothing.
         of_words: functions, called by these, that are given the generation of Lamport words only.
+        problems: that a mutant is looked for in, too, beside the operation's tiny ones.
     """
 
     op: str
@@ -57,6 +61,7 @@ class Group:
     seeds: range = range(14)
     by_turns: bool = False
     of_words: tuple[str, ...] = ()
+    problems: tuple[Problem, ...] = ()
 
     def mutants(self) -> list[Mutant]:
         found = mutants(self.functions)
@@ -69,9 +74,10 @@ class Group:
 
     def find(self, mutant: Mutant) -> Violation | None:
         """The violation that a check reports with the mutant in place."""
+        tried = (None, self.problems) if self.problems else (None,)
         with mutant.installed():
-            for variant in self.variants:
-                violation = check_variant(self.op, variant, seeds=self.seeds).violation
+            for variant, problems in product(self.variants, tried):
+                violation = check_variant(self.op, variant, problems, self.seeds).violation
                 if violation is not None:
                     return violation
         return None
@@ -79,6 +85,13 @@ class Group:
 
 _GATHER, _SUM, _SCATTER = "all_gather_matmul", "matmul_all_reduce", "matmul_reduce_scatter"
 _DECODE = "flash_decode"
+#: whose rows travel with scales
+_SCALED = tuple(
+    AllGatherMatmul(
+        m=4, n=32, k=32, gather_dim=0, world_size=2, dtype="bfloat16", x_dtype="fp8", scales=scales
+    )
+    for scales in ("channel", "block")
+)
 
 GROUPS = {
     "sync": Group(
@@ -109,7 +122,12 @@ GROUPS = {
         ("push", "two_shot"),
         (sync.signal_everybody, sync.wait_for_everybody, sync.wait_for_channels),
     ),
-    "gather: send": Group(_GATHER, ("push",), (gathered.push_chunk, sync.signal_by_chiplet)),
+    "gather: send": Group(
+        _GATHER,
+        ("push",),
+        (gathered.push_chunk, sync.signal_by_chiplet),
+        problems=_SCALED,
+    ),
     "gather: receive": Group(
         _GATHER,
         ("push", "pull", "push_tma"),
@@ -120,6 +138,7 @@ GROUPS = {
         _GATHER,
         ("push_tma",),
         (push_tma._push_tma, gathered.finish_tile),
+        problems=_SCALED,
     ),
     "gather: pull": Group(_GATHER, ("pull",), (pull._pull,)),
     "gather: push_two_kernel": Group(
@@ -290,6 +309,7 @@ HARMLESS = (
         "arrive: atomic_xchg: scope='gpu' -> 'cta'",
         "the last program in resets the counter, alone and before the next launch",
     ),
+    ("gather: overlap", "_announce: signal: channel 0", "copies are told of on channel 0"),
     ("sum: push_in_place", "_push_in_place: sum_by_words: generation + 1", _ANOTHER_FLAG),
     ("sum: push_lamport", "_push_lamport: leave(...) deleted", _BY_TURNS),
     ("sum: push_two_shot_lamport", "_push_two_shot_lamport: leave(...) deleted", _BY_TURNS),
