@@ -92,18 +92,29 @@ def nodes_fabric(
             "the default group is bound to a device: NCCL makes groups of it with all ranks",
             "call init_process_group without device_id, or taxfree.init with all ranks",
         )
-    rank, count = dist.get_rank(group), len(everyone) // len(names)
-    first = rank // count * count
+    count = len(everyone) // len(names)
     backend = dist.get_backend_config(group)
     bound = None if "nccl" in backend else timedelta(seconds=timeout_s)
 
-    def among(ranks: list[int]) -> dist.ProcessGroup:
-        """Their group; ranks outside take no part in making it."""
-        found: dist.ProcessGroup = dist.new_group(
-            ranks, timeout=bound, backend=backend, use_local_synchronization=True
-        )
-        return found
+    is_whole = len(everyone) == default.size()
 
-    inside = among(everyone[first : first + count])
-    rail = among(everyone[rank % count :: count])
+    def own_of(groups: Sequence[Sequence[int]]) -> dist.ProcessGroup:
+        """This rank's of some groups of ranks.
+
+        All ranks of the default group make all of them. Within a part of it, ranks make their own:
+        PyTorch then names it by how many groups a rank is in, which must be the same on its ranks.
+        """
+        made = [
+            dist.new_group(
+                list(ranks), timeout=bound, backend=backend, use_local_synchronization=not is_whole
+            )
+            for ranks in groups
+            if is_whole or dist.get_rank() in ranks
+        ]
+        others = dist.GroupMember.NON_GROUP_MEMBER
+        own: dist.ProcessGroup = next(each for each in made if each is not others)
+        return own
+
+    inside = own_of([everyone[first : first + count] for first in range(0, len(everyone), count)])
+    rail = own_of([everyone[number::count] for number in range(count)])
     return NodesFabric(group, open_runtime(inside), rail, names)

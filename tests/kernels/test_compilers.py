@@ -30,7 +30,7 @@ def test_gather_tiles_that_wait_once_wait_for_each_source_there(name: str) -> No
         else:
             assert (reason, other["SOURCES_PER_WAIT"]) == (REASON, 1)
             refused += 1
-    assert refused == 1
+    assert refused == 2  # of 16-bit rows, and of fp8
 
 
 def test_attention_of_warps_with_roles_is_causal_and_of_wide_heads_there() -> None:

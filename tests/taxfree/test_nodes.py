@@ -95,6 +95,19 @@ def every_operation(fabric: Any, folder: str, nodes: int, chunks: int) -> Any:
     return found, inside
 
 
+def with_a_group_of_its_own(fabric: Any, folder: str) -> bool:
+    """One rank is in more groups than the others."""
+    own = None
+    if dist.get_rank() == 1:
+        own = dist.new_group([1], use_local_synchronization=True)
+    with on_nodes(2, 2), init(folder) as rt:
+        problem = problem_of("matmul_all_reduce", m=M, n=N, k=K)
+        y, expected = called(rt, problem)
+    if own is not None:
+        dist.destroy_process_group(own)
+    return torch.equal(y, expected)
+
+
 def sums_with_all(fabric: Any, folder: str) -> Any:
     """Bias, residual (also as the output) and RMSNorm; ragged rows; the same bits everywhere."""
     made = {"bias": True, "residual": True, "rms_norm": True}
@@ -257,6 +270,10 @@ def test_operations_by_the_rail_are_right(
         assert variants == ["rail", "rail", "rail", "rail", "baseline", "baseline"] * len(OPS)
         is_alone = nodes == world_size
         assert inside == (set() if is_alone else {"MatmulReduceScatter", "AllGatherMatmul"})
+
+
+def test_ranks_may_be_in_different_numbers_of_groups(ranks: Ranks, tmp_path: Path) -> None:
+    assert run(ranks, 4, "with_a_group_of_its_own", folder=str(tmp_path)) == [True] * 4
 
 
 def test_sums_take_all_that_a_sum_can(ranks: Ranks, tmp_path: Path) -> None:
