@@ -95,7 +95,7 @@ def simulate(batch: int, world: int, page: int, window: int | None) -> dict[str,
     for fabric in fabrics:
         fabric.heap_bases.copy_(bases)
         decoder, cache, old, weights = step_of(fabric.rank, world, contexts, page, window)
-        config = {"STAGES": 4, "DOWN_PARTS": 2, "PREFETCH": 2 if page else 0}
+        config = {"STAGES": 4, "DOWN_PARTS": 2}
         steps.append(DecodeStep(decoder, cache, batch, fabric, config, logits=True))
         made.append(cache)
         vectors = [each for layer in decoder.layers for each in vars(layer).values()]

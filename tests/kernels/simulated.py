@@ -382,20 +382,6 @@ def _receive(words: Block, source: Any, mask: Block, inbox: Any, PACK: Any, GROU
     return seen
 
 
-def _bring(address: Block, size: Block) -> None:
-    """Every byte that is brought lies in a block."""
-    for first, count in zip(address.value.tolist(), size.value.tolist(), strict=True):
-        if count:
-            assert count % 16 == first % 16 == 0
-            memory.elements(torch.tensor([first, first + count - 1]), torch.uint8)
-
-
-def _pause(until: Any) -> Any:
-    time.sleep(1e-3)
-    _until(lambda: True)
-    return until
-
-
 def _rotary(position: Any, inv_freq: Block, scale: float, d: Block, DIM: int) -> Any:
     angle = position.to(torch.float32).value * _load(inv_freq + d % (DIM // 2)).value
     return Block(angle.cos() * scale), Block(angle.sin() * scale)
@@ -438,7 +424,7 @@ def _plain(value: Any) -> Any:
 
 def adapt() -> Any:
     """Make the kernel's modules Python's; for processes that compile no kernel. The kernel."""
-    from taxfree_kernels.decode_step import attend, chunks, persistent, prefetch, rows, sums, tape
+    from taxfree_kernels.decode_step import attend, chunks, persistent, rows, sums, tape
     from taxfree_kernels.device import packets, peers, specialized, sync
 
     language = _language()
@@ -452,24 +438,11 @@ def adapt() -> Any:
     names = {
         "gl": language, "tl": language, "mbarrier": barrier, "mma_v2": _dot, "range": _range,
         "load_box": _load_box, "reinterpreted": _reinterpreted, "receive": _receive,
-        "bring": _bring, "pause": _pause, "cycles": lambda backend: 0,
         "wait_for_units": _wait_for_units, "_rotary": _rotary, "translate": _translate,
         "hand_back": lambda stage, pipe: pipe.empty.index(stage).change(1, 0),
         "before_tma_loads": lambda GROUP: None,
     }  # fmt: skip
-    for module in (
-        tape,
-        peers,
-        chunks,
-        prefetch,
-        sums,
-        rows,
-        attend,
-        persistent,
-        packets,
-        sync,
-        specialized,
-    ):
+    for module in (tape, peers, chunks, sums, rows, attend, persistent, packets, sync, specialized):
         for name, value in list(vars(module).items()):
             if hasattr(value, "fn") and not isinstance(value, type):
                 function = value.fn

@@ -8,8 +8,6 @@ more.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
-
 import triton
 import triton.language as tl
 from triton.experimental import gluon
@@ -30,10 +28,10 @@ from taxfree_kernels.decode_step.tape import (
     LINES,
     Q_NORM,
     VECTORS,
-    WINDOW,
 )
 
 _LOG2_E = gl.constexpr(1.4426950408889634)
+_MERGED = gl.constexpr(16)  # splits, at a time
 
 
 @gluon.constexpr_function
@@ -88,67 +86,13 @@ def _of_heads(dim):
     return gl.BlockedLayout([2, 1, columns], [1, 1, 32], [1, 8 // across, across], [2, 1, 0])
 
 
-@gluon.constexpr_function
-def _merged(heads, dim):
-    """Splits that are merged at a time: at most 64 words of a thread."""
-    return min(32, 16384 // (heads * dim))
-
-
-class Early(NamedTuple):
-    """What attention reads besides products, before it waits for them.
-
-    Args:
-        window: of the layer.
-        norms: weights of the norms of q and of k, and those of the other half of a head.
-        turn: with one sequence its position, and cosine and sine of its angles.
-    """
-
-    window: Any
-    norms: Any
-    turn: Any
-
-
 @gluon.jit
-def _columns(DIM: gl.constexpr):
-    """Elements of a head, [1, DIM]."""
-    return gl.arange(0, DIM, gl.SliceLayout(0, gl.SliceLayout(0, _of_heads(DIM))))[None, :]
-
-
-@gluon.jit
-def _turn_of(sequence, step, MODEL: gl.constexpr):
-    """See ``Early``."""
-    position = gl.load(step.positions + sequence).to(gl.int32)
-    d = _columns(MODEL.HEAD_DIM)
-    cosine, sine = _rotary(position, step.inv_freq, step.rope_scale, d, MODEL.HEAD_DIM)
-    return position, cosine, sine
-
-
-@gluon.jit
-def load_early(layer, step, MODEL: gl.constexpr):
-    """Load what does not depend on products: each load is a way to the L2 cache and back."""
-    window = gl.load(step.lines + layer * LINES + WINDOW).to(gl.int32)
-    norms, turn = (), ()
-    if MODEL.HAS_QK_NORM:
-        element: gl.constexpr = step.attended.dtype.element_ty
-        d = _columns(MODEL.HEAD_DIM)
-        other = (d + MODEL.HEAD_DIM // 2) % MODEL.HEAD_DIM
-        vectors = step.vectors + layer * VECTORS
-        of_q = tl.cast(gl.multiple_of(gl.load(vectors + Q_NORM), 16), gl.pointer_type(element))
-        of_k = tl.cast(gl.multiple_of(gl.load(vectors + K_NORM), 16), gl.pointer_type(element))
-        norms = (
-            gl.load(of_q + d), gl.load(of_k + d), gl.load(of_q + other), gl.load(of_k + other)
-        )  # fmt: skip
-    if MODEL.BATCH == 1:
-        turn = _turn_of(0, step, MODEL)
-    return Early(window, norms, turn)
-
-
-@gluon.jit
-def _load_heads(sequence, kv_head, norms, turn, step, heads, MODEL: gl.constexpr):
+def _load_heads(
+    sequence, kv_head, position, layer, step, heads, MODEL: gl.constexpr
+):  # fmt: skip
     """Store a unit's heads of q, then of k and of v, to shared memory: norms, rotary, scale.
 
     Args:
-        norms, turn: see ``Early``.
         heads: float32 [heads, HEAD_DIM / 64, 64].
     """
     DIM: gl.constexpr = MODEL.HEAD_DIM
@@ -157,7 +101,7 @@ def _load_heads(sequence, kv_head, norms, turn, step, heads, MODEL: gl.constexpr
     BOTH: gl.constexpr = _of_heads(DIM)
     ONE: gl.constexpr = gl.SliceLayout(0, BOTH)
     row = gl.arange(0, ROWS, gl.SliceLayout(1, ONE))[:, None]
-    d = _columns(DIM)
+    d = gl.arange(0, DIM, gl.SliceLayout(0, ONE))[None, :]
     side = gl.arange(0, 2, gl.SliceLayout(1, gl.SliceLayout(2, BOTH)))[:, None, None]
     # with each element its partner of rotary, from the other half of the head
     column = (d[None, :, :] + side * (DIM // 2)) % DIM
@@ -168,10 +112,17 @@ def _load_heads(sequence, kv_head, norms, turn, step, heads, MODEL: gl.constexpr
     x = gl.sum(gl.where(side == 0, both, 0.0), 0)
     y = gl.sum(gl.where(side == 0, 0.0, both), 0)
     if MODEL.HAS_QK_NORM:
+        element: gl.constexpr = step.attended.dtype.element_ty
         rstd = gl.rsqrt(gl.sum(x * x, 1) * (1.0 / DIM) + MODEL.EPS)[:, None]
-        x *= rstd * gl.where(row < QUERIES, norms[0], norms[1]).to(gl.float32)
-        y *= rstd * gl.where(row < QUERIES, norms[2], norms[3]).to(gl.float32)
-    _, cosine, sine = turn
+        norms = step.vectors + layer * VECTORS
+        of_q = tl.cast(gl.multiple_of(gl.load(norms + Q_NORM), 16), gl.pointer_type(element))
+        of_k = tl.cast(gl.multiple_of(gl.load(norms + K_NORM), 16), gl.pointer_type(element))
+        other = (d + DIM // 2) % DIM
+        x *= rstd * gl.where(row < QUERIES, gl.load(of_q + d), gl.load(of_k + d)).to(gl.float32)
+        y *= rstd * gl.where(row < QUERIES, gl.load(of_q + other), gl.load(of_k + other)).to(
+            gl.float32
+        )
+    cosine, sine = _rotary(position, step.inv_freq, step.rope_scale, d, DIM)
     turned = x * cosine + gl.where(d < DIM // 2, -y, y) * sine
     value = gl.sum(gl.where(side == 0, both, 0.0), 0)
     turned *= gl.where(row < QUERIES, _LOG2_E / DIM**0.5, 1.0)
@@ -181,7 +132,7 @@ def _load_heads(sequence, kv_head, norms, turn, step, heads, MODEL: gl.constexpr
 
 @gluon.jit
 def attend(
-    unit, layer, counts, n, early, step, pipe, shared, MODEL: gl.constexpr, WORK: gl.constexpr
+    unit, layer, counts, n, step, pipe, shared, MODEL: gl.constexpr, WORK: gl.constexpr
 ):  # fmt: skip
     """Attend to a split for all query heads of a KV head; returns the number of chunks read.
 
@@ -200,9 +151,8 @@ def attend(
     element: gl.constexpr = step.attended.dtype.element_ty
     pair, split = unit % MODEL.PAIRS, unit // MODEL.PAIRS
     sequence, head = pair // MODEL.KV_HEADS, pair % MODEL.KV_HEADS
-    turn = early.turn if MODEL.BATCH == 1 else _turn_of(sequence, step, MODEL)
-    position = turn[0]
-    begin, end, oldest = chunks_of_split(split, counts.splits, early.window, position, MODEL)
+    position = gl.load(step.positions + sequence).to(gl.int32)
+    begin, end, oldest = chunks_of_split(split, counts.splits, layer, position, step.lines, MODEL)
     part = gl.arange(0, PARTS, gl.SliceLayout(1, OF_VECTOR))
     d = part[:, None] * 64 + gl.arange(0, 64, gl.SliceLayout(0, OF_VECTOR))[None, :]
     acc_shared, top_shared, total_shared = shared
@@ -211,7 +161,7 @@ def attend(
     deep: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [2, 1, 0])
     flat: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
     stored = reinterpreted(acc_shared, SHAPE, deep).slice(0, ROWS)
-    _load_heads(sequence, head, early.norms, turn, step, stored, MODEL)
+    _load_heads(sequence, head, position, layer, step, stored, MODEL)
     heads = reinterpreted(acc_shared, SHAPE, flat)
     new_k = heads.index(QUERIES).load(OF_VECTOR).to(element)
     new_v = heads.index(QUERIES + 1).load(OF_VECTOR).to(element)
@@ -221,6 +171,17 @@ def attend(
         tops = tops + (gl.full([8, GROUPS], float("-inf"), gl.float32, gl.SliceLayout(0, OF_KEYS)),)
         totals = totals + (gl.zeros([8, GROUPS], gl.float32, gl.SliceLayout(0, OF_KEYS)),)
         accs = accs + (gl.zeros([8, GROUPS, PARTS, 64], gl.float32, gl.SliceLayout(0, T)),)
+    if (begin < end) & (end * KEYS > position):  # this split has the new key
+        at = gl.load(step.lines + layer * LINES + LINE_KEYS)
+        to = gl.load(step.lines + layer * LINES + LINE_VALUES)
+        page = page_of(step.pages, sequence, position, MODEL)
+        row = page * step.heads[0] + head * step.heads[1]
+        offset = (position % MODEL.PAGE if MODEL.PAGE else position).to(gl.int64) * step.stride_key
+        k_to = (at + row) * (WORK.LINE // 2) + offset
+        v_to = (to + row) * (WORK.LINE // 2) + offset
+        gl.store(step.origin + k_to + d, new_k)
+        gl.store(step.origin + v_to + d, new_v)
+
     fourth = gl.arange(0, 4, gl.SliceLayout(1, gl.SliceLayout(2, OF_KEYS)))[:, None, None]
     warp = gl.arange(0, 8, gl.SliceLayout(0, gl.SliceLayout(2, OF_KEYS)))[None, :, None]
     lane = gl.arange(0, GROUPS, gl.SliceLayout(0, gl.SliceLayout(1, OF_KEYS)))[None, None, :]
@@ -280,16 +241,6 @@ def attend(
         top_shared.load(OF_PARTS), total_shared.load(OF_PARTS), acc_shared.load(ALL)
     )
     _leave_split(top, total, acc, pair, split, counts.splits, step, MODEL)
-    if (begin < end) & (end * KEYS > position):  # this split has the new key, which the next reads
-        at = gl.load(step.lines + layer * LINES + LINE_KEYS)
-        to = gl.load(step.lines + layer * LINES + LINE_VALUES)
-        page = page_of(step.pages, sequence, position, MODEL)
-        row = page * step.heads[0] + head * step.heads[1]
-        offset = (position % MODEL.PAGE if MODEL.PAGE else position).to(gl.int64) * step.stride_key
-        k_to = (at + row) * (WORK.LINE // 2) + offset
-        v_to = (to + row) * (WORK.LINE // 2) + offset
-        gl.store(step.origin + k_to + d, new_k)
-        gl.store(step.origin + v_to + d, new_v)
     return n
 
 
@@ -333,8 +284,7 @@ def _merge_splits(pair, splits, HEADS: gl.constexpr, step, MODEL: gl.constexpr):
     """Merge the parts of a pair's splits, and store what o reads."""
     DIM: gl.constexpr = MODEL.HEAD_DIM
     QUERIES: gl.constexpr = MODEL.HEADS // MODEL.KV_HEADS
-    MERGED: gl.constexpr = _merged(HEADS, DIM)
-    ALL: gl.constexpr = merge_layout(HEADS, MERGED, DIM)
+    ALL: gl.constexpr = merge_layout(HEADS, _MERGED, DIM)
     OF_PARTS: gl.constexpr = gl.SliceLayout(2, ALL)
     OUT: gl.constexpr = gl.SliceLayout(1, ALL)
     heads = gl.arange(0, HEADS, gl.SliceLayout(1, OF_PARTS))[:, None]
@@ -342,8 +292,8 @@ def _merge_splits(pair, splits, HEADS: gl.constexpr, step, MODEL: gl.constexpr):
     highest = gl.full([HEADS], float("-inf"), gl.float32, gl.SliceLayout(1, OUT))
     whole = gl.zeros([HEADS], gl.float32, gl.SliceLayout(1, OUT))
     result = gl.zeros([HEADS, DIM], gl.float32, OUT)
-    for first in range(0, splits, MERGED):
-        each = first + gl.arange(0, MERGED, gl.SliceLayout(0, OF_PARTS))[None, :]
+    for first in range(0, splits, _MERGED):
+        each = first + gl.arange(0, _MERGED, gl.SliceLayout(0, OF_PARTS))[None, :]
         there = (each < splits) & (heads < QUERIES)
         at = (pair * splits + gl.minimum(each, splits - 1)) * QUERIES
         at += gl.minimum(heads, QUERIES - 1)

@@ -59,7 +59,6 @@ class Pipe(NamedTuple):
         parts: the same as [STAGES, 4, WARPS, GROUPS, HEAD_DIM / 64, 64]; see ``attend``.
         full, empty: barriers of stages.
         ids: numbers of claimed units, with barriers as stages have.
-        brought: a barrier, behind which nothing is prefetched; see ``prefetch``.
     """
 
     rows: Any
@@ -71,7 +70,6 @@ class Pipe(NamedTuple):
     ids: Any
     id_full: Any
     id_empty: Any
-    brought: Any
 
 
 class Weights(NamedTuple):
@@ -123,9 +121,10 @@ def counts_of(positions, widest, MODEL: gl.constexpr, WORK: gl.constexpr):
 
 
 @gluon.jit
-def chunks_of_split(split, splits, window, position, MODEL: gl.constexpr):
+def chunks_of_split(split, splits, layer, position, lines, MODEL: gl.constexpr):
     """The chunks of keys [begin, end) of a split, and the first key that attention sees."""
     KEYS: gl.constexpr = MODEL.KEYS
+    window = gl.load(lines + layer * LINES + WINDOW).to(gl.int32)
     oldest = gl.maximum(position + 1 - window, 0)
     first = oldest // KEYS
     chunks = position // KEYS + 1 - first
@@ -274,8 +273,7 @@ def _load_keys(
     sequence, head = pair // MODEL.KV_HEADS, pair % MODEL.KV_HEADS
     position = gl.load(positions + sequence).to(gl.int32)
     lines = weights.lines
-    window = gl.load(lines + layer * LINES + WINDOW).to(gl.int32)
-    begin, end, oldest = chunks_of_split(split, counts.splits, window, position, MODEL)
+    begin, end, oldest = chunks_of_split(split, counts.splits, layer, position, lines, MODEL)
     keys = gl.load(lines + layer * LINES + LINE_KEYS) + head * heads[1]
     values = gl.load(lines + layer * LINES + LINE_VALUES) + head * heads[1]
     found = _pages_of_chunk(pages, sequence, begin, oldest, position, MODEL)
@@ -542,9 +540,7 @@ def make_pipe(weights, MODEL: gl.constexpr, WORK: gl.constexpr):
         gl.allocate_shared_memory(gl.int32, [_QUEUE, 1], gl.SwizzledSharedLayout(1, 1, 1, [0])),
         gl.allocate_shared_memory(gl.int64, [_QUEUE, 1], barrier),
         gl.allocate_shared_memory(gl.int64, [_QUEUE, 1], barrier),
-        gl.allocate_shared_memory(gl.int64, [1, 1], barrier),
     )
-    mbarrier.init(pipe.brought.index(0), count=1)
     for stage in gl.static_range(STAGES):
         mbarrier.init(pipe.full.index(stage), count=1)
         mbarrier.init(pipe.empty.index(stage), count=1)

@@ -23,9 +23,8 @@ import triton
 import triton.language as tl
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
-from taxfree_kernels.decode_step.attend import attend, load_early
+from taxfree_kernels.decode_step.attend import attend
 from taxfree_kernels.decode_step.chunks import (
     CLAIMED,
     DONE,
@@ -52,7 +51,6 @@ from taxfree_kernels.decode_step.chunks import (
     wait_for_units,
     weight_of_row,
 )
-from taxfree_kernels.decode_step.prefetch import prefetch
 from taxfree_kernels.decode_step.rows import (
     add_owned,
     factors,
@@ -341,13 +339,12 @@ def _compute(
 
         end = first + counts.attention
         done = gl.to_tensor(0)
-        early = load_early(layer, step, MODEL)
         wait_for_units(counters, before, control)
         _note(buffers, layer, layers, 3, WORK)
         if BATCH == 1:
             empty_area(area_of(inbox, 2 * layer + 2, MODEL, WORK, GROUP), AREA)  # of the last down
         while unit < end:
-            n = attend(unit - first, layer, counts, n, early, step, pipe, shared, MODEL, WORK)
+            n = attend(unit - first, layer, counts, n, step, pipe, shared, MODEL, WORK)
             done += 1
             unit, claims = next_unit(claims, pipe)
         _note(buffers, layer, layers, 4, WORK)
@@ -509,8 +506,6 @@ def _compute_and_leave(
         tokens, buffers, step, inputs, layers, widest, rank, vocab_start, inbox, shared, staging,
         pipe, GROUP, MODEL, WORK,
     )  # fmt: skip
-    if WORK.PREFETCH:
-        mbarrier.wait(pipe.brought.index(0), 0)  # the last to leave resets the counters
     _leave(next_tokens, buffers, rank, inbox, GROUP, MODEL)
 
 
@@ -584,11 +579,7 @@ def decode_step(
                 weights, positions, pages, heads, buffers.counters, layers, widest, pipe, MODEL,
                 WORK,
             )),
-            (prefetch, (
-                origin, buffers.lines, positions, buffers.counters, layers, widest,
-                pipe.brought.index(0), MODEL, WORK,
-            )),
         ],
-        [1, 1],
-        [40, 40],
+        [1],
+        [40],
     )  # fmt: skip

@@ -25,7 +25,7 @@ class DecodeStep:
         decoder, cache: this rank's parts; they are read, and the cache is written, in place.
         batch: number of sequences.
         fabric: this rank's.
-        config: STAGES, LIMIT, PREFETCH, PACE, SPLITS, DOWN_PARTS, see ``tape.Work``; missing
+        config: STAGES, LIMIT, SPLITS, DOWN_PARTS, see ``tape.Work``; missing
             ones are those of :func:`seed_config`.
         logits: whether :attr:`logits` are stored.
         trace: whether times of events are stored in ``buffers.times``.
@@ -191,8 +191,7 @@ def seed_config(model: tape.Model, shared_memory: int, world: int) -> dict[str, 
         staging = 3 * 1024 * chunks.sequences(model.BATCH)
     room = shared_memory - _OTHER_SHARED - heads * 8 * (model.HEAD_DIM + 2) * 4 - staging
     stages = min(12, room // _CHUNK_BYTES)
-    rest = {"LIMIT": 2, "PREFETCH": 0, "PACE": 1400, "SPLITS": 1, "DOWN_PARTS": parts}
-    return {"STAGES": stages, **rest}
+    return {"STAGES": stages, "LIMIT": 2, "SPLITS": 1, "DOWN_PARTS": parts}
 
 
 def _owned(hidden: int, programs: int) -> int:

@@ -76,9 +76,6 @@ class Work(NamedTuple):
         STAGES: chunks of 16 KiB in shared memory.
         LIMIT: chunks that a program's loader has on their way: deep queues in memory delay
             barriers.
-        PREFETCH: how far rows are brought into the L2 cache ahead of claims: units of 8 rows of
-            each program. 0: they are not.
-        PACE: cycles in which a program brings 16 KiB of them.
         SPLITS: units of attention for each program, about.
         DOWN_PARTS: units of the same rows of down, each of a part of K: who waits for the last unit
             of a phase idles once rings are full, and a ring is not much more than 8 long rows.
@@ -90,8 +87,6 @@ class Work(NamedTuple):
 
     STAGES: int
     LIMIT: int
-    PREFETCH: int
-    PACE: int
     SPLITS: int
     DOWN_PARTS: int
     OWNED: int

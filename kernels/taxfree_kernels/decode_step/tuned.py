@@ -111,8 +111,6 @@ class OneKernel(_Way):
         others = {
             "STAGES": (stages - 2, stages - 4),
             "LIMIT": (2, 3, 4),
-            "PREFETCH": (1, 2, 3, 4),
-            "PACE": (1000, 2000),
             "SPLITS": (1, 2),
             "DOWN_PARTS": (parts + 1, 2 * parts + 1),
         }
@@ -122,9 +120,6 @@ class OneKernel(_Way):
         limit, stages = config.get("LIMIT", 0), config.get("STAGES", 1 << 30)
         if limit >= stages:
             return f"{limit} chunks on their way, {stages} stages"
-        (first, *_) = self.space(problem, hardware).get("PACE", (None,))
-        if config.get("PREFETCH") == 0 and config.get("PACE", first) != first:
-            return "the pace of no prefetches"
         return None
 
 

@@ -77,9 +77,7 @@ for kind, name, world, batch, distance in (
         continue
     apart, used = distance, -address(arena) // 2 % 256
     fabric: Any = GhostFabric(world, HARDWARE, 64 << 20)
-    step = DecodeStep(
-        *parts_of(name, world, batch, "pages" in kind), batch, fabric, {"PREFETCH": 2 * (apart > 0)}
-    )
+    step = DecodeStep(*parts_of(name, world, batch, "pages" in kind), batch, fabric, {})
     found[kind] = asdict(compile_launch(launches.pop(), HARDWARE))
 for kind, gpu, batch in (("gfx942", "mi300x", 1), ("gfx950", "mi350x", 8)):
     if sys.argv[1:] != [kind]:
