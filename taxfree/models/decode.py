@@ -102,9 +102,11 @@ class ModelStep:
             self.ran += f": {why}"
         self._sequences = torch.arange(self.batch, device=decoder.embedding.device)
         self._next_norms = [layer.input_norm for layer in decoder.layers[1:]] + [decoder.norm]
-        self._operations: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = self.run_operations
-        if decoder.embedding.is_cuda:
-            self._operations = torch.compile(self.run_operations, dynamic=False, fullgraph=True)
+        self._parts: tuple[Callable[..., Any], ...] = self._begun, self._behind_layer
+        if decoder.embedding.is_cuda:  # one by one: equal layers share their code
+            self._parts = tuple(
+                torch.compile(part, dynamic=False, fullgraph=True) for part in self._parts
+            )
 
     def _unsupported_reason(self) -> str | None:
         """Open runtimes, and make the kernel; the reason why it does not serve; collective."""
@@ -181,7 +183,7 @@ class ModelStep:
         report.count("decode_step", self.ran)
         runtime = self._runtime or self._local
         if self._kernel is None or runtime is None:
-            self._logits = self._operations(tokens, positions)
+            self._logits = self.run_operations(tokens, positions)
             return self._largest(self._logits)
         with runtime._launching():
             found: torch.Tensor = self._kernel(tokens, positions)
@@ -242,22 +244,57 @@ class ModelStep:
     def run_operations(self, tokens: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """The step up to this rank's logits, [batch, its part of the vocabulary], by operations.
 
-        A call of the step runs it compiled on GPUs: its first one compiles.
+        On GPUs its parts are compiled code: the first call compiles.
         """
+        begun, behind_layer = self._parts
+        normalised, x, turns, index, lengths, masks = begun(tokens, positions)
+        for layer, keys, values, next_norm in zip(
+            self.decoder.layers, *self._tensors(), self._next_norms, strict=True
+        ):
+            seen = lengths, masks.get(self._sees(layer, keys))
+            normalised, x = behind_layer(
+                layer, keys, values, next_norm, normalised, x, turns, index, seen
+            )
+        return linear(normalised, self.decoder.head)
+
+    def _begun(self, tokens: torch.Tensor, positions: torch.Tensor) -> tuple[Any, ...]:
+        """What the first layer takes, and what all of them do."""
         decoder = self.decoder
         x = embedding(tokens, decoder.embedding)
-        turns, seen, index = self._turns(positions), _Seen(positions), self._index(positions.long())
         normalised = self._normalised(x, decoder.layers[0].input_norm)
-        for layer, keys, values, next_norm in zip(
-            decoder.layers, *self._tensors(), self._next_norms, strict=True
-        ):
-            q, k, v = self._projected(layer, normalised, turns)
-            keys[index], values[index] = k, v
-            y = self._attended(q, keys, values, layer.window, seen)
-            normalised, x = self._added(y, layer.o, x, layer.post_norm)
-            y = silu(linear(normalised, layer.gate)) * linear(normalised, layer.up)
-            normalised, x = self._added(y, layer.down, x, next_norm)
-        return linear(normalised, decoder.head)
+        masks = {}
+        if self._local is None:
+            sights = {
+                self._sees(*each) for each in zip(decoder.layers, self.cache.keys, strict=True)
+            }
+            masks = {each: _mask(positions, *each) for each in sights}
+        lengths = (positions + 1)[None]  # of one rank, as flash_decode takes them
+        index = self._index(positions.long())
+        return normalised, x, self._turns(positions), index, lengths, masks
+
+    def _sees(self, layer: Layer, keys: torch.Tensor) -> tuple[int, int | None]:
+        """The keys of a sequence in a layer's cache, and the window."""
+        return self.capacity if self.cache.block_table is not None else keys.shape[2], layer.window
+
+    def _behind_layer(
+        self,
+        layer: Layer,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        next_norm: torch.Tensor,
+        normalised: torch.Tensor,
+        x: torch.Tensor,
+        turns: tuple[torch.Tensor, torch.Tensor],
+        index: tuple[Any, ...],
+        seen: tuple[torch.Tensor, torch.Tensor | None],
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """What the next layer takes: normalised, and as it is."""
+        q, k, v = self._projected(layer, normalised, turns)
+        keys[index], values[index] = k, v
+        y = self._attended(q, keys, values, layer.window, *seen)
+        normalised, x = self._added(y, layer.o, x, layer.post_norm)
+        y = silu(linear(normalised, layer.gate)) * linear(normalised, layer.up)
+        return self._added(y, layer.down, x, next_norm)
 
     def _normalised(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         return rms_norm(x, weight.shape, weight, self.decoder.eps)
@@ -301,20 +338,20 @@ class ModelStep:
         keys: torch.Tensor,
         values: torch.Tensor,
         window: int | None,
-        seen: _Seen,
+        lengths: torch.Tensor,
+        mask: torch.Tensor | None,
     ) -> torch.Tensor:
         """Attention of each sequence's token, [batch, heads * head_dim]."""
         table = self.cache.block_table
         if self._local is not None:
             if table is None:
                 keys, values = keys.transpose(1, 2), values.transpose(1, 2)
-            y = self._local.flash_decode(q, keys, values, seen.lengths, table, window=window)
+            y = self._local.flash_decode(q, keys, values, lengths, table, window=window)
             return y.flatten(1)
         if table is not None:
             keys, values = (
                 pages[table.long()].flatten(1, 2).transpose(1, 2) for pages in (keys, values)
             )
-        mask = seen.mask(keys.shape[2], window)
         y = scaled_dot_product_attention(q[:, :, None], keys, values, mask, enable_gqa=True)
         return y.flatten(1)
 
@@ -350,23 +387,11 @@ class ModelStep:
         return everyone.view(world_size, *own.shape)
 
 
-class _Seen:
-    """Which keys the tokens of a step see, made once for all layers."""
-
-    def __init__(self, positions: torch.Tensor) -> None:
-        self._positions = positions
-        self.lengths = (positions + 1)[None]  # of one rank, as flash_decode takes them
-        self._masks: dict[tuple[int, int | None], torch.Tensor] = {}
-
-    def mask(self, capacity: int, window: int | None) -> torch.Tensor:
-        """[batch, 1, 1, capacity]."""
-        key = capacity, window
-        if key not in self._masks:
-            last = self._positions[:, None, None, None]
-            each = torch.arange(capacity, device=last.device)
-            mask = each <= last
-            self._masks[key] = mask if window is None else mask & (each > last - window)
-        return self._masks[key]
+def _mask(positions: torch.Tensor, keys: int, window: int | None) -> torch.Tensor:
+    """Which keys each sequence's token sees, [batch, 1, 1, keys]."""
+    last = positions[:, None, None, None]
+    each = torch.arange(keys, device=last.device)
+    return each <= last if window is None else (each <= last) & (each > last - window)
 
 
 def _allocated(decoder: Decoder, batch: int, capacity: int) -> Cache:

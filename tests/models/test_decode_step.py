@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch._dynamo.utils import counters
 
 import taxfree
 from taxfree._runtime.runtime import runtimes
@@ -214,7 +215,7 @@ def error_of_pages(fabric: Any) -> float:
     return float((found - exact).norm() / exact.norm())
 
 
-def test_a_step_compiles_as_one_graph(ranks: Ranks) -> None:
+def test_a_step_compiles_and_its_layers_share_the_code(ranks: Ranks) -> None:
     ranks.run(1, f"{__name__}:compile_a_step", dtype=torch.bfloat16)  # with our attention
     compile_a_step(None, torch.float32)
 
@@ -222,11 +223,16 @@ def test_a_step_compiles_as_one_graph(ranks: Ranks) -> None:
 def compile_a_step(_: Any, dtype: torch.dtype) -> None:
     step = taxfree.decode_step(made("Qwen3", dtype), BATCH, 16)
     tokens, positions = torch.tensor([3, 4]), torch.tensor([0, 0], dtype=torch.int32)
-    compiled = torch.compile(step.run_operations, fullgraph=True, backend="aot_eager")
+    torch.compiler.reset()
+    compiled_before = counters["stats"]["unique_graphs"]
     with torch.no_grad():
-        torch.testing.assert_close(
-            compiled(tokens, positions), step.run_operations(tokens, positions)
+        logits = step.run_operations(tokens, positions)
+        step._parts = tuple(
+            torch.compile(part, dynamic=False, fullgraph=True, backend="aot_eager")
+            for part in step._parts
         )
+        torch.testing.assert_close(step.run_operations(tokens, positions), logits)
+    assert counters["stats"]["unique_graphs"] == compiled_before + 2
 
 
 # -- refusals ------------------------------------------------------------------------------------

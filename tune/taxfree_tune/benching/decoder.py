@@ -112,15 +112,18 @@ class _MLP(nn.Module):
 
 
 class _Block(nn.Module):
+    """A layer from its normalised input to that of the next one, which a compiler sees at once."""
+
     def __init__(self, model: Model, ranks: int) -> None:
         super().__init__()
         self.attention_norm = nn.RMSNorm(model.hidden, _EPS)
         self.attention = _Attention(model, ranks)
         self.mlp_norm, self.mlp = nn.RMSNorm(model.hidden, _EPS), _MLP(model)
 
-    def forward(self, x: torch.Tensor, **state: Any) -> Any:
-        x = x + self.attention(self.attention_norm(x), **state)
-        return x + self.mlp(self.mlp_norm(x))
+    def forward(self, x: Any, normed: Any, next_norm: nn.Module, **state: Any) -> Any:
+        x = x + self.attention(normed, **state)
+        x = x + self.mlp(self.mlp_norm(x))
+        return x, next_norm(x)
 
 
 class Decoder(nn.Module):
@@ -147,12 +150,34 @@ class Decoder(nn.Module):
             start: the first of these positions; 0 for a prompt.
             cache: keys and values are put into it.
         """
-        x, batch = self.embedding(tokens), cache[0][0].shape[0]
-        for block, own in zip(self.blocks, cache, strict=True):
-            x = block(x, rotary=rotary, start=start, cache=own)
-        if rotary.shape[0] > 1:  # with sequence parallelism of each rank's rows
-            x = x[-1:]
-        return self.head(self.norm(x)[-batch:])
+        batch, is_prompt = cache[0][0].shape[0], rotary.shape[0] > 1
+        x, normed = self.begin(tokens)
+        norms: list[Any] = [block.attention_norm for block in self.blocks][1:]
+        norms.append(nn.Identity() if is_prompt else self.norm)
+        for block, next_norm, own in zip(self.blocks, norms, cache, strict=True):
+            x, normed = block(x, normed, next_norm, rotary=rotary, start=start, cache=own)
+        return self.end(normed, batch, is_prompt)
+
+    def begin(self, tokens: torch.Tensor) -> Any:
+        """Embeddings, and the input of the first layer."""
+        x: Any = self.embedding(tokens)
+        first: Any = self.blocks[0]
+        return x, first.attention_norm(x)
+
+    def end(self, normed: torch.Tensor, batch: int, is_prompt: bool) -> Any:
+        """The logits; of a prompt only the last row is normalised."""
+        if is_prompt:  # with sequence parallelism of each rank's rows
+            normed = self.norm(normed[-1:])
+        return self.head(normed[-batch:])
+
+    def compile_parts(self) -> Decoder:
+        """Compile layers one by one: equal ones share their code, however many there are."""
+        options: dict[str, Any] = {"dynamic": False, "fullgraph": True}
+        for block in self.blocks:
+            block.compile(**options)
+        self.begin = torch.compile(self.begin, **options)  # type: ignore[method-assign]
+        self.end = torch.compile(self.end, **options)  # type: ignore[method-assign]
+        return self
 
 
 def _plan(is_sequence_parallel: bool) -> dict[str, Any]:

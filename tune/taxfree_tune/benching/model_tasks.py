@@ -208,9 +208,10 @@ class Bench:
             self._ran = step.ran
             return logits
         if mode == "compiled":
-            return partial(_compiled(self._decoder(path)), *self._state)
+            return partial(self._decoder(path).compile_parts(), *self._state)
         with self._micro_pipeline():
-            call = partial(_compiled(self._decoder(path, is_sequence_parallel=True)), *self._state)
+            made = self._decoder(path, is_sequence_parallel=True).compile_parts()
+            call = partial(made, *self._state)
             call()
         return call
 
@@ -331,7 +332,8 @@ class Bench:
             block: Any = made.blocks[0].double()
             block.attention.attend = _attend_by_kv_head
             copies = tuple(states.double() for states in own)
-            x = block(x, rotary=rotary, start=start, cache=copies)
+            normed = block.attention_norm(x)
+            x, _ = block(x, normed, torch.nn.Identity(), rotary=rotary, start=start, cache=copies)
             del made.blocks[0]
         logits: torch.Tensor = made.head.double()(made.norm.double()(x[-self._phase.batch :]))
         return logits
@@ -342,10 +344,6 @@ def _replayed(graph: torch.cuda.CUDAGraph, logits: torch.Tensor, captured: _Call
     del captured
     graph.replay()
     return logits
-
-
-def _compiled(module: torch.nn.Module) -> Any:
-    return torch.compile(module, dynamic=False, fullgraph=True)
 
 
 def _attend_by_kv_head(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
