@@ -13,7 +13,7 @@ length of the KV cache. Other kinds:
     highlights MACHINE  a line per operation
     attention FILE      attention on one GPU
     accept FILE         a run of the acceptance script; with rows=models that of models alone
-    model FILE          whole models, of ``taxfree bench --model``
+    model FILES         whole models, of ``taxfree bench --model``; FILES may have a *
 
 Below a table are the variants that have changed since they were measured. `--check` writes nothing,
 and fails if a document differs from the result files.
@@ -153,7 +153,9 @@ def update(text: str, root: Path) -> str:
             "summary": lambda block: summary(root, block["file"]),
             "highlights": lambda block: highlights(root, block["file"]),
             "attention": lambda block: attention(rows(block)),
-            "model": lambda block: models(document(block)),
+            "model": lambda block: models(
+                [json.loads(path.read_bytes()) for path in sorted(root.glob(block["file"]))]
+            ),
             "accept": lambda block: acceptance(document(block), where(block)),
         },
     )
@@ -268,24 +270,28 @@ def attention(rows: Iterable[Row]) -> str:
     return f"{table(header, lines)}\n{ATTENTION_CAPTION}{_age(shown)}\n"
 
 
-def models(document: Mapping[str, Any]) -> str:
-    """Tokens per second of a whole model, by phase and mode, in Markdown.
+def models(documents: Sequence[Mapping[str, Any]]) -> str:
+    """Tokens per second of whole models, by phase and mode, in Markdown.
 
     Args:
-        document: of ``taxfree bench --model --out``.
+        documents: of ``taxfree bench --model --out``, all on as many GPUs of one kind.
     """
-    rows = document["rows"]
+    rows = [row for document in documents for row in document["rows"]]
     modes = list(dict.fromkeys((row["path"], row["mode"]) for row in rows))
     cells = []
-    for phase, of_phase in groupby(rows, key=lambda row: row["phase"]):
+    for (model, layers, phase), of_phase in groupby(
+        rows, key=lambda row: (row["model"], row["layers"], row["phase"])
+    ):
         by_mode = {(row["path"], row["mode"]): row for row in of_phase}
         called = f"{phase['name']}, batch {phase['batch']}, {phase['length']} tokens"
-        cells.append([called, *(_tokens(by_mode.get(mode)) for mode in modes)])
-    first, environment = document["rows"][0], document["environment"]
-    header = [f"{first['model']}, {first['layers']} layers and the head", *map(", ".join, modes)]
-    where = f"{first['world_size']} {environment['hardware']['gpu']}, {environment['created'][:10]}"
-    said = "Tokens per second, in brackets as a multiple of torch's"
-    return f"{table(header, cells, text=[0])}\n{said}. {where}.\n"
+        times = (_tokens(by_mode.get(mode)) for mode in modes)
+        cells.append([f"{model}, {layers} layers", called, *times])
+    environments = [document["environment"] for document in documents]
+    days = sorted({environment["created"][:10] for environment in environments})
+    where = f"{rows[0]['world_size']} {environments[0]['hardware']['gpu']}, {', '.join(days)}"
+    said = "Tokens per second with the head, in brackets as a multiple of torch's"
+    header = ["model", "phase", *map(", ".join, modes)]
+    return f"{table(header, cells, text=[0, 1])}\n{said}. {where}.\n"
 
 
 def _tokens(row: Mapping[str, Any] | None) -> str:
