@@ -24,7 +24,7 @@ from taxfree_kernels.decode_step.chunks import (
     rows_of,
     rows_of_unit,
 )
-from taxfree_kernels.device.trace import cycles
+from taxfree_kernels.device.sync import cycles
 
 _LANES = gl.constexpr(gl.BlockedLayout([1], [32], [1], [0]))
 

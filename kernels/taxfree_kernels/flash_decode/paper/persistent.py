@@ -18,7 +18,7 @@ import torch
 import triton
 import triton.language as tl
 
-from taxfree_kernels.device import packets, sync, trace
+from taxfree_kernels.device import packets, sync
 from taxfree_kernels.device.peers import Peers
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.fabric.heap import Pool
@@ -61,7 +61,7 @@ def _decode(
 ):  # fmt: skip
     program = tl.program_id(0)
     control_ptr, heap_bases = pool
-    if trace.TIMELINE != "":
+    if sync.TIMELINE != "":
         sync.running_generation(control_ptr)  # traces the start; splits read it at their end
     if program < ROLES.ATTENDING:
         group, splits = attend(program, inputs, batch, capacity, parts, rank, GROUP, HEADS, SPLIT)
