@@ -18,12 +18,10 @@ from typing import Any, ClassVar
 import torch
 import torch.distributed as dist
 
-from taxfree_kernels.all_gather_matmul.signature import ALL_GATHER_MATMUL
 from taxfree_kernels.errors import PeerTimeout, PlanError
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.fabric.heap import Pool, SymmetricHeap
 from taxfree_kernels.hardware import Hardware
-from taxfree_kernels.matmul_reduce_scatter.signature import MATMUL_REDUCE_SCATTER
 from taxfree_kernels.variant import Config, MatmulProblem, Plan, Sharded, SizeRange, Space, Variant
 from taxfree_kernels.vendor import all_reduce, gather_beside, matmul_into
 
@@ -84,7 +82,7 @@ class NodesFabric(Fabric):
             matmul_into(shard, x, weight, None)
         else:
             with self._naming_the_node():
-                self.node._run(MATMUL_REDUCE_SCATTER, (x, weight, 0), shard)
+                self.node.matmul_reduce_scatter(x, weight, out=shard)
 
     def gather_in_node(
         self,
@@ -98,7 +96,7 @@ class NodesFabric(Fabric):
             matmul_into(out, shard, weight, bias)
         else:
             with self._naming_the_node():
-                self.node._run(ALL_GATHER_MATMUL, (shard, weight, bias, 0, None), out)
+                self.node.all_gather_matmul(shard, weight, bias, out=out)
 
     def share_in_node(self, gathered: torch.Tensor, shard: torch.Tensor) -> Any:
         """The shards of all ranks of the node, beside what follows; for :meth:`wait_in_node`."""

@@ -28,12 +28,11 @@ import triton
 import triton.language as tl
 
 from taxfree_kernels.device import packets, sync
-from taxfree_kernels.device.peers import EMPTY, Group, Memory, translate
+from taxfree_kernels.device.peers import EMPTY, LAMPORT_SLOT_BYTES, Group, Memory, translate
 from taxfree_kernels.device.sync import gdc_wait
 from taxfree_kernels.device.tiles import copy, select
 from taxfree_kernels.embedding_all_to_all.problem import EmbeddingAllToAll
 from taxfree_kernels.fabric.base import Fabric
-from taxfree_kernels.fabric.heap import LAMPORT_SLOT_BYTES
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.launch import Kernel, compile_options, pdl_options
 from taxfree_kernels.spaces import distinct, pdl_space, power_of_2, up_to, within

@@ -19,9 +19,8 @@ import triton
 import triton.language as tl
 
 from taxfree_kernels.device import packets, sync
-from taxfree_kernels.device.peers import Peers
+from taxfree_kernels.device.peers import CHANNELS, Peers
 from taxfree_kernels.fabric.base import Fabric
-from taxfree_kernels.fabric.heap import Pool
 from taxfree_kernels.flash_decode import spaces
 from taxfree_kernels.flash_decode.attend import Inputs, attend
 from taxfree_kernels.flash_decode.exchange import combine, merge_and_push, running_slot
@@ -157,7 +156,7 @@ def _kv_heads_per_chunk(problem: FlashDecode, config: Config) -> int:
     if config["LL"]:
         return 1
     kv_heads = problem.batch * problem.kv_heads
-    return -(-kv_heads // min(config["CHUNKS"], Pool.CHANNELS))
+    return -(-kv_heads // min(config["CHUNKS"], CHANNELS))
 
 
 class Persistent(ExchangingVariant):
