@@ -23,7 +23,7 @@ from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.fabric.heap import Pool, SymmetricHeap
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.variant import Config, MatmulProblem, Plan, Sharded, SizeRange, Space, Variant
-from taxfree_kernels.vendor import all_reduce, gather_beside, matmul_into
+from taxfree_kernels.vendor import all_reduce, gather_beside, multiply_into
 
 _CHUNKS = (1, 2, 4)
 _HINT = "see why that one died or is stuck; then start again"
@@ -79,7 +79,7 @@ class NodesFabric(Fabric):
     def sum_in_node(self, x: torch.Tensor, weight: torch.Tensor, shard: torch.Tensor) -> None:
         """This rank's rows of the sum of x @ weight over the node; rows beyond x are zero."""
         if self.ranks_per_node == 1:
-            matmul_into(shard, x, weight, None)
+            multiply_into(shard, x, weight, None)
         else:
             with self._naming_the_node():
                 self.node.matmul_reduce_scatter(x, weight, out=shard)
@@ -93,7 +93,7 @@ class NodesFabric(Fabric):
     ) -> None:
         """The rows of all ranks of the node, times the weight (+ bias)."""
         if self.ranks_per_node == 1:
-            matmul_into(out, shard, weight, bias)
+            multiply_into(out, shard, weight, bias)
         else:
             with self._naming_the_node():
                 self.node.all_gather_matmul(shard, weight, bias, out=out)

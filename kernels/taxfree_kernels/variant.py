@@ -18,12 +18,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, TypeVar
 
 from taxfree_kernels.errors import PlanError
+from taxfree_kernels.hardware import Hardware, fp8_of
 
 if TYPE_CHECKING:
     import torch
 
     from taxfree_kernels.fabric.base import Fabric
-    from taxfree_kernels.hardware import Hardware
     from taxfree_kernels.launch import Kernel, Launcher
 
 Config = Mapping[str, Any]
@@ -123,6 +123,10 @@ class MatmulProblem(Problem):
     def is_fp8(self) -> bool:
         """Whether x and the weight are in fp8, with scales."""
         return self.x_dtype == "fp8"
+
+    def factor_dtype(self, architecture: str) -> str:
+        """The dtype of x and of the weight on an architecture, as torch names it."""
+        return fp8_of(architecture) if self.is_fp8 else self.dtype
 
     @property
     def factor_bytes(self) -> int:

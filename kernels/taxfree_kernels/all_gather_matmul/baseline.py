@@ -13,10 +13,8 @@ import torch
 from taxfree_kernels.all_gather_matmul.problem import AllGatherMatmul
 from taxfree_kernels.all_gather_matmul.several import GatheringPlan, SeveralWeights
 from taxfree_kernels.fabric.base import Fabric, Workspace
-from taxfree_kernels.factors import multiply_into, try_fp8
-from taxfree_kernels.fp8 import factor_dtype
 from taxfree_kernels.variant import Config, Plan, Step, resized
-from taxfree_kernels.vendor import all_gather, all_gathers
+from taxfree_kernels.vendor import all_gather, all_gathers, multiply_into, try_fp8
 
 
 @dataclass(frozen=True)
@@ -51,7 +49,7 @@ class BaselinePlan(GatheringPlan):
         if problem.scale_columns:
             self._widths.append(problem.scale_columns)
         sizes: list[tuple[tuple[int, int], torch.dtype]] = []
-        dtypes = (factor_dtype(problem, fabric.hardware.architecture), torch.float32)
+        dtypes = (getattr(torch, problem.factor_dtype(fabric.hardware.architecture)), torch.float32)
         for width, dtype in zip(self._widths, dtypes, strict=False):
             shard = (problem.shard_rows, width)
             matrix = (problem.m if self._is_by_columns else 0, problem.world_size * width)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from taxfree_kernels.all_gather_matmul.problem import AllGatherMatmul
-from taxfree_kernels.compilers import is_triton
 from taxfree_kernels.device.peers import CHANNELS
 from taxfree_kernels.hardware import Hardware
+from taxfree_kernels.launch import is_triton
 from taxfree_kernels.spaces import (
     allowed,
     for_fp8,

@@ -32,12 +32,11 @@ from taxfree_kernels.attention import spaces
 from taxfree_kernels.attention.plans import AttentionPlan
 from taxfree_kernels.attention.problem import Attention
 from taxfree_kernels.attention.spaces import REGISTERS, ROWS
-from taxfree_kernels.compilers import is_triton
 from taxfree_kernels.device.specialized import load_box
 from taxfree_kernels.device.tiles import attention_tile
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.hardware import Hardware
-from taxfree_kernels.launch import HeadDescriptors, Kernel, compile_options
+from taxfree_kernels.launch import HeadDescriptors, Kernel, compile_options, is_triton
 from taxfree_kernels.spaces import power_of_2
 from taxfree_kernels.variant import Config, Plan, Space, Variant
 

@@ -14,12 +14,11 @@ from typing import Any
 import torch
 
 from taxfree_kernels.fabric.base import Fabric, Scratch
-from taxfree_kernels.factors import multiply_into, try_fp8
 from taxfree_kernels.launch import Kernel
 from taxfree_kernels.matmul_all_reduce.problem import MatmulAllReduce
 from taxfree_kernels.matmul_all_reduce.rms_norm import RMSNorm
 from taxfree_kernels.variant import Config, Plan, Step, Variant
-from taxfree_kernels.vendor import all_reduce
+from taxfree_kernels.vendor import all_reduce, multiply_into, try_fp8
 
 
 class BaselinePlan(Plan):

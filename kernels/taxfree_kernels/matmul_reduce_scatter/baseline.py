@@ -12,10 +12,9 @@ from typing import Any
 import torch
 
 from taxfree_kernels.fabric.base import Fabric, Workspace
-from taxfree_kernels.factors import multiply_into, try_fp8
 from taxfree_kernels.matmul_reduce_scatter.problem import MatmulReduceScatter
 from taxfree_kernels.variant import Config, Plan, Step, Variant, resized
-from taxfree_kernels.vendor import reduce_scatter
+from taxfree_kernels.vendor import multiply_into, reduce_scatter, try_fp8
 
 
 @dataclass(frozen=True)
