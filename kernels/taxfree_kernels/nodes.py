@@ -260,15 +260,15 @@ class Rail(Variant):
     """Inside each node by its runtime, between nodes over the rail, in chunks of rows.
 
     Args:
-        plan: (problem, fabric, chunks) -> the operation's plan.
+        plan_class: of the operation's plans, on a :class:`NodesFabric`.
     """
 
     name = "rail"
     fused = False
     spans_nodes: ClassVar[bool] = True
 
-    def __init__(self, plan: Callable[[Any, NodesFabric, int], Plan]) -> None:
-        self._plan = plan
+    def __init__(self, plan_class: type[Plan]) -> None:
+        self.plan_class = plan_class  # type: ignore[misc]  # of this one
 
     def unsupported_reason(self, problem: MatmulProblem, hardware: Hardware) -> str | None:
         if hardware.nodes == 1:
@@ -292,7 +292,3 @@ class Rail(Variant):
     ) -> str | None:
         rows = problem.shard_rows if isinstance(problem, Sharded) else problem.m
         return "fewer rows than chunks" if config["CHUNKS"] > rows else None
-
-    def plan(self, problem: MatmulProblem, fabric: Fabric, config: Config) -> Plan:
-        assert isinstance(fabric, NodesFabric)
-        return self._plan(problem, fabric, config["CHUNKS"])

@@ -13,7 +13,7 @@ import torch
 from taxfree_kernels.all_gather_matmul.problem import AllGatherMatmul
 from taxfree_kernels.all_gather_matmul.several import GatheringPlan, SeveralWeights
 from taxfree_kernels.fabric.base import Fabric, Workspace
-from taxfree_kernels.variant import Config, Plan, Step, resized
+from taxfree_kernels.variant import Config, Step, resized
 from taxfree_kernels.vendor import all_gather, all_gathers, multiply_into, try_fp8
 
 
@@ -41,7 +41,7 @@ class BaselinePlan(GatheringPlan):
     Scales that travel with fp8 rows are gathered in the same launch.
     """
 
-    def __init__(self, problem: AllGatherMatmul, fabric: Fabric) -> None:
+    def __init__(self, problem: AllGatherMatmul, fabric: Fabric, config: Config) -> None:
         self._problem, self._group = problem, fabric.group
         self._is_by_columns = problem.gather_dim == 1
         try_fp8(problem, fabric.device, problem.bias)
@@ -196,13 +196,10 @@ def _copied_in(a: torch.Tensor, shard: torch.Tensor) -> torch.Tensor:
 class Baseline(SeveralWeights):
     """The library, called as an expert would."""
 
-    name = "baseline"
+    plan_class = BaselinePlan
     fused = False
     is_library = True
     gives_way = True
-
-    def plan(self, problem: AllGatherMatmul, fabric: Fabric, config: Config) -> Plan:
-        return BaselinePlan(problem, fabric)
 
 
 VARIANT = Baseline()

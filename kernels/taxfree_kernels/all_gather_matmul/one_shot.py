@@ -33,7 +33,7 @@ from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.launch import Kernel
 from taxfree_kernels.spaces import nearest_first
-from taxfree_kernels.variant import Config, Plan, Space, Step, resized
+from taxfree_kernels.variant import Config, Space, Step, resized
 from taxfree_kernels.vendor import multiply_into, try_fp8
 
 
@@ -189,7 +189,7 @@ class OneShotPlan(GatheringPlan):
 class OneShot(SeveralWeights):
     """Our one-shot gather, then the vendor's matmul."""
 
-    name = "one_shot"
+    plan_class = OneShotPlan
     fused = False
 
     def unsupported_reason(self, problem: AllGatherMatmul, hardware: Hardware) -> str | None:
@@ -202,9 +202,6 @@ class OneShot(SeveralWeights):
         counts = self.space(problem, hardware)["CHUNKS"]
         order = nearest_first(counts, spaces.sending_chunks(problem))
         return [{"CHUNKS": count} for count in order]
-
-    def plan(self, problem: AllGatherMatmul, fabric: Fabric, config: Config) -> Plan:
-        return OneShotPlan(problem, fabric, config)
 
 
 VARIANT = OneShot()

@@ -162,7 +162,7 @@ class OverlapPlan(Plan):
 class Overlap(Variant):
     """Copy engines gather during the vendor's matmul."""
 
-    name = "overlap"
+    plan_class = OverlapPlan
 
     def unsupported_reason(self, problem: AllGatherMatmul, hardware: Hardware) -> str | None:
         if problem.gather_dim == 1:
@@ -185,9 +185,6 @@ class Overlap(Variant):
         if len(streams) > 1:
             pairs.insert(-1, (shards[1], streams[0]))
         return [{"SHARDS_PER_WAIT": count, "STREAMS": most} for count, most in pairs]
-
-    def plan(self, problem: AllGatherMatmul, fabric: Fabric, config: Config) -> Plan:
-        return OverlapPlan(problem, fabric, config)
 
 
 VARIANT = Overlap()

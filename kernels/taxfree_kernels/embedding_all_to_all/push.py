@@ -442,7 +442,7 @@ _LATENCY_BYTES = 1 << 20  # of pooled rows, up to which words come first
 class Push(Variant):
     """Senders, poolers and takers in one kernel."""
 
-    name = "push"
+    plan_class = PushPlan
     slots = 3
 
     def unsupported_reason(self, problem: EmbeddingAllToAll, hardware: Hardware) -> str | None:
@@ -507,9 +507,6 @@ class Push(Variant):
         senders = config["SENDERS"] * (problem.world_size - 1)
         count = senders + (0 if config["WORDS"] else config["CHUNKS"] * problem.world_size)
         return Signals(count, count)
-
-    def plan(self, problem: EmbeddingAllToAll, fabric: Fabric, config: Config) -> Plan:
-        return PushPlan(problem, fabric, config)
 
 
 VARIANT = Push()

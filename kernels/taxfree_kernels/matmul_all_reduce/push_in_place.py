@@ -86,8 +86,6 @@ def _push_in_place(
 class PushInPlace(fused.FusedReductionVariant):
     """Tiles go to all ranks; the programs that computed them add them."""
 
-    name = "push_in_place"
-
     def unsupported_reason(self, problem: MatmulAllReduce, hardware: Hardware) -> str | None:
         if problem.elements > ONE_SHOT_ELEMENTS:
             return "all of the partial sum would cross the link to every peer"

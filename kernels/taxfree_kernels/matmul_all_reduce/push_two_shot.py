@@ -221,8 +221,6 @@ class PushTwoShotPlan(fused.FusedReductionPlan):
 class PushTwoShot(fused.FusedReductionVariant):
     """One kernel: tiles go to their owners, sums to all ranks."""
 
-    name = "push_two_shot"
-
     def unsupported_reason(self, problem: MatmulAllReduce, hardware: Hardware) -> str | None:
         if problem.rms_norm:
             return "no rank has whole rows of the sum"

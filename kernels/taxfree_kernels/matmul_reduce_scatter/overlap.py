@@ -155,7 +155,7 @@ class OverlapPlan(Plan):
 class Overlap(Variant):
     """Copy engines scatter during the vendor's matmul."""
 
-    name = "overlap"
+    plan_class = OverlapPlan
 
     def unsupported_reason(self, problem: MatmulReduceScatter, hardware: Hardware) -> str | None:
         if problem.is_fp8:
@@ -171,9 +171,6 @@ class Overlap(Variant):
         self, problem: MatmulReduceScatter, hardware: Hardware
     ) -> list[dict[str, Any]]:
         return [{"STREAMS": count} for count in first_streams(problem)]
-
-    def plan(self, problem: MatmulReduceScatter, fabric: Fabric, config: Config) -> Plan:
-        return OverlapPlan(problem, fabric, config)
 
 
 VARIANT = Overlap()

@@ -162,7 +162,7 @@ def _kv_heads_per_chunk(problem: FlashDecode, config: Config) -> int:
 class Persistent(ExchangingVariant):
     """Splits, merges and combiners in one kernel."""
 
-    name = "persistent"
+    plan_class = PersistentPlan
     searched = False
     slots = 3
 
@@ -187,9 +187,6 @@ class Persistent(ExchangingVariant):
 
         signals_first = sorted(configs, key=lambda config: bool(config["LL"]))
         return spaces.runnable(problem, hardware, [sized(config) for config in signals_first])
-
-    def plan(self, problem: FlashDecode, fabric: Fabric, config: Config) -> Plan:
-        return PersistentPlan(problem, fabric, config)
 
 
 VARIANT = Persistent()
