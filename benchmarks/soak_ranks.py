@@ -42,8 +42,7 @@ from taxfree_check.cross_compile.record import record
 from taxfree_kernels.device import packets, sync
 from taxfree_kernels.device.peers import LIMIT, Group
 from taxfree_kernels.device.sync import gdc_launch_dependents
-from taxfree_kernels.fabric.base import Fabric
-from taxfree_kernels.fabric.heap import aligned
+from taxfree_kernels.fabric.base import Fabric, aligned
 from taxfree_kernels.launch import Kernel, launch_normally, launching_through
 from taxfree_kernels.variant import (
     MatmulProblem,

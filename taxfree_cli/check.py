@@ -285,7 +285,7 @@ def _check_compiled(
     from taxfree_check.cross_compile.coverage import DEVICES, cases
     from taxfree_check.cross_compile.report import check as reports_of
     from taxfree_check.cross_compile.report import format_report, summary, triton_version
-    from taxfree_kernels.compilers import assuming
+    from taxfree_kernels.launch import assuming
 
     reports = []
     for compiler in (None, triton) if triton else (None,):

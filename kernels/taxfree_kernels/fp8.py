@@ -15,7 +15,7 @@ import torch
 
 from taxfree_kernels.errors import PlanError
 from taxfree_kernels.hardware import fp8_of
-from taxfree_kernels.variant import BLOCK, LEAST_SCALE, MatmulProblem
+from taxfree_kernels.variant import BLOCK, LEAST_SCALE
 
 DTYPES = (torch.float8_e4m3fn, torch.float8_e4m3fnuz)
 _NEGATIVE_ZERO, _NAN, _OTHER_NAN = 0x80, 0x7F, 0xFF  # of e4m3fn; fnuz has NaN for the first alone
@@ -32,11 +32,6 @@ def fp8_dtype(device: torch.device) -> torch.dtype:
 def dtype_of(architecture: str) -> torch.dtype:
     """The e4m3 that an architecture multiplies."""
     return getattr(torch, fp8_of(architecture))
-
-
-def factor_dtype(problem: MatmulProblem, architecture: str) -> torch.dtype:
-    """The dtype of x and of the weight on an architecture."""
-    return dtype_of(architecture) if problem.is_fp8 else getattr(torch, problem.dtype)
 
 
 def quantised(

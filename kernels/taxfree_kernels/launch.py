@@ -15,6 +15,7 @@ from functools import cache, cached_property
 from typing import Any, Protocol
 
 import torch
+import triton
 import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.tools.tensor_descriptor import TensorDescriptor
@@ -261,6 +262,33 @@ def _compile(kernel: Kernel, args: tuple[Any, ...]) -> None:
     )
     if hasattr(compiled, "_init_handles"):  # loads the binary; raises where it cannot run
         compiled._init_handles()
+
+
+# -- which Triton compiles: what one version spoils of kernels is refused there, with its reason --
+
+_assumed: ContextVar[str | None] = ContextVar("assumed", default=None)
+
+
+def is_triton(major: int, minor: int) -> bool:
+    """Whether this release of Triton compiles."""
+    version = _assumed.get()
+    if version is None:
+        version = triton.__version__
+    return version.split(".")[:2] == [str(major), str(minor)]
+
+
+@contextlib.contextmanager
+def assuming(version: str) -> Iterator[None]:
+    """Within the context, legality is that of another Triton, which other processes compile with.
+
+    Args:
+        version: such as "3.8.0".
+    """
+    token = _assumed.set(version)
+    try:
+        yield
+    finally:
+        _assumed.reset(token)
 
 
 # -- descriptors of matrices that Hopper's Tensor Memory Accelerator (TMA) loads ----------------

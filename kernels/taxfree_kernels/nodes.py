@@ -18,14 +18,12 @@ from typing import Any, ClassVar
 import torch
 import torch.distributed as dist
 
-from taxfree_kernels.all_gather_matmul.signature import ALL_GATHER_MATMUL
 from taxfree_kernels.errors import PeerTimeout, PlanError
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.fabric.heap import Pool, SymmetricHeap
 from taxfree_kernels.hardware import Hardware
-from taxfree_kernels.matmul_reduce_scatter.signature import MATMUL_REDUCE_SCATTER
 from taxfree_kernels.variant import Config, MatmulProblem, Plan, Sharded, SizeRange, Space, Variant
-from taxfree_kernels.vendor import all_reduce, gather_beside, matmul_into
+from taxfree_kernels.vendor import all_reduce, gather_beside, multiply_into
 
 _CHUNKS = (1, 2, 4)
 _HINT = "see why that one died or is stuck; then start again"
@@ -81,10 +79,10 @@ class NodesFabric(Fabric):
     def sum_in_node(self, x: torch.Tensor, weight: torch.Tensor, shard: torch.Tensor) -> None:
         """This rank's rows of the sum of x @ weight over the node; rows beyond x are zero."""
         if self.ranks_per_node == 1:
-            matmul_into(shard, x, weight, None)
+            multiply_into(shard, x, weight, None)
         else:
             with self._naming_the_node():
-                self.node._run(MATMUL_REDUCE_SCATTER, (x, weight, 0), shard)
+                self.node.matmul_reduce_scatter(x, weight, out=shard)
 
     def gather_in_node(
         self,
@@ -95,10 +93,10 @@ class NodesFabric(Fabric):
     ) -> None:
         """The rows of all ranks of the node, times the weight (+ bias)."""
         if self.ranks_per_node == 1:
-            matmul_into(out, shard, weight, bias)
+            multiply_into(out, shard, weight, bias)
         else:
             with self._naming_the_node():
-                self.node._run(ALL_GATHER_MATMUL, (shard, weight, bias, 0, None), out)
+                self.node.all_gather_matmul(shard, weight, bias, out=out)
 
     def share_in_node(self, gathered: torch.Tensor, shard: torch.Tensor) -> Any:
         """The shards of all ranks of the node, beside what follows; for :meth:`wait_in_node`."""
@@ -262,15 +260,15 @@ class Rail(Variant):
     """Inside each node by its runtime, between nodes over the rail, in chunks of rows.
 
     Args:
-        plan: (problem, fabric, chunks) -> the operation's plan.
+        plan_class: of the operation's plans, on a :class:`NodesFabric`.
     """
 
     name = "rail"
     fused = False
     spans_nodes: ClassVar[bool] = True
 
-    def __init__(self, plan: Callable[[Any, NodesFabric, int], Plan]) -> None:
-        self._plan = plan
+    def __init__(self, plan_class: type[Plan]) -> None:
+        self.plan_class = plan_class  # type: ignore[misc]  # of this one
 
     def unsupported_reason(self, problem: MatmulProblem, hardware: Hardware) -> str | None:
         if hardware.nodes == 1:
@@ -294,7 +292,3 @@ class Rail(Variant):
     ) -> str | None:
         rows = problem.shard_rows if isinstance(problem, Sharded) else problem.m
         return "fewer rows than chunks" if config["CHUNKS"] > rows else None
-
-    def plan(self, problem: MatmulProblem, fabric: Fabric, config: Config) -> Plan:
-        assert isinstance(fabric, NodesFabric)
-        return self._plan(problem, fabric, config["CHUNKS"])

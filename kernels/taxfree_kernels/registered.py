@@ -58,7 +58,6 @@ def registered_memory(fabric: Fabric) -> RegisteredMemory:
 class RegisteredVariant(Variant):
     """The collective library on registered buffers."""
 
-    name = "registered"
     fused = False
     is_library = True
 

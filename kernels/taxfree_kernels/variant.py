@@ -18,12 +18,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, TypeVar
 
 from taxfree_kernels.errors import PlanError
+from taxfree_kernels.hardware import Hardware, fp8_of
 
 if TYPE_CHECKING:
     import torch
 
     from taxfree_kernels.fabric.base import Fabric
-    from taxfree_kernels.hardware import Hardware
     from taxfree_kernels.launch import Kernel, Launcher
 
 Config = Mapping[str, Any]
@@ -123,6 +123,10 @@ class MatmulProblem(Problem):
     def is_fp8(self) -> bool:
         """Whether x and the weight are in fp8, with scales."""
         return self.x_dtype == "fp8"
+
+    def factor_dtype(self, architecture: str) -> str:
+        """The dtype of x and of the weight on an architecture, as torch names it."""
+        return fp8_of(architecture) if self.is_fp8 else self.dtype
 
     @property
     def factor_bytes(self) -> int:
@@ -356,11 +360,14 @@ class Ready:
         return self.run(*tensors)
 
 
-class Variant(ABC):
+class Variant:
     """One way to compute an operation."""
 
-    #: its name in tables, configs and the command line; the module's name.
+    #: its name in tables, configs and the command line: that of its module
     name: ClassVar[str]
+
+    #: of its plans: made of a problem, a fabric and a config
+    plan_class: ClassVar[type[Plan]]
 
     #: raised, with the reason beside it, by a change after which other configs may be the fastest.
     #: Measurements name it: those of another version are transferred like those of a neighbour.
@@ -382,6 +389,10 @@ class Variant(ABC):
 
     #: payload slots that calls alternate between; the checker runs until the first is reused.
     slots: ClassVar[int] = 2
+
+    def __init_subclass__(cls) -> None:
+        if "name" not in cls.__dict__:
+            cls.name = cls.__module__.rpartition(".")[2]
 
     def unsupported_reason(self, problem: Problem, hardware: Hardware) -> str | None:
         """The reason why this variant cannot serve `problem` on `hardware`, or None."""
@@ -410,13 +421,13 @@ class Variant(ABC):
         """The signals of a call, or None for a variant whose programs cannot share them."""
         return None
 
-    @abstractmethod
     def plan(self, problem: Problem, fabric: Fabric, config: Config) -> Plan:
         """Make a plan; calls no peer.
 
         Raises:
             PlanError: the fabric or its heap cannot hold it.
         """
+        return self.plan_class(problem, fabric, config)  # type: ignore[call-arg]
 
 
 class Signals(NamedTuple):

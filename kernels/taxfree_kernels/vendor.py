@@ -1,4 +1,4 @@
-"""The vendor's matmul and the collective library, which all library paths use.
+"""The vendor's matmul, of factors in 16 bits or in fp8, and the collective library.
 
 When kernels are only compiled, these functions do nothing.
 """
@@ -6,28 +6,44 @@ When kernels are only compiled, these functions do nothing.
 from __future__ import annotations
 
 import warnings
+from functools import cache
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from taxfree_kernels.errors import PlanError
+from taxfree_kernels.fp8 import fp8_dtype, product
 from taxfree_kernels.launch import is_compiling
+from taxfree_kernels.variant import BLOCK, MatmulProblem
 
+_ROWS = (16, 7, 1)  # of matmuls that are tried
 # torch 2.13 renamed these; earlier versions have only the old names.
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
-def matmul_into(
-    out: torch.Tensor, a: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
+def multiply_into(
+    out: torch.Tensor,
+    a: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    *scales: torch.Tensor,
+    is_fast: bool = False,
 ) -> torch.Tensor:
-    """out [m, n] = a [m, k] @ weight [k, n] (+ bias [n]); returns it."""
+    """out [m, n] = a [m, k] @ weight [k, n] (+ bias [n]); returns it.
+
+    Args:
+        scales: of a and of the weight, if these are fp8.
+        is_fast: see `fast_accumulation` of :class:`MatmulProblem`.
+    """
     if is_compiling():
         return out
-    if bias is None:
-        return torch.mm(a, weight, out=out)
-    return torch.addmm(bias, a, weight, out=out)
+    if not scales:
+        if bias is None:
+            return torch.mm(a, weight, out=out)
+        return torch.addmm(bias, a, weight, out=out)
+    return _scaled_matmul_into(out, a, weight, bias, is_fast, *scales)
 
 
 def all_gather(gathered: torch.Tensor, shard: torch.Tensor, group: dist.ProcessGroup) -> None:
@@ -107,3 +123,95 @@ def symm_mem_op(name: str, group: dist.ProcessGroup, workspace_bytes: int = 0) -
     if workspace_bytes and torch.cuda.is_available():  # on CPUs the ops fall back, and need none
         symm_mem.get_symm_mem_workspace(group.group_name, workspace_bytes)
     return getattr(torch.ops.symm_mem, name)
+
+
+def _scaled_matmul_into(
+    out: torch.Tensor,
+    a: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    is_fast: bool,
+    a_scale: torch.Tensor,
+    weight_scale: torch.Tensor,
+) -> torch.Tensor:
+    (k, n), scales = weight.shape, _scales_of(a_scale, weight_scale, weight)
+    kind = (a.dtype, out.dtype, bias is not None, is_fast)
+    if not multiplies_fp8(scales, k, n % BLOCK, *kind, a.device):
+        sums = product(a, a_scale, weight, weight_scale)
+        return out.copy_(sums if bias is None else sums + bias)
+    return _scaled_mm(out, a, weight, bias, a_scale, weight_scale, scales, is_fast)
+
+
+def _scales_of(a_scale: torch.Tensor, weight_scale: torch.Tensor, weight: torch.Tensor) -> str:
+    if a_scale.dim() == 1:
+        return "tensor"
+    is_of_columns = weight_scale.shape == (1, weight.shape[1])
+    return "channel" if is_of_columns and a_scale.shape[1] == 1 else "block"
+
+
+def _scaled_mm(
+    out: torch.Tensor,
+    a: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    a_scale: torch.Tensor,
+    weight_scale: torch.Tensor,
+    scales: str,
+    is_fast: bool,
+) -> torch.Tensor:
+    if scales == "block":  # cuBLAS reads the scales of a column by column
+        a_scale = a_scale.t().contiguous().t()
+    if a_scale.data_ptr() % 16:  # and by 16 bytes
+        a_scale = a_scale.clone()
+    return torch._scaled_mm(
+        a, weight, a_scale, weight_scale, bias=bias, out_dtype=out.dtype, use_fast_accum=is_fast,
+        out=out,
+    )  # fmt: skip
+
+
+@cache
+def multiplies_fp8(
+    scales: str,
+    k: int,
+    columns: int,
+    dtype: torch.dtype,
+    out_dtype: torch.dtype,
+    has_bias: bool,
+    is_fast: bool,
+    device: torch.device,
+) -> bool:
+    """Whether this torch has such an fp8 matmul, for any rows; the first time, it is tried.
+
+    Args:
+        columns: of the weight, modulo those of a block.
+    """
+    if device.type == "meta":
+        return False
+    n, groups = BLOCK + columns, -(-k // BLOCK)
+    weight = torch.ones(n, k, device=device).to(dtype).t()
+    bias = torch.zeros(n, dtype=out_dtype, device=device) if has_bias else None
+    for m in _ROWS:
+        a, out = torch.ones(m, k, device=device).to(dtype), torch.empty(m, n, device=device)
+        of_a, of_weight = {
+            "tensor": ((1,), (1,)),
+            "channel": ((m, 1), (n, 1)),
+            "block": ((m, groups), (-(-n // BLOCK), groups)),
+        }[scales]
+        factors = (
+            torch.ones(of_a, dtype=torch.float32, device=device),
+            torch.ones(of_weight, dtype=torch.float32, device=device).t(),
+        )
+        try:
+            found = _scaled_mm(out.to(out_dtype), a, weight, bias, *factors, scales, is_fast)
+        except (RuntimeError, ValueError):  # NotImplementedError is one, too
+            return False
+        if not bool(((found.float() - k).abs() <= k / 64).all()):
+            return False
+    return True
+
+
+def try_fp8(problem: MatmulProblem, device: torch.device, has_bias: bool = False) -> None:
+    """Find out, before a call may be captured, whether this torch multiplies such operands."""
+    if problem.is_fp8:
+        kind = fp8_dtype(device), getattr(torch, problem.dtype), has_bias, problem.fast_accumulation
+        multiplies_fp8(problem.scales, problem.k, problem.n % BLOCK, *kind, device)

@@ -108,6 +108,9 @@ class Runtime(contextlib.AbstractContextManager["Runtime"]):
 
     A fork of the process must not use it: there each call raises :class:`taxfree.UsageError`, and
     :meth:`close` does nothing.
+
+    All operations raise :class:`taxfree.UsageError` where the arguments do not fit together, and
+    :class:`taxfree.PeerTimeout` where an earlier call lost a peer.
     """
 
     _is_autotuned = False  # whether a block of taxfree.autotune wants to know what is met
@@ -191,10 +194,6 @@ class Runtime(contextlib.AbstractContextManager["Runtime"]):
 
         Returns:
             [m, n] of the inputs' dtype.
-
-        Raises:
-            UsageError: the tensors do not fit together.
-            PeerTimeout: an earlier call lost a peer.
         """
         return self._call(ALL_GATHER_MATMUL, (a_shard, weight, bias, gather_dim, m), out)
 
@@ -230,10 +229,6 @@ class Runtime(contextlib.AbstractContextManager["Runtime"]):
 
         Returns:
             [m, n] of `dtype`.
-
-        Raises:
-            UsageError: the tensors do not fit together, or are of the other kind of e4m3.
-            PeerTimeout: an earlier call lost a peer.
         """
         factors = (a_shard, weight, a_scale, weight_scale)
         arguments = (*factors, bias, gather_dim, m, dtype, bool(fast_accumulation))
@@ -274,9 +269,6 @@ class Runtime(contextlib.AbstractContextManager["Runtime"]):
             The output, of the shape and dtype of q, contiguous. With `return_lse` a pair, the
             second float32 [batch, q_heads, length] or, of packed sequences, [q_heads, tokens]:
             natural logarithms.
-
-        Raises:
-            UsageError: the tensors do not fit together.
         """
         arguments = (q, k, v, cu_seqlens, bool(causal), scale, k_scale, v_scale)
         if not return_lse:
@@ -325,10 +317,6 @@ class Runtime(contextlib.AbstractContextManager["Runtime"]):
 
         Returns:
             [batch, q_heads, v_head_dim] of q's dtype, bitwise identical on every rank.
-
-        Raises:
-            UsageError: the tensors do not fit together.
-            PeerTimeout: an earlier call lost a peer.
         """
         numbers, scales = (scale, soft_cap, window), (k_scale, v_scale)
         arguments = (q, k, v, kv_lens, block_table, *numbers, *scales)
@@ -367,10 +355,6 @@ class Runtime(contextlib.AbstractContextManager["Runtime"]):
 
         Returns:
             [batch, tables, dim] of weight's dtype. Its gradient is that of weight alone.
-
-        Raises:
-            UsageError: the tensors do not fit together.
-            PeerTimeout: an earlier call lost a peer.
         """
         arguments = (weight, indices, offsets, per_sample_weights, shard_dim, mode)
         return self._call(EMBEDDING_ALL_TO_ALL, arguments, out)
@@ -395,10 +379,6 @@ class Runtime(contextlib.AbstractContextManager["Runtime"]):
 
         Returns:
             [m, n] of the inputs' dtype.
-
-        Raises:
-            UsageError: the tensors do not fit together.
-            PeerTimeout: an earlier call lost a peer.
         """
         return self._call(MATMUL_ALL_REDUCE, (x, weight, bias, residual), out)
 
@@ -418,11 +398,8 @@ class Runtime(contextlib.AbstractContextManager["Runtime"]):
         before rounding or, in some variants, after it.
 
         Args:
-            x: [m, k], this rank's columns; float16 or bfloat16.
-            weight: [k, n] of the same dtype, this rank's rows; one of its strides 1.
+            x, weight, bias, residual: as there.
             norm_weight: [n], the same on all ranks.
-            bias: [n], or None; the same on all ranks, and added once.
-            residual: [m, n], or None; the same on all ranks, and added once.
             eps: the same on all ranks. A captured call with a value that no eager call has used
                 before runs one more small kernel.
             out: [2, m, n], contiguous; both are written into it. ``out[1]`` may be the
@@ -431,10 +408,6 @@ class Runtime(contextlib.AbstractContextManager["Runtime"]):
         Returns:
             The normalised sum, and the sum, which is the next layer's residual: [m, n] each, of the
             inputs' dtype.
-
-        Raises:
-            UsageError: the tensors do not fit together, or eps is not a positive float32.
-            PeerTimeout: an earlier call lost a peer.
         """
         arguments = (x, weight, bias, residual, norm_weight, eps)
         normalised, total = self._call(MATMUL_ALL_REDUCE_RMS_NORM, arguments, out).unbind()
@@ -464,10 +437,6 @@ class Runtime(contextlib.AbstractContextManager["Runtime"]):
         Returns:
             The normalised sum, e4m3 [m, n]; its scales, float32 [m, 1], [m, ceil(n / 128)] or
             `out_scale`; the sum, which is the next layer's residual, [m, n] of the inputs' dtype.
-
-        Raises:
-            UsageError: as there, or the scale does not fit `out_scales`.
-            PeerTimeout: an earlier call lost a peer.
         """
         arguments = (x, weight, bias, residual, norm_weight, eps, out_scales, out_scale)
         return self._quantised(MATMUL_ALL_REDUCE_RMS_NORM_QUANTISE, arguments)
@@ -494,20 +463,13 @@ class Runtime(contextlib.AbstractContextManager["Runtime"]):
             weight: [k, n] of the same dtype, this rank's rows; k is contiguous.
             x_scale: [1]; [m, 1]; or [m, ceil(k / 128)].
             weight_scale: [1]; [1, n]; or [ceil(k / 128), ceil(n / 128)], the first contiguous.
-            bias: [n], or None; the same on all ranks, and added once.
-            residual: [m, n], or None; the same on all ranks, and added once.
+            bias, residual, out: as there.
             dtype: of the result, of bias and residual; bfloat16 or float16.
             fast_accumulation: add products as the device's matrix instructions do, over all of k:
                 faster, on Hopper with about 14 bits. With scales of tensors or channels alone.
-            out: [m, n], contiguous; the result is written into it. It may be
-                the residual.
 
         Returns:
             [m, n] of `dtype`.
-
-        Raises:
-            UsageError: the tensors do not fit together, or are of the other kind of e4m3.
-            PeerTimeout: an earlier call lost a peer.
         """
         factors = (x, weight, x_scale, weight_scale)
         arguments = (*factors, bias, residual, dtype, bool(fast_accumulation))
@@ -530,20 +492,12 @@ class Runtime(contextlib.AbstractContextManager["Runtime"]):
         """:meth:`scaled_matmul_all_reduce`, and the RMSNorm of each row of it.
 
         Args:
-            x, weight, x_scale, weight_scale, bias, residual: as there.
-            norm_weight: [n], the same on all ranks, of `dtype`.
-            eps: the same on all ranks.
-            dtype: of both results, bfloat16 or float16.
-            fast_accumulation: as of :meth:`scaled_matmul_all_reduce`.
-            out: [2, m, n], contiguous; both are written into it. ``out[1]`` may be the
-                residual.
+            x, weight, x_scale, weight_scale, bias, residual, fast_accumulation: as there.
+            norm_weight, eps, out: as of :meth:`matmul_all_reduce_rms_norm`.
+            dtype: of both results and of norm_weight; bfloat16 or float16.
 
         Returns:
             The normalised sum, and the sum: [m, n] each, of `dtype`.
-
-        Raises:
-            UsageError: as there, or eps is not a positive float32.
-            PeerTimeout: an earlier call lost a peer.
         """
         factors = (x, weight, x_scale, weight_scale)
         kind = (dtype, bool(fast_accumulation))
@@ -575,10 +529,6 @@ class Runtime(contextlib.AbstractContextManager["Runtime"]):
 
         Returns:
             As :meth:`matmul_all_reduce_rms_norm_quantise`; the sum is of `dtype`.
-
-        Raises:
-            UsageError: as there, or the scale does not fit `out_scales`.
-            PeerTimeout: an earlier call lost a peer.
         """
         factors, kind = (x, weight, x_scale, weight_scale), (dtype, bool(fast_accumulation))
         normed = (norm_weight, eps, out_scales, out_scale)
@@ -604,10 +554,6 @@ class Runtime(contextlib.AbstractContextManager["Runtime"]):
         Returns:
             [ceil(m / world_size), n] for scatter_dim 0, where rows beyond m are zero; [m, n /
             world_size] for scatter_dim 1; of the inputs' dtype.
-
-        Raises:
-            UsageError: the tensors do not fit together.
-            PeerTimeout: an earlier call lost a peer.
         """
         return self._call(MATMUL_REDUCE_SCATTER, (x, weight, scatter_dim), out)
 
@@ -625,19 +571,13 @@ class Runtime(contextlib.AbstractContextManager["Runtime"]):
         """:meth:`matmul_reduce_scatter` of fp8 factors: of (x * x_scale) @ (weight * weight_scale).
 
         Args:
-            x, weight, x_scale, weight_scale: as of :meth:`scaled_matmul_all_reduce`.
-            scatter_dim: 0: shards are rows; 1: shards are columns, and n must be divisible by
-                world_size.
+            x, weight, x_scale, weight_scale, fast_accumulation: as of
+                :meth:`scaled_matmul_all_reduce`.
+            scatter_dim, out: as there.
             dtype: of the result; bfloat16 or float16.
-            fast_accumulation: as of :meth:`scaled_matmul_all_reduce`.
-            out: of the result's shape, contiguous; the result is written into it.
 
         Returns:
             As :meth:`matmul_reduce_scatter`, of `dtype`.
-
-        Raises:
-            UsageError: the tensors do not fit together, or are of the other kind of e4m3.
-            PeerTimeout: an earlier call lost a peer.
         """
         factors = (x, weight, x_scale, weight_scale)
         arguments = (*factors, scatter_dim, dtype, bool(fast_accumulation))

@@ -13,11 +13,11 @@ from torch.distributed.tensor import DTensor
 
 from taxfree._runtime.plans import BASELINE
 from taxfree._runtime.runtime import Runtime, requires_grad
-from taxfree_kernels.factors import multiplies_fp8
 from taxfree_kernels.fp8 import fp8_dtype
 from taxfree_kernels.matmul_all_reduce.problem import MatmulAllReduce
 from taxfree_kernels.quantise import quantise
 from taxfree_kernels.variant import BLOCK
+from taxfree_kernels.vendor import multiplies_fp8
 
 _DTYPES = {torch.float16: "float16", torch.bfloat16: "bfloat16"}
 _SCALES_OF_CHANNELS = "weight_scale"

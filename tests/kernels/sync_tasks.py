@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 from taxfree_kernels.device import packets, sync
-from taxfree_kernels.device.peers import ABORT, SIGNALS, Group, Peers, translate
+from taxfree_kernels.device.peers import ABORT, CHANNELS, SIGNALS, Group, Peers, translate
 from taxfree_kernels.errors import PeerTimeout
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.launch import Kernel, compiling
@@ -193,7 +193,7 @@ def messages(fabric: Fabric, rounds: int) -> list[Any]:
         own.barrier()
         touched = [
             (channel, source)
-            for channel in range(own.pool.CHANNELS)
+            for channel in range(CHANNELS)
             for source in range(own.world_size)
             if words.word(channel, source)
         ]

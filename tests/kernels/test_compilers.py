@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from taxfree_kernels.compilers import assuming
 from taxfree_kernels.hardware import KNOWN
+from taxfree_kernels.launch import assuming
 from taxfree_kernels.variant import operation_shapes, variants
 
 H200 = KNOWN["h200"]

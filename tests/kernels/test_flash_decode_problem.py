@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from taxfree_check.cross_compile.record import record
+from taxfree_kernels.device.peers import CHANNELS
 from taxfree_kernels.errors import PlanError
-from taxfree_kernels.fabric.heap import Pool
 from taxfree_kernels.flash_decode import spaces
 from taxfree_kernels.flash_decode.operation import make_inputs, reference
 from taxfree_kernels.flash_decode.problem import FlashDecode
@@ -125,7 +125,7 @@ def test_chunks_of_rows_have_a_channel_each(tried):
             config = {"ROWS": rows, "CHUNKS": chunks}
             found = chunk_rows(tried, config)
             assert found % rows == 0
-            assert -(-tried.rows // found) <= chunks <= Pool.CHANNELS
+            assert -(-tried.rows // found) <= chunks <= CHANNELS
 
 
 @pytest.mark.parametrize(("name", "world_size"), [("fused", 8), ("splits", 1)])

@@ -76,7 +76,8 @@ class TestPool:
 
     @pytest.mark.parametrize("slot_bytes", [0, 1, 1 << 20, (4 << 20) + 300])
     def test_an_arena_for_a_slot_has_it_and_all_words(self, slot_bytes):
-        from taxfree_kernels.fabric.heap import LAMPORT_SLOT_BYTES, LL_SLOT_BYTES, Pool, arena_bytes
+        from taxfree_kernels.device.peers import LAMPORT_SLOT_BYTES, LL_SLOT_BYTES
+        from taxfree_kernels.fabric.heap import Pool, arena_bytes
 
         pool = Pool(LoneFabric(arena_bytes(slot_bytes)))
         assert pool.slot_bytes >= slot_bytes

@@ -24,7 +24,7 @@ config = variants("all_gather_matmul")["push"].seed_configs(problem, hardware)[0
 (launch,) = record("all_gather_matmul", "push", problem, config, hardware)
 print(compile_launch(launch, hardware).text)
 """
-_NOTE = re.compile(r"\n *if trace.TIMELINE != \"\":\n *trace.note\([^\n]*\)")
+_NOTE = re.compile(r"\n *if (sync\.)?TIMELINE != \"\":\n *(sync\.)?note\([^\n]*\)")
 _DEBUG = re.compile(r"^\s*(\.loc|\.file|\.section\s+\.debug|//|;|\$L__tmp|\.Ltmp).*$", re.MULTILINE)
 _CLOCK = {"h200": "globaltimer", "mi300x": "s_memrealtime"}
 _BACKEND = {"h200": "cuda", "mi300x": "hip"}
@@ -72,7 +72,7 @@ def test_the_usual_build_is_that_of_kernels_that_cannot_note(folder, gpu, usual)
     for file in (bare / "taxfree_kernels/device").glob("*.py"):
         text, notes = _NOTE.subn("\n\n", file.read_text())
         found += notes
-        assert re.findall(r"\n +trace\.note\(", text) == []  # all notes stand behind the switch
+        assert re.findall(r"\n +(?:sync\.)?note\(", text) == []  # all notes stand behind the switch
         file.write_text(text)
     assert found >= 5
     assert instructions(usual) == instructions(compiled(folder, bare, gpu))

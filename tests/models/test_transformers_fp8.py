@@ -58,8 +58,8 @@ def run(fabric: Any, name: str, has_bias: bool, is_recorded: bool, dtype: str) -
 
     import taxfree.hf
     from taxfree.models import report
-    from taxfree_kernels.factors import multiplies_fp8
     from taxfree_kernels.fp8 import dequantised, quantised
+    from taxfree_kernels.vendor import multiplies_fp8
     from tests.taxfree.runtime_tasks import problem_of, record_of, runtime_of
 
     scales = {"blocks": "block", "static": "tensor"}.get(name, "channel")

@@ -9,7 +9,7 @@ import triton.language as tl
 
 from taxfree_kernels.device import sync
 from taxfree_kernels.device.peers import Group, Peers
-from taxfree_kernels.device.trace import clock_ns, interpreted_only
+from taxfree_kernels.device.sync import clock_ns, interpreted_only
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.launch import Kernel
 from taxfree_tune.profiling import program_trace

@@ -12,7 +12,8 @@ from taxfree import fingerprints
 from taxfree._runtime.dispatch import Choice
 from taxfree.errors import HardwareError, UsageError
 from taxfree_kernels.all_gather_matmul.problem import AllGatherMatmul
-from taxfree_kernels.fabric.heap import LAMPORT_SLOT_BYTES, LL_SLOT_BYTES, WORDS_SHARE
+from taxfree_kernels.device.peers import LAMPORT_SLOT_BYTES, LL_SLOT_BYTES
+from taxfree_kernels.fabric.heap import WORDS_SHARE
 from taxfree_kernels.hardware import KNOWN
 from taxfree_kernels.variant import operation, variants
 from taxfree_tune.benching import bench, tasks

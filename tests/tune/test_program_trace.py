@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 import pytest
 
-from taxfree_kernels.device import trace
+from taxfree_kernels.device import sync
 from taxfree_tune.profiling.program_trace import Activity, activities, trace_of, variables
 from taxfree_tune.taxes import ProgramTrace, inside
 from taxfree_tune.workers.group import WorkerGroup
@@ -19,17 +19,17 @@ from tests.tune.pipelines import TRUE_CLOCKS, Fused
 DELAY_US, REPETITIONS = 200_000.0, 5
 AMOUNTS = (5.0, 20.0, 100.0)
 EVENTS = {
-    "started": trace.STARTED.value,
-    "sent": trace.SENT.value,
-    "began": trace.WAIT_BEGAN.value,
-    "ended": trace.WAIT_ENDED.value,
-    "done": trace.DONE.value,
+    "started": sync.STARTED.value,
+    "sent": sync.SENT.value,
+    "began": sync.WAIT_BEGAN.value,
+    "ended": sync.WAIT_ENDED.value,
+    "done": sync.DONE.value,
 }
 
 
 def of_events(events: Mapping[tuple[int, int, str, int], float], programs: int = 3) -> ProgramTrace:
     """Of one call of three ranks; events are (rank, program, event, peer) -> microseconds."""
-    log = np.zeros((3, 1, programs, trace.EVENTS.value, 3), dtype=np.int64)
+    log = np.zeros((3, 1, programs, sync.EVENTS.value, 3), dtype=np.int64)
     for (rank, program, event, peer), us in events.items():
         log[rank, 0, program, EVENTS[event], peer] = round(us * 1000)
     return trace_of(list(log), TRUE_CLOCKS, np.full((3, 1), 100.0), launches=1)

@@ -19,10 +19,10 @@ from typing import Any
 from taxfree_check.checker.clocks import Actor
 from taxfree_check.checker.launches import interpreted, is_device_function
 from taxfree_check.checker.sites import Line, Site, is_primitive
-from taxfree_kernels.device import trace
+from taxfree_kernels.device import sync
 
 _PROGRAM = "program"  # the name that kernels give to tl.program_id(0)
-_GLOBALS = {"trace": trace}  # modules with constants
+_GLOBALS = {"sync": sync}  # modules with constants
 
 
 @dataclass

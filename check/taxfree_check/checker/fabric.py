@@ -9,8 +9,8 @@ import torch
 
 from taxfree_check.checker.simulate import Call, ClockSlots, Schedule, ScheduleOutcome, run_schedule
 from taxfree_kernels.device import peers
-from taxfree_kernels.fabric.base import GrouplessFabric, SideStream
-from taxfree_kernels.fabric.heap import Pool, SymmetricHeap, aligned
+from taxfree_kernels.fabric.base import GrouplessFabric, SideStream, aligned
+from taxfree_kernels.fabric.heap import Pool, SymmetricHeap
 from taxfree_kernels.hardware import KNOWN
 
 _NEVER = 1 << 62  # ticks
@@ -104,7 +104,7 @@ class Simulation:
         self.ll_bytes = 2 * self.slot_bytes
         # Tiles are wider than tiny problems, and all is sent.
         self.lamport_bytes = 4 * self.slot_bytes
-        control_bytes = (peers.SIGNALS.value + Pool.CHANNELS * world_size) * 8
+        control_bytes = (peers.SIGNALS.value + peers.CHANNELS * world_size) * 8
         slots = 2 * (self.slot_bytes + self.ll_bytes) + 3 * self.lamport_bytes
         size = aligned(control_bytes) + slots + aligned(heap_bytes)
         # side by side, so that which of several conflicts comes first does not depend on addresses

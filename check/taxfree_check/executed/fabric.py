@@ -7,8 +7,9 @@ from collections.abc import Sequence
 import torch
 
 from taxfree_check.executed.caches import DeviceMemory
-from taxfree_kernels.fabric.base import GrouplessFabric
-from taxfree_kernels.fabric.heap import Pool, SymmetricHeap, aligned
+from taxfree_kernels.device.peers import CHANNELS
+from taxfree_kernels.fabric.base import GrouplessFabric, aligned
+from taxfree_kernels.fabric.heap import Pool, SymmetricHeap
 from taxfree_kernels.hardware import Hardware
 
 _SPARE = 1 << 15  # bytes of an arena for control words and alignment
@@ -60,4 +61,4 @@ class ExecutedFabric(GrouplessFabric):
 
 def arena_bytes(world_size: int, slot_bytes: int) -> int:
     """The interface that a rank's arena needs."""
-    return 18 * aligned(slot_bytes) + 8 * Pool.CHANNELS * world_size + _SPARE
+    return 18 * aligned(slot_bytes) + 8 * CHANNELS * world_size + _SPARE

@@ -13,10 +13,8 @@ import torch
 from taxfree_kernels.all_gather_matmul.problem import AllGatherMatmul
 from taxfree_kernels.all_gather_matmul.several import GatheringPlan, SeveralWeights
 from taxfree_kernels.fabric.base import Fabric, Workspace
-from taxfree_kernels.factors import multiply_into, try_fp8
-from taxfree_kernels.fp8 import factor_dtype
-from taxfree_kernels.variant import Config, Plan, Step, resized
-from taxfree_kernels.vendor import all_gather, all_gathers
+from taxfree_kernels.variant import Config, Step, resized
+from taxfree_kernels.vendor import all_gather, all_gathers, multiply_into, try_fp8
 
 
 @dataclass(frozen=True)
@@ -43,7 +41,7 @@ class BaselinePlan(GatheringPlan):
     Scales that travel with fp8 rows are gathered in the same launch.
     """
 
-    def __init__(self, problem: AllGatherMatmul, fabric: Fabric) -> None:
+    def __init__(self, problem: AllGatherMatmul, fabric: Fabric, config: Config) -> None:
         self._problem, self._group = problem, fabric.group
         self._is_by_columns = problem.gather_dim == 1
         try_fp8(problem, fabric.device, problem.bias)
@@ -51,7 +49,7 @@ class BaselinePlan(GatheringPlan):
         if problem.scale_columns:
             self._widths.append(problem.scale_columns)
         sizes: list[tuple[tuple[int, int], torch.dtype]] = []
-        dtypes = (factor_dtype(problem, fabric.hardware.architecture), torch.float32)
+        dtypes = (getattr(torch, problem.factor_dtype(fabric.hardware.architecture)), torch.float32)
         for width, dtype in zip(self._widths, dtypes, strict=False):
             shard = (problem.shard_rows, width)
             matrix = (problem.m if self._is_by_columns else 0, problem.world_size * width)
@@ -198,13 +196,10 @@ def _copied_in(a: torch.Tensor, shard: torch.Tensor) -> torch.Tensor:
 class Baseline(SeveralWeights):
     """The library, called as an expert would."""
 
-    name = "baseline"
+    plan_class = BaselinePlan
     fused = False
     is_library = True
     gives_way = True
-
-    def plan(self, problem: AllGatherMatmul, fabric: Fabric, config: Config) -> Plan:
-        return BaselinePlan(problem, fabric)
 
 
 VARIANT = Baseline()

@@ -29,7 +29,6 @@ from taxfree_kernels.device.tiles import (
     zero_tile,
 )
 from taxfree_kernels.fabric.base import Fabric
-from taxfree_kernels.fp8 import factor_dtype
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.launch import Kernel, compile_options, pdl_options
 from taxfree_kernels.variant import Config, Plan, Space, Variant, resized
@@ -457,7 +456,7 @@ class FusedGatherPlan(Plan):
         self._partials = fabric.workspace.scratch(((partials,), torch.float32))
         counters = self._tiles(problem) + config.get("XCD_SIGNALS", 0)
         self._counters = fabric.workspace.counters(counters)
-        dtype = factor_dtype(problem, fabric.hardware.architecture)
+        dtype = getattr(torch, problem.factor_dtype(fabric.hardware.architecture))
         slots = fabric.pool.slots(problem.inbox_elements, dtype)
         self._memory = Memory(*slots, fabric.pool.control, None, None, fabric.heap_bases)
         self._kernel = Kernel(

@@ -30,12 +30,11 @@ from taxfree_kernels.device import sync
 from taxfree_kernels.device.peers import Group, Memory
 from taxfree_kernels.device.tiles import select
 from taxfree_kernels.fabric.base import Fabric
-from taxfree_kernels.factors import multiply_into, try_fp8
-from taxfree_kernels.fp8 import factor_dtype
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.launch import Kernel
 from taxfree_kernels.spaces import nearest_first
-from taxfree_kernels.variant import Config, Plan, Space, Step, resized
+from taxfree_kernels.variant import Config, Space, Step, resized
+from taxfree_kernels.vendor import multiply_into, try_fp8
 
 
 class ScaledRows(NamedTuple):
@@ -110,7 +109,7 @@ class OneShotPlan(GatheringPlan):
     launches = 2
 
     def __init__(self, problem: AllGatherMatmul, fabric: Fabric, config: Config) -> None:
-        dtype = factor_dtype(problem, fabric.hardware.architecture)
+        dtype = getattr(torch, problem.factor_dtype(fabric.hardware.architecture))
         world, chunks = problem.world_size, config["CHUNKS"]
         self._problem, self._rank = problem, fabric.rank
         try_fp8(problem, fabric.device, problem.bias)
@@ -190,7 +189,7 @@ class OneShotPlan(GatheringPlan):
 class OneShot(SeveralWeights):
     """Our one-shot gather, then the vendor's matmul."""
 
-    name = "one_shot"
+    plan_class = OneShotPlan
     fused = False
 
     def unsupported_reason(self, problem: AllGatherMatmul, hardware: Hardware) -> str | None:
@@ -203,9 +202,6 @@ class OneShot(SeveralWeights):
         counts = self.space(problem, hardware)["CHUNKS"]
         order = nearest_first(counts, spaces.sending_chunks(problem))
         return [{"CHUNKS": count} for count in order]
-
-    def plan(self, problem: AllGatherMatmul, fabric: Fabric, config: Config) -> Plan:
-        return OneShotPlan(problem, fabric, config)
 
 
 VARIANT = OneShot()

@@ -7,10 +7,10 @@ from collections.abc import Callable
 import torch
 
 from taxfree_kernels.all_gather_matmul.problem import AllGatherMatmul
-from taxfree_kernels.factors import multiply_into, try_fp8
 from taxfree_kernels.fp8 import dequantised, fp8_dtype, quantised, quantised_weight
 from taxfree_kernels.inputs import random_tensor
 from taxfree_kernels.variant import Operation
+from taxfree_kernels.vendor import multiply_into, try_fp8
 
 
 def _shard(

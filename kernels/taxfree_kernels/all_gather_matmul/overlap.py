@@ -25,12 +25,11 @@ from taxfree_kernels.copies import PeerCopies, rows_of_shard
 from taxfree_kernels.device import sync
 from taxfree_kernels.device.peers import Group, Peers
 from taxfree_kernels.fabric.base import Fabric
-from taxfree_kernels.factors import multiply_into, try_fp8
-from taxfree_kernels.fp8 import factor_dtype
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.launch import Kernel, compile_options
 from taxfree_kernels.spaces import first_streams, nearest_first, per_copy_space
 from taxfree_kernels.variant import Config, Plan, Space, Variant, resized
+from taxfree_kernels.vendor import multiply_into, try_fp8
 
 _ROWS_AT_ONCE = 1024
 
@@ -74,7 +73,7 @@ class OverlapPlan(Plan):
         self._problem, self._fabric = problem, fabric
         self._shards_per_wait = config["SHARDS_PER_WAIT"]
         try_fp8(problem, fabric.device, problem.bias)
-        dtype = factor_dtype(problem, fabric.hardware.architecture)
+        dtype = getattr(torch, problem.factor_dtype(fabric.hardware.architecture))
         self._inbox, _ = fabric.pool.slots(problem.inbox_elements, dtype)
         self._copies = PeerCopies(fabric, config["STREAMS"])
         group = Group(problem.world_size, fabric.backend)
@@ -163,7 +162,7 @@ class OverlapPlan(Plan):
 class Overlap(Variant):
     """Copy engines gather during the vendor's matmul."""
 
-    name = "overlap"
+    plan_class = OverlapPlan
 
     def unsupported_reason(self, problem: AllGatherMatmul, hardware: Hardware) -> str | None:
         if problem.gather_dim == 1:
@@ -186,9 +185,6 @@ class Overlap(Variant):
         if len(streams) > 1:
             pairs.insert(-1, (shards[1], streams[0]))
         return [{"SHARDS_PER_WAIT": count, "STREAMS": most} for count, most in pairs]
-
-    def plan(self, problem: AllGatherMatmul, fabric: Fabric, config: Config) -> Plan:
-        return OverlapPlan(problem, fabric, config)
 
 
 VARIANT = Overlap()

@@ -55,8 +55,6 @@ def _pull(
 class Pull(fused.FusedGatherVariant):
     """Tiles load peers' rows from their outboxes."""
 
-    name = "pull"
-
     def unsupported_reason(self, problem: AllGatherMatmul, hardware: Hardware) -> str | None:
         if problem.is_fp8:
             return "its tiles load rows without scales"

@@ -60,8 +60,6 @@ def _push(
 class Push(fused.FusedGatherVariant):
     """Senders and tiles in one kernel."""
 
-    name = "push"
-
     def space(self, problem: AllGatherMatmul, hardware: Hardware) -> Space:
         return {**super().space(problem, hardware), **xcd_signals_space(hardware)}
 

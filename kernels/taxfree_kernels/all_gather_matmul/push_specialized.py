@@ -571,8 +571,6 @@ class PushSpecializedPlan(PushTmaPlan):
 class PushSpecialized(PushTma):
     """Senders, and tiles whose warps have roles, in one kernel."""
 
-    name = "push_specialized"
-
     def unsupported_reason(self, problem: AllGatherMatmul, hardware: Hardware) -> str | None:
         if problem.gather_dim == 0:
             return "tiles would load rows of several tensors"

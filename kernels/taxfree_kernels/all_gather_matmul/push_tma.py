@@ -40,7 +40,7 @@ from taxfree_kernels.device.tiles import (
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.launch import RowDescriptors, weight_descriptors, with_fields
-from taxfree_kernels.variant import Config, Plan, Space
+from taxfree_kernels.variant import Config, Space
 
 
 @triton.jit(do_not_specialize=["rank", "own_rows", "m", "shard_rows"])
@@ -218,7 +218,7 @@ class PushTmaPlan(fused.FusedGatherPlan):
 class PushTma(fused.FusedGatherVariant):
     """Senders and TMA tiles in one kernel."""
 
-    name = "push_tma"
+    plan_class = PushTmaPlan
 
     def unsupported_reason(self, problem: AllGatherMatmul, hardware: Hardware) -> str | None:
         if hardware.architecture not in ("sm_90", "cpu"):
@@ -239,9 +239,6 @@ class PushTma(fused.FusedGatherVariant):
         self, problem: AllGatherMatmul, hardware: Hardware, config: Config
     ) -> str | None:
         return spaces.tma_illegal_reason(problem, hardware, config)
-
-    def plan(self, problem: AllGatherMatmul, fabric: Fabric, config: Config) -> Plan:
-        return PushTmaPlan(problem, fabric, config)
 
 
 VARIANT = PushTma()

@@ -14,15 +14,15 @@ import torch
 from taxfree_kernels.all_gather_matmul.problem import AllGatherMatmul
 from taxfree_kernels.launch import is_compiling
 from taxfree_kernels.nodes import NodesFabric, Rail
-from taxfree_kernels.variant import Plan
+from taxfree_kernels.variant import Config, Plan
 from taxfree_kernels.vendor import gather_beside
 
 
 class RailPlan(Plan):
     """A gather over the rail for each piece, and a matmul inside the node for each of its nodes."""
 
-    def __init__(self, problem: AllGatherMatmul, fabric: NodesFabric, chunks: int) -> None:
-        self._problem, self._nodes, self._chunks = problem, fabric, chunks
+    def __init__(self, problem: AllGatherMatmul, fabric: NodesFabric, config: Config) -> None:
+        self._problem, self._nodes, self._chunks = problem, fabric, config["CHUNKS"]
         dtype, rows = getattr(torch, problem.dtype), -(-problem.shard_rows // self._chunks)
         pieces = (self._chunks, len(fabric.names), rows * problem.k)
         product = (fabric.ranks_per_node * rows * problem.n if self._chunks > 1 else 0,)

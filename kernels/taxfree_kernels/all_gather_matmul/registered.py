@@ -11,7 +11,6 @@ from taxfree_kernels.all_gather_matmul.problem import AllGatherMatmul
 from taxfree_kernels.all_gather_matmul.several import SeveralWeights
 from taxfree_kernels.fabric.base import Fabric, Workspace
 from taxfree_kernels.registered import RegisteredVariant, registered_memory
-from taxfree_kernels.variant import Config, Plan
 
 
 class RegisteredGatherPlan(BaselinePlan):
@@ -31,8 +30,7 @@ class RegisteredGatherPlan(BaselinePlan):
 class Registered(RegisteredVariant, SeveralWeights):
     """All-gather between registered buffers, vendor matmul."""
 
-    def plan(self, problem: AllGatherMatmul, fabric: Fabric, config: Config) -> Plan:
-        return RegisteredGatherPlan(problem, fabric)
+    plan_class = RegisteredGatherPlan
 
 
 VARIANT = Registered()

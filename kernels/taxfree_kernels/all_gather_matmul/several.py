@@ -12,9 +12,8 @@ from typing import Any, ClassVar
 import torch
 
 from taxfree_kernels.all_gather_matmul.problem import AllGatherMatmul
-from taxfree_kernels.factors import multiply_into
 from taxfree_kernels.variant import Plan, Variant, variants
-from taxfree_kernels.vendor import matmul_into
+from taxfree_kernels.vendor import multiply_into
 
 Biases = Sequence[torch.Tensor | None]
 
@@ -81,7 +80,7 @@ class GatheringPlan(SeveralWeightsPlan):
         m = a.shape[0] * self._problem.world_size
         whole = self.kept(a, m) if returns_a else self.gathered(a, m)[0]
         outs = [
-            matmul_into(a.new_empty(m, weight.shape[1]), whole, weight, bias)
+            multiply_into(a.new_empty(m, weight.shape[1]), whole, weight, bias)
             for weight, bias in zip(weights, biases, strict=True)
         ]
         return [*outs, whole] if returns_a else outs

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from taxfree_kernels.all_gather_matmul.problem import AllGatherMatmul
-from taxfree_kernels.compilers import is_triton
-from taxfree_kernels.fabric.heap import Pool
+from taxfree_kernels.device.peers import CHANNELS
 from taxfree_kernels.hardware import Hardware
+from taxfree_kernels.launch import is_triton
 from taxfree_kernels.spaces import (
     allowed,
     for_fp8,
@@ -338,8 +338,8 @@ def tma_illegal_reason(problem: AllGatherMatmul, hardware: Hardware, config: Con
     last = steps - (parts - 1) * steps_of_part(problem, config)
     if parts > 1 and last < config["SPLIT_K"]:
         return f"K_PARTS {parts} leaves a split of a part without a step of k"
-    if parts * config["CHUNKS"] > Pool.CHANNELS:
-        return f"{parts * config['CHUNKS']} channels, of which there are {Pool.CHANNELS}"
+    if parts * config["CHUNKS"] > CHANNELS:
+        return f"{parts * config['CHUNKS']} channels, of which there are {CHANNELS}"
     return _tile_illegal_reason(problem, hardware, config)
 
 

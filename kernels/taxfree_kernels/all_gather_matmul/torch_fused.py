@@ -13,7 +13,7 @@ from taxfree_kernels.all_gather_matmul.problem import AllGatherMatmul
 from taxfree_kernels.all_gather_matmul.several import Biases, SeveralWeights, SeveralWeightsPlan
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.hardware import Hardware
-from taxfree_kernels.variant import Config, Plan
+from taxfree_kernels.variant import Config
 from taxfree_kernels.vendor import symm_mem_op
 
 _MULTICAST_ROWS = 2048  # at most, of which PyTorch gathers so
@@ -22,7 +22,7 @@ _MULTICAST_ROWS = 2048  # at most, of which PyTorch gathers so
 class TorchFusedPlan(SeveralWeightsPlan):
     """One call of ``torch.ops.symm_mem.fused_all_gather_matmul``, or that of fp8 factors."""
 
-    def __init__(self, problem: AllGatherMatmul, fabric: Fabric) -> None:
+    def __init__(self, problem: AllGatherMatmul, fabric: Fabric, config: Config) -> None:
         self._group, self._problem = fabric.group, problem
         # Per shard a copy and a matmul, but for the own one a matmul only; then the copy here.
         self.launches = 2 * problem.world_size
@@ -64,7 +64,7 @@ class TorchFusedPlan(SeveralWeightsPlan):
 class TorchFused(SeveralWeights):
     """PyTorch's pipelined op."""
 
-    name = "torch_fused"
+    plan_class = TorchFusedPlan
     fused = False
     is_library = True
     gives_way = True
@@ -83,9 +83,6 @@ class TorchFused(SeveralWeights):
         if problem.is_fp8 and (problem.k % 16 or problem.n % 16):
             return "its matmul takes multiples of 16"
         return None
-
-    def plan(self, problem: AllGatherMatmul, fabric: Fabric, config: Config) -> Plan:
-        return TorchFusedPlan(problem, fabric)
 
 
 VARIANT = TorchFused()

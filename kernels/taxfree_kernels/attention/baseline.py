@@ -19,7 +19,7 @@ from taxfree_kernels.variant import Config, Plan, Variant
 class BaselinePlan(Plan):
     """A call of torch, and a copy of its result into the output; of fp8, first in 16 bits."""
 
-    def __init__(self, problem: Attention, fabric: Fabric) -> None:
+    def __init__(self, problem: Attention, fabric: Fabric, config: Config) -> None:
         self._problem, self._on_host = problem, fabric.device.type == "cpu"
         self.launches = 2 + 2 * (problem.kv_scales != "none")
 
@@ -84,12 +84,9 @@ class BaselinePlan(Plan):
 class Baseline(Variant):
     """The library."""
 
-    name = "baseline"
+    plan_class = BaselinePlan
     fused = False
     is_library = True
-
-    def plan(self, problem: Attention, fabric: Fabric, config: Config) -> Plan:
-        return BaselinePlan(problem, fabric)
 
 
 VARIANT = Baseline()

@@ -20,7 +20,7 @@ from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.launch import HeadDescriptors, Kernel, compile_options
 from taxfree_kernels.spaces import power_of_2
-from taxfree_kernels.variant import Config, Plan, Space, Variant
+from taxfree_kernels.variant import Config, Space, Variant
 
 _NO_STRIDES = (0, 0, 0)  # descriptors have them
 
@@ -72,7 +72,7 @@ class FlashPlan(AttentionPlan):
 class Flash(Variant):
     """FlashAttention-2 with a tuned order of programs."""
 
-    name = "flash"
+    plan_class = FlashPlan
     slots = 1
 
     def space(self, problem: Attention, hardware: Hardware) -> Space:
@@ -83,9 +83,6 @@ class Flash(Variant):
 
     def illegal_reason(self, problem: Attention, hardware: Hardware, config: Config) -> str | None:
         return spaces.illegal_reason(problem, hardware, config)
-
-    def plan(self, problem: Attention, fabric: Fabric, config: Config) -> Plan:
-        return FlashPlan(problem, fabric, config)
 
 
 VARIANT = Flash()

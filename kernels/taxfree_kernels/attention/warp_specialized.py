@@ -32,14 +32,13 @@ from taxfree_kernels.attention import spaces
 from taxfree_kernels.attention.plans import AttentionPlan
 from taxfree_kernels.attention.problem import Attention
 from taxfree_kernels.attention.spaces import REGISTERS, ROWS
-from taxfree_kernels.compilers import is_triton
 from taxfree_kernels.device.specialized import load_box
 from taxfree_kernels.device.tiles import attention_tile
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.hardware import Hardware
-from taxfree_kernels.launch import HeadDescriptors, Kernel, compile_options
+from taxfree_kernels.launch import HeadDescriptors, Kernel, compile_options, is_triton
 from taxfree_kernels.spaces import power_of_2
-from taxfree_kernels.variant import Config, Plan, Space, Variant
+from taxfree_kernels.variant import Config, Space, Variant
 
 _LOG2_E = gl.constexpr(1.4426950408889634)
 _LN_2 = gl.constexpr(0.6931471805599453)
@@ -348,7 +347,7 @@ class WarpSpecializedPlan(AttentionPlan):
 class WarpSpecialized(Variant):
     """FlashAttention-3's plan."""
 
-    name = "warp_specialized"
+    plan_class = WarpSpecializedPlan
     slots = 1
 
     def unsupported_reason(self, problem: Attention, hardware: Hardware) -> str | None:
@@ -372,9 +371,6 @@ class WarpSpecialized(Variant):
 
     def illegal_reason(self, problem: Attention, hardware: Hardware, config: Config) -> str | None:
         return spaces.specialized_illegal_reason(problem, hardware, config)
-
-    def plan(self, problem: Attention, fabric: Fabric, config: Config) -> Plan:
-        return WarpSpecializedPlan(problem, fabric, config)
 
 
 VARIANT = WarpSpecialized()

@@ -79,8 +79,7 @@ from taxfree_kernels.decode_step.sums import (
 from taxfree_kernels.decode_step.tape import EVENTS, INPUT_NORM, POST_NORM, Q_BIAS, VECTORS
 from taxfree_kernels.device import packets, sync
 from taxfree_kernels.device.peers import NO_CHANNEL, Peers
-from taxfree_kernels.device.sync import abort, before_tma_loads, is_aborted
-from taxfree_kernels.device.trace import cycles
+from taxfree_kernels.device.sync import abort, before_tma_loads, cycles, is_aborted
 
 _EVENTS = gl.constexpr(len(EVENTS))
 _LEAST = gl.constexpr(-(1 << 63))

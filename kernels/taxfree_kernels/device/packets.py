@@ -12,7 +12,7 @@ from typing import Any
 import triton
 import triton.language as tl
 
-from taxfree_kernels.device import trace
+from taxfree_kernels.device import sync
 from taxfree_kernels.device.peers import EMPTY, LIMIT, NO_CHANNEL, ONE_CALL, TURN, USED
 from taxfree_kernels.device.sync import abort, count_out, is_aborted, yield_and_clock_us
 
@@ -41,8 +41,8 @@ def send(peers, words, payload, peer, mask=None):
     # A plain store may stay in a cache of this device. In PTX this is still a weak store: that
     # words do not tear relies on the hardware, which stores an aligned word in one piece.
     tl.store(words, word, mask=mask, cache_modifier=".wt")
-    if trace.TIMELINE != "":
-        trace.note(peers.control_ptr, trace.SENT, peer, None)
+    if sync.TIMELINE != "":
+        sync.note(peers.control_ptr, sync.SENT, peer, None)
 
 
 @triton.jit
@@ -68,8 +68,8 @@ def receive(peers, words, source, GROUP: tl.constexpr, mask=None):
     # With fewer words than threads, compilers let several threads load the same word, each seeing
     # its own value, and reload it for each layout. With copies, each thread has a word of its own.
     copies: tl.constexpr = max(1, _threads() // words.numel)
-    if trace.TIMELINE != "":
-        trace.note(peers.control_ptr, trace.WAIT_BEGAN, source, source != peers.rank)
+    if sync.TIMELINE != "":
+        sync.note(peers.control_ptr, sync.WAIT_BEGAN, source, source != peers.rank)
     if copies > 1:
         addresses = _repeat(words.to(tl.int64), shape, copies)  # pointers cannot be reshaped
         words = tl.cast(addresses, words.dtype)
@@ -97,8 +97,8 @@ def receive(peers, words, source, GROUP: tl.constexpr, mask=None):
     payload = seen.to(tl.int32)
     if copies > 1:
         payload = tl.reshape(tl.max(payload, 0), shape)
-    if trace.TIMELINE != "":
-        trace.note(peers.control_ptr, trace.WAIT_ENDED, source, source != peers.rank)
+    if sync.TIMELINE != "":
+        sync.note(peers.control_ptr, sync.WAIT_ENDED, source, source != peers.rank)
     return payload, late == 0
 
 

@@ -18,6 +18,16 @@ TURN = tl.constexpr(7)  # calls with Lamport words that have finished, in units 
 USED = tl.constexpr(8)  # [2]: Lamport words of a slot used by the last two such calls, by turn % 2
 SIGNALS = tl.constexpr(16)  # signal words [channel, source]
 
+#: Signal words of each source: one for each tile, where programs wait for tiles one by one.
+CHANNELS = 256
+
+#: Largest slot of LL packets, of which a pool has two: 256 KiB of payload from each of 8 ranks.
+#: Larger messages gain nothing from carrying their flags.
+LL_SLOT_BYTES = 4 << 20
+
+#: Largest slot of Lamport words, of which a pool has three: both shots of an all-reduce of 4 MiB.
+LAMPORT_SLOT_BYTES = 8 << 20
+
 #: The total that the programs of one call add to GENERATION; larger than any grid.
 ONE_CALL = tl.constexpr(1 << 24)
 

@@ -13,19 +13,21 @@ Assembly checks verify the compiled form, the happens-before checker verifies th
 
 from __future__ import annotations
 
+import os
 import time
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import triton
 import triton.language as tl
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language._semantic import GluonSemantic
 
-from taxfree_kernels.device import trace
 from taxfree_kernels.device.peers import (
     ABORT,
     GENERATION,
     LIMIT,
+    LOG,
     NO_CHANNEL,
     ONE_CALL,
     PEER_ABORTED,
@@ -36,7 +38,14 @@ from taxfree_kernels.device.peers import (
     Peers,
     translate,
 )
-from taxfree_kernels.device.trace import interpreted_only
+
+_F = TypeVar("_F", bound=Callable[..., object])
+
+
+def interpreted_only(function: _F) -> _F:
+    """Marks a plain Python function, so that a jitted one may name it in a branch not compiled."""
+    function.__triton_builtin__ = True  # type: ignore[attr-defined]
+    return function
 
 
 @interpreted_only
@@ -52,8 +61,8 @@ def running_generation(control_ptr):
 
     Constant until this program leaves: all the others together add less than ONE_CALL.
     """
-    if trace.TIMELINE != "":
-        trace.note(control_ptr, trace.STARTED, 0, None)
+    if TIMELINE != "":
+        note(control_ptr, STARTED, 0, None)
     done = tl.atomic_add(control_ptr + GENERATION, 0, sem="relaxed", scope="gpu")
     return done // ONE_CALL + 1
 
@@ -78,8 +87,8 @@ def leave(control_ptr, generations=1):
         generations: the number that the call takes, the same on all ranks; more than one only in
             a kernel of one program.
     """
-    if trace.TIMELINE != "":
-        trace.note(control_ptr, trace.DONE, 0, None)
+    if TIMELINE != "":
+        note(control_ptr, DONE, 0, None)
     count_out(control_ptr + GENERATION, generations)
 
 
@@ -116,8 +125,8 @@ def signal(peers, channel, peer, GROUP: tl.constexpr, mask=None):
     tl.debug_barrier()
     generation = for_each(word, peers.generation)
     tl.atomic_xchg(word, generation, sem="release", scope="sys", mask=mask)
-    if trace.TIMELINE != "":
-        trace.note(peers.control_ptr, trace.SENT, peer, mask)
+    if TIMELINE != "":
+        note(peers.control_ptr, SENT, peer, mask)
 
 
 @triton.jit
@@ -132,8 +141,8 @@ def wait(peers, channel, source, GROUP: tl.constexpr, mask=None):
         Whether the signal arrived. False after the timeout, or at once if the pool is aborted: the
         program must then write NaN, and still call :func:`leave`.
     """
-    if trace.TIMELINE != "":
-        trace.note(peers.control_ptr, trace.WAIT_BEGAN, source, mask)
+    if TIMELINE != "":
+        note(peers.control_ptr, WAIT_BEGAN, source, mask)
     words = peers.control_ptr + SIGNALS + channel * GROUP.WORLD + source
     limit = tl.load(peers.control_ptr + LIMIT)
     # An acquire per poll is free on NVIDIA; on AMD it would invalidate the caches each time.
@@ -157,8 +166,8 @@ def wait(peers, channel, source, GROUP: tl.constexpr, mask=None):
     if lead < 0:
         _abort_on_signals(peers, words, channel, source, mask, GROUP)
     tl.debug_barrier()
-    if trace.TIMELINE != "":
-        trace.note(peers.control_ptr, trace.WAIT_ENDED, source, mask)
+    if TIMELINE != "":
+        note(peers.control_ptr, WAIT_ENDED, source, mask)
     return arrived
 
 
@@ -419,3 +428,64 @@ def for_each(block: Any, value: Any, _semantic: Any = None) -> Any:
 
 lanes.__triton_builtin__ = True  # type: ignore[attr-defined]
 for_each.__triton_builtin__ = True  # type: ignore[attr-defined]
+
+
+# -- the device's clocks, and the program trace -------------------------------------------------
+# Time is `%globaltimer` on NVIDIA, whose step depends on GPU and driver (32 ns to 1 us), the 100
+# MHz counter of `s_memrealtime` on AMD, and the monotonic clock of the host when interpreted.
+# Clocks of different GPUs are unrelated. The trace is [program, event, peer], int64 nanoseconds in
+# device memory.
+
+_AMD_TICK_NS = tl.constexpr(10)
+#: The backend whose clock is read, or "" for off; like interpretation, fixed when kernels are
+#: defined. When off, none of it is compiled, because every call of :func:`note` is guarded by it.
+TIMELINE = tl.constexpr(os.environ.get("TAXFREE_TIMELINE", ""))
+PEERS = tl.constexpr(16)  # maximum number of ranks
+STARTED = tl.constexpr(0)
+SENT = tl.constexpr(1)  # the peer's data has been stored and, if there is a signal, signalled
+WAIT_BEGAN = tl.constexpr(2)
+WAIT_ENDED = tl.constexpr(3)
+DONE = tl.constexpr(4)
+EVENTS = tl.constexpr(5)
+
+
+@interpreted_only
+def _host_clock_ns() -> int:
+    return time.perf_counter_ns()
+
+
+@triton.jit
+def _counter(PTX: tl.constexpr, CDNA: tl.constexpr, BACKEND: tl.constexpr):
+    """What an instruction reads, int64; nanoseconds of the host when interpreted."""
+    if BACKEND == "cuda":
+        now = tl.inline_asm_elementwise(PTX, "=l", [], dtype=tl.int64, is_pure=False, pack=1)
+    elif BACKEND == "hip":
+        now = tl.inline_asm_elementwise(CDNA, "=s", [], dtype=tl.int64, is_pure=False, pack=1)
+    else:
+        now = tl.full((), _host_clock_ns(), tl.int64)
+    return now
+
+
+@triton.jit
+def clock_ns(BACKEND: tl.constexpr):
+    """This device's time in nanoseconds, int64."""
+    now = _counter("mov.u64 $0, %globaltimer;", "s_memrealtime $0\n\ts_waitcnt lgkmcnt(0)", BACKEND)
+    if BACKEND == "hip":
+        now = _AMD_TICK_NS * now
+    return now
+
+
+@triton.jit
+def cycles(BACKEND: tl.constexpr):
+    """Cycles of this program's compute unit, int64; nanoseconds when interpreted."""
+    return _counter("mov.u64 $0, %clock64;", "s_memtime $0\n\ts_waitcnt lgkmcnt(0)", BACKEND)
+
+
+@triton.jit
+def note(control_ptr, event, peer, mask):
+    """Log when this program reached an event; for one peer, only the last time is kept."""
+    log = tl.load(control_ptr + LOG)
+    if log != 0:
+        index = (tl.program_id(0) * EVENTS + event) * PEERS + peer
+        times = tl.cast(log, tl.pointer_type(tl.int64))
+        tl.store(times + index, clock_ns(TIMELINE), mask=mask)

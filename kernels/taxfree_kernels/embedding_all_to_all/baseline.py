@@ -42,7 +42,7 @@ class BaselinePlan(Plan):
 
     launches = 7
 
-    def __init__(self, problem: EmbeddingAllToAll, fabric: Fabric) -> None:
+    def __init__(self, problem: EmbeddingAllToAll, fabric: Fabric, config: Config) -> None:
         self._problem, self._fabric, self._group = problem, fabric, fabric.group
         self._counts = [len(problem.tables_of(rank)) for rank in range(problem.world_size)]
         self._own = self._counts[fabric.rank]
@@ -190,12 +190,9 @@ class BaselinePlan(Plan):
 class Baseline(Variant):
     """The library, called as an expert would."""
 
-    name = "baseline"
+    plan_class = BaselinePlan
     fused = False
     is_library = True
-
-    def plan(self, problem: EmbeddingAllToAll, fabric: Fabric, config: Config) -> Plan:
-        return BaselinePlan(problem, fabric)
 
 
 VARIANT = Baseline()

@@ -28,12 +28,11 @@ import triton
 import triton.language as tl
 
 from taxfree_kernels.device import packets, sync
-from taxfree_kernels.device.peers import EMPTY, Group, Memory, translate
+from taxfree_kernels.device.peers import EMPTY, LAMPORT_SLOT_BYTES, Group, Memory, translate
 from taxfree_kernels.device.sync import gdc_wait
 from taxfree_kernels.device.tiles import copy, select
 from taxfree_kernels.embedding_all_to_all.problem import EmbeddingAllToAll
 from taxfree_kernels.fabric.base import Fabric
-from taxfree_kernels.fabric.heap import LAMPORT_SLOT_BYTES
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.launch import Kernel, compile_options, pdl_options
 from taxfree_kernels.spaces import distinct, pdl_space, power_of_2, up_to, within
@@ -443,7 +442,7 @@ _LATENCY_BYTES = 1 << 20  # of pooled rows, up to which words come first
 class Push(Variant):
     """Senders, poolers and takers in one kernel."""
 
-    name = "push"
+    plan_class = PushPlan
     slots = 3
 
     def unsupported_reason(self, problem: EmbeddingAllToAll, hardware: Hardware) -> str | None:
@@ -508,9 +507,6 @@ class Push(Variant):
         senders = config["SENDERS"] * (problem.world_size - 1)
         count = senders + (0 if config["WORDS"] else config["CHUNKS"] * problem.world_size)
         return Signals(count, count)
-
-    def plan(self, problem: EmbeddingAllToAll, fabric: Fabric, config: Config) -> Plan:
-        return PushPlan(problem, fabric, config)
 
 
 VARIANT = Push()

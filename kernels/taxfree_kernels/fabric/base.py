@@ -19,16 +19,22 @@ import torch.distributed as dist
 from triton.runtime import jit
 
 from taxfree_kernels.errors import PeerTimeout, PlanError
-from taxfree_kernels.fabric.heap import Pool, SymmetricHeap, aligned
 
 if TYPE_CHECKING:
     from taxfree_kernels.fabric.barrier import DeviceBarrier
+    from taxfree_kernels.fabric.heap import Pool, SymmetricHeap
     from taxfree_kernels.hardware import Hardware
 
+ALIGNMENT = 256  # bytes; more than any vector access or bulk copy needs
 _MOST_SIZES = 1024  # whose launches a plan remembers
 
 Made = TypeVar("Made")
 Piece = tuple[tuple[int, ...], torch.dtype]  # shape and dtype
+
+
+def aligned(size: int) -> int:
+    """The bytes that a block of `size` bytes takes: the next block begins there."""
+    return size + -size % ALIGNMENT
 
 
 class NoGroup(PlanError):

@@ -10,19 +10,12 @@ from typing import TYPE_CHECKING
 import torch
 
 from taxfree_kernels.device import peers
+from taxfree_kernels.device.peers import CHANNELS, LAMPORT_SLOT_BYTES, LL_SLOT_BYTES
 from taxfree_kernels.errors import HeapExhausted, PeerTimeout
+from taxfree_kernels.fabric.base import ALIGNMENT, aligned
 
 if TYPE_CHECKING:
     from taxfree_kernels.fabric.base import Fabric
-
-_ALIGNMENT = 256  # bytes; more than any vector access or bulk copy needs
-
-#: Largest slot of LL packets, of which a pool has two: 256 KiB of payload from each of 8 ranks.
-#: Larger messages gain nothing from carrying their flags.
-LL_SLOT_BYTES = 4 << 20
-
-#: Largest slot of Lamport words, of which a pool has three: both shots of an all-reduce of 4 MiB.
-LAMPORT_SLOT_BYTES = 8 << 20
 
 _CONTROL_BYTES = 1 << 20
 
@@ -31,14 +24,9 @@ _CONTROL_BYTES = 1 << 20
 WORDS_SHARE = 16
 
 
-def aligned(size: int) -> int:
-    """The bytes that a block of `size` bytes takes: the next block begins there."""
-    return size + -size % _ALIGNMENT
-
-
 def aligned_down(size: int) -> int:
     """The largest block that fits `size` bytes without a rest."""
-    return size - size % _ALIGNMENT
+    return size - size % ALIGNMENT
 
 
 def arena_bytes(slot_bytes: int) -> int:
@@ -109,9 +97,6 @@ class Pool:
         timeout_s: timeout of a wait in seconds.
     """
 
-    #: Signal words of each source: one for each tile, where programs wait for tiles one by one.
-    CHANNELS = 256
-
     def __init__(
         self,
         fabric: Fabric,
@@ -121,7 +106,7 @@ class Pool:
         timeout_s: float = 30.0,
     ) -> None:
         self._fabric = fabric
-        words = peers.SIGNALS.value + self.CHANNELS * fabric.world_size
+        words = peers.SIGNALS.value + CHANNELS * fabric.world_size
         self.control = fabric.heap.empty(words, torch.int64)
         share = aligned_down(fabric.heap.free_bytes // WORDS_SHARE)
         ll_bytes = min(LL_SLOT_BYTES, share) if ll_bytes is None else ll_bytes

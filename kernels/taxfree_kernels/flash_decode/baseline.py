@@ -90,7 +90,6 @@ class BaselinePlan(DecodePlan):
 class Baseline(Variant):
     """The library, called as an expert would, with our default splits."""
 
-    name = "baseline"
     fused = False
     is_library = True
 

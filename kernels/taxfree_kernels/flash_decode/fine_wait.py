@@ -28,7 +28,7 @@ from taxfree_kernels.flash_decode.plans import (
 from taxfree_kernels.flash_decode.problem import FlashDecode
 from taxfree_kernels.flash_decode.spaces import chunk_rows
 from taxfree_kernels.launch import Kernel, compile_options
-from taxfree_kernels.variant import Config, Plan
+from taxfree_kernels.variant import Config
 
 
 @triton.jit(do_not_specialize=["rank", "rows"])
@@ -96,10 +96,7 @@ class FineWaitPlan(DecodePlan):
 class FineWait(ExchangingVariant):
     """Four kernels; only the last one waits."""
 
-    name = "fine_wait"
-
-    def plan(self, problem: FlashDecode, fabric: Fabric, config: Config) -> Plan:
-        return FineWaitPlan(problem, fabric, config)
+    plan_class = FineWaitPlan
 
 
 VARIANT = FineWait()

@@ -41,7 +41,7 @@ from taxfree_kernels.flash_decode.spaces import chunk_rows
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.launch import Kernel
 from taxfree_kernels.spaces import xcd_signals_illegal_reason, xcd_signals_space
-from taxfree_kernels.variant import Config, Plan, Signals, Space
+from taxfree_kernels.variant import Config, Signals, Space
 
 
 @triton.jit(do_not_specialize=["rank", "rows"])
@@ -113,7 +113,7 @@ def _pushers(problem: FlashDecode, config: Config) -> int:
 class Fused(ExchangingVariant):
     """The splits, then one kernel that merges, pushes and combines."""
 
-    name = "fused"
+    plan_class = FusedDecodePlan
     slots = 3
 
     def space(self, problem: FlashDecode, hardware: Hardware) -> Space:
@@ -134,9 +134,6 @@ class Fused(ExchangingVariant):
     def signals(self, problem: FlashDecode, config: Config) -> Signals | None:
         pushers = _pushers(problem, config)
         return Signals(pushers, min(pushers, config.get("XCD_SIGNALS") or pushers))
-
-    def plan(self, problem: FlashDecode, fabric: Fabric, config: Config) -> Plan:
-        return FusedDecodePlan(problem, fabric, config)
 
 
 VARIANT = Fused()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from taxfree_kernels.fabric.heap import LAMPORT_SLOT_BYTES, LL_SLOT_BYTES, Pool
+from taxfree_kernels.device.peers import CHANNELS, LAMPORT_SLOT_BYTES, LL_SLOT_BYTES
 from taxfree_kernels.flash_decode.problem import FlashDecode
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.spaces import (
@@ -70,7 +70,7 @@ def push_space(problem: FlashDecode, hardware: Hardware) -> Space:
         return {"ROWS": up_to(rows, (2, 4)), "CHUNKS": up_to(rows, (1, 3))}
     return {
         "ROWS": up_to(rows, (1, 2, 4, 8, 16)),
-        "CHUNKS": up_to(min(rows, Pool.CHANNELS), (1, 4, 16, 32, 64, 128)),
+        "CHUNKS": up_to(min(rows, CHANNELS), (1, 4, 16, 32, 64, 128)),
     }
 
 

@@ -6,19 +6,18 @@ fusion.
 
 from __future__ import annotations
 
-from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.flash_decode import spaces
 from taxfree_kernels.flash_decode.baseline import BaselinePlan
 from taxfree_kernels.flash_decode.plans import DecodeVariant
 from taxfree_kernels.flash_decode.problem import FlashDecode
 from taxfree_kernels.hardware import Hardware
-from taxfree_kernels.variant import Config, Plan, Space
+from taxfree_kernels.variant import Space
 
 
 class Splits(DecodeVariant):
     """The baseline's pipeline with other splits; for one rank, its attention alone."""
 
-    name = "splits"
+    plan_class = BaselinePlan
     fused = False
     is_library = True
 
@@ -32,9 +31,6 @@ class Splits(DecodeVariant):
                 **spaces.by_warp_space(problem, hardware),
             }
         return space
-
-    def plan(self, problem: FlashDecode, fabric: Fabric, config: Config) -> Plan:
-        return BaselinePlan(problem, fabric, config)
 
 
 VARIANT = Splits()

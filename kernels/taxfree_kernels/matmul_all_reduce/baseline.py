@@ -14,12 +14,11 @@ from typing import Any
 import torch
 
 from taxfree_kernels.fabric.base import Fabric, Scratch
-from taxfree_kernels.factors import multiply_into, try_fp8
 from taxfree_kernels.launch import Kernel
 from taxfree_kernels.matmul_all_reduce.problem import MatmulAllReduce
 from taxfree_kernels.matmul_all_reduce.rms_norm import RMSNorm
 from taxfree_kernels.variant import Config, Plan, Step, Variant
-from taxfree_kernels.vendor import all_reduce
+from taxfree_kernels.vendor import all_reduce, multiply_into, try_fp8
 
 
 class BaselinePlan(Plan):
@@ -28,7 +27,7 @@ class BaselinePlan(Plan):
     #: name of that kernel in reports when it does not normalise
     _finish_name = "residual"
 
-    def __init__(self, problem: MatmulAllReduce, fabric: Fabric) -> None:
+    def __init__(self, problem: MatmulAllReduce, fabric: Fabric, config: Config) -> None:
         self._group, self._adds_bias = fabric.group, fabric.rank == 0
         self._n, self._norm_inputs = problem.n, problem.norm_inputs
         self._is_fast = problem.fast_accumulation
@@ -120,12 +119,9 @@ class BaselinePlan(Plan):
 class Baseline(Variant):
     """The library, called as an expert would."""
 
-    name = "baseline"
+    plan_class = BaselinePlan
     fused = False
     is_library = True
-
-    def plan(self, problem: MatmulAllReduce, fabric: Fabric, config: Config) -> Plan:
-        return BaselinePlan(problem, fabric)
 
 
 VARIANT = Baseline()

@@ -96,8 +96,6 @@ def _push(
 class Push(fused.FusedReductionVariant):
     """One kernel: tiles go to all ranks, which add them."""
 
-    name = "push"
-
     def unsupported_reason(self, problem: MatmulAllReduce, hardware: Hardware) -> str | None:
         if problem.elements > ONE_SHOT_ELEMENTS:
             return "all of the partial sum would cross the link to every peer"

@@ -26,10 +26,10 @@ import triton
 import triton.language as tl
 
 from taxfree_kernels.device import sync
+from taxfree_kernels.device.peers import CHANNELS
 from taxfree_kernels.device.sync import gdc_wait, signal_everybody, wait_for_everybody
 from taxfree_kernels.device.tiles import xcd_swizzle
 from taxfree_kernels.fabric.base import Fabric
-from taxfree_kernels.fabric.heap import Pool
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.matmul_all_reduce.problem import ONE_SHOT_ELEMENTS, MatmulAllReduce
 from taxfree_kernels.reduction import fused, spaces
@@ -86,15 +86,13 @@ def _push_in_place(
 class PushInPlace(fused.FusedReductionVariant):
     """Tiles go to all ranks; the programs that computed them add them."""
 
-    name = "push_in_place"
-
     def unsupported_reason(self, problem: MatmulAllReduce, hardware: Hardware) -> str | None:
         if problem.elements > ONE_SHOT_ELEMENTS:
             return "all of the partial sum would cross the link to every peer"
         if problem.rms_norm:
             return "no program has whole rows of the sum"
         if not self.seed_configs(problem, hardware):
-            return f"each tile has a channel, of which there are {Pool.CHANNELS}"
+            return f"each tile has a channel, of which there are {CHANNELS}"
         return super().unsupported_reason(problem, hardware)
 
     def space(self, problem: MatmulAllReduce, hardware: Hardware) -> Space:
@@ -153,8 +151,8 @@ def _exchange_illegal_reason(
     if _with_room(hardware, config) != config:
         return f"more than {_MOST_A_THREAD} elements of a tile a thread"
     if not config["LL"]:
-        too_many = tiles_m * tiles_n > Pool.CHANNELS
-        return f"{tiles_m * tiles_n} tiles, {Pool.CHANNELS} channels" if too_many else None
+        too_many = tiles_m * tiles_n > CHANNELS
+        return f"{tiles_m * tiles_n} tiles, {CHANNELS} channels" if too_many else None
     if config["WIRE"] != problem.dtype:
         return "words hold elements of the tensors' own type"
     if problem.m * tiles_n * block_n > MOST_ELEMENTS:

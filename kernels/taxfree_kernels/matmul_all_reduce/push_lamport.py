@@ -102,8 +102,6 @@ def _push_lamport(
 class PushLamport(LamportVariant):
     """Tiles go to all ranks as words; the same programs add them."""
 
-    name = "push_lamport"
-
     def unsupported_reason(self, problem: MatmulAllReduce, hardware: Hardware) -> str | None:
         if problem.elements > ONE_SHOT_ELEMENTS:
             return "all of the partial sum would cross the link to every peer"

@@ -37,11 +37,10 @@ import triton
 import triton.language as tl
 
 from taxfree_kernels.device import sync
-from taxfree_kernels.device.peers import translate
+from taxfree_kernels.device.peers import CHANNELS, translate
 from taxfree_kernels.device.sync import gdc_wait
 from taxfree_kernels.device.tiles import in_turns, swizzle2d
 from taxfree_kernels.fabric.base import Fabric
-from taxfree_kernels.fabric.heap import Pool
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.matmul_all_reduce.problem import MatmulAllReduce
 from taxfree_kernels.matmul_all_reduce.rms_norm import NormAfter
@@ -222,8 +221,6 @@ class PushTwoShotPlan(fused.FusedReductionPlan):
 class PushTwoShot(fused.FusedReductionVariant):
     """One kernel: tiles go to their owners, sums to all ranks."""
 
-    name = "push_two_shot"
-
     def unsupported_reason(self, problem: MatmulAllReduce, hardware: Hardware) -> str | None:
         if problem.rms_norm:
             return "no rank has whole rows of the sum"
@@ -233,7 +230,7 @@ class PushTwoShot(fused.FusedReductionVariant):
         is_gpu = hardware.backend != "interpreter"
         return {
             **super().space(problem, hardware),
-            "SIGNALS": spaces.signal_counts(hardware, Pool.CHANNELS // 2),  # half are for sums
+            "SIGNALS": spaces.signal_counts(hardware, CHANNELS // 2),  # half are for sums
             "PIECES": (1, 2, 4) if is_gpu else (1, 2),
             "AHEAD": (1, 2, 4, _ALL_WAVES) if is_gpu else (0, 1),
             "STAGGERED": (False, True),

@@ -181,8 +181,6 @@ def _normalise_row(
 class PushTwoShotLamport(LamportVariant):
     """Slices of tiles go to their owners and back; the programs that computed them do it."""
 
-    name = "push_two_shot_lamport"
-
     def unsupported_reason(self, problem: MatmulAllReduce, hardware: Hardware) -> str | None:
         return spaces.rows_unsupported_reason(problem) or super().unsupported_reason(
             problem, hardware

@@ -158,8 +158,6 @@ def _push_two_shot_lamport_specialized(
 class PushTwoShotLamportSpecialized(Specialized, PushTwoShotLamport):
     """Slices of tiles go to their owners and back; the warps of a program have roles."""
 
-    name = "push_two_shot_lamport_specialized"
-
     def unsupported_reason(self, problem: MatmulAllReduce, hardware: Hardware) -> str | None:
         if problem.rms_norm:
             return "it does not normalise"

@@ -18,18 +18,18 @@ from taxfree_kernels.matmul_all_reduce.baseline import BaselinePlan
 from taxfree_kernels.matmul_all_reduce.problem import MatmulAllReduce
 from taxfree_kernels.matmul_reduce_scatter.problem import MatmulReduceScatter
 from taxfree_kernels.nodes import NodesFabric, Rail
-from taxfree_kernels.variant import Plan, Step
+from taxfree_kernels.variant import Config, Plan, Step
 from taxfree_kernels.vendor import reduce_beside
 
 
 class RailPlan(BaselinePlan):
     """Per chunk: a sum inside the node, one over the rail, a gather inside the node."""
 
-    def __init__(self, problem: MatmulAllReduce, fabric: NodesFabric, chunks: int) -> None:
-        self._problem, self._nodes, self._chunks = problem, fabric, chunks
-        super().__init__(problem, fabric)
+    def __init__(self, problem: MatmulAllReduce, fabric: NodesFabric, config: Config) -> None:
+        self._problem, self._nodes, self._chunks = problem, fabric, config["CHUNKS"]
+        super().__init__(problem, fabric, config)
         self._adds_bias = fabric.own_node == 0
-        self.launches = 3 * chunks + problem.residual
+        self.launches = 3 * self._chunks + problem.residual
 
     def _reserve(self, problem: MatmulAllReduce, fabric: Fabric) -> Scratch:
         """The same, and for each chunk a shard, and its rows where ranks share them unevenly."""

@@ -13,7 +13,7 @@ from taxfree_kernels.fabric.base import Fabric, Scratch
 from taxfree_kernels.matmul_all_reduce.baseline import BaselinePlan
 from taxfree_kernels.matmul_all_reduce.problem import MatmulAllReduce
 from taxfree_kernels.registered import RegisteredVariant, registered_memory
-from taxfree_kernels.variant import Config, Plan
+from taxfree_kernels.variant import Config
 
 
 class RegisteredAllReducePlan(BaselinePlan):
@@ -21,8 +21,8 @@ class RegisteredAllReducePlan(BaselinePlan):
 
     _finish_name = "copy out"
 
-    def __init__(self, problem: MatmulAllReduce, fabric: Fabric) -> None:
-        super().__init__(problem, fabric)
+    def __init__(self, problem: MatmulAllReduce, fabric: Fabric, config: Config) -> None:
+        super().__init__(problem, fabric, config)
         self.launches = 3
 
     def _reserve(self, problem: MatmulAllReduce, fabric: Fabric) -> Scratch:
@@ -40,8 +40,7 @@ class RegisteredAllReducePlan(BaselinePlan):
 class Registered(RegisteredVariant):
     """Vendor matmul, all-reduce in a registered buffer."""
 
-    def plan(self, problem: MatmulAllReduce, fabric: Fabric, config: Config) -> Plan:
-        return RegisteredAllReducePlan(problem, fabric)
+    plan_class = RegisteredAllReducePlan
 
 
 VARIANT = Registered()

@@ -134,7 +134,7 @@ class NormAfter(Variant):
         return super().illegal_reason(_sum_of(problem), hardware, config)
 
     def plan(self, problem: Any, fabric: Fabric, config: Config) -> Plan:
-        plan = super().plan(_sum_of(problem), fabric, config)  # type: ignore[safe-super]  # mixin
+        plan = super().plan(_sum_of(problem), fabric, config)
         return NormAfterPlan(problem, fabric, plan) if problem.rms_norm else plan
 
 

@@ -49,7 +49,7 @@ class TorchSymmMemPlan(BaselinePlan):
     """Matmul into a symmetric buffer, PyTorch's all-reduce, one kernel for what follows."""
 
     def __init__(self, problem: MatmulAllReduce, fabric: Fabric, config: Config) -> None:
-        super().__init__(problem, fabric)
+        super().__init__(problem, fabric, config)
         self._name = {1: "one_shot_all_reduce_out", 2: "two_shot_all_reduce_out"}[config["SHOTS"]]
         known = fabric.library_memory
         if "symmetric" not in known:
@@ -88,7 +88,7 @@ class TorchSymmMemPlan(BaselinePlan):
 class TorchSymmMem(Variant):
     """Vendor matmul, PyTorch's all-reduce over symmetric memory."""
 
-    name = "torch_symm_mem"
+    plan_class = TorchSymmMemPlan
     fused = False
     is_library = True
 
@@ -109,9 +109,6 @@ class TorchSymmMem(Variant):
     def seed_configs(self, problem: MatmulAllReduce, hardware: Hardware) -> list[dict[str, Any]]:
         order = (1, 2) if partial_bytes(problem) <= _ONE_SHOT_BYTES else (2, 1)
         return [{"SHOTS": shots} for shots in order]
-
-    def plan(self, problem: MatmulAllReduce, fabric: Fabric, config: Config) -> Plan:
-        return TorchSymmMemPlan(problem, fabric, config)
 
 
 VARIANT = TorchSymmMem()

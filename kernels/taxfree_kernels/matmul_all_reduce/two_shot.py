@@ -35,7 +35,7 @@ from taxfree_kernels.matmul_all_reduce.rms_norm import NormAfter
 from taxfree_kernels.reduction import spaces
 from taxfree_kernels.reduction.fused import Addends, Epilogue, add_bias_residual, with_sources
 from taxfree_kernels.reduction.sums import SumPlan, bounds_of_chunk
-from taxfree_kernels.variant import Config, Plan, Space, Variant
+from taxfree_kernels.variant import Config, Space, Variant
 
 
 @triton.jit(do_not_specialize=["rank", "block_vec16"])
@@ -145,7 +145,7 @@ def _sixteens(problem: MatmulAllReduce) -> tuple[int, int]:
 class TwoShot(Variant):
     """Vendor matmul, our two-shot all-reduce."""
 
-    name = "two_shot"
+    plan_class = TwoShotPlan
     fused = False
 
     def unsupported_reason(self, problem: MatmulAllReduce, hardware: Hardware) -> str | None:
@@ -162,9 +162,6 @@ class TwoShot(Variant):
         # with an addend 32 elements a thread spill under Triton 3.7
         most = 4096 if problem.bias or problem.residual else 8192
         return [{**config, "SEND_BLOCK": min(config["SEND_BLOCK"], most)} for config in configs]
-
-    def plan(self, problem: MatmulAllReduce, fabric: Fabric, config: Config) -> Plan:
-        return TwoShotPlan(problem, fabric, config)
 
 
 class TwoShotNormAfter(NormAfter, TwoShot):

@@ -12,10 +12,9 @@ from typing import Any
 import torch
 
 from taxfree_kernels.fabric.base import Fabric, Workspace
-from taxfree_kernels.factors import multiply_into, try_fp8
 from taxfree_kernels.matmul_reduce_scatter.problem import MatmulReduceScatter
 from taxfree_kernels.variant import Config, Plan, Step, Variant, resized
-from taxfree_kernels.vendor import reduce_scatter
+from taxfree_kernels.vendor import multiply_into, reduce_scatter, try_fp8
 
 
 @dataclass(frozen=True)
@@ -39,7 +38,7 @@ class BaselinePlan(Plan):
     The collective needs equal, contiguous shards, so a ragged M is padded with zeros.
     """
 
-    def __init__(self, problem: MatmulReduceScatter, fabric: Fabric) -> None:
+    def __init__(self, problem: MatmulReduceScatter, fabric: Fabric, config: Config) -> None:
         self._problem, self._group = problem, fabric.group
         try_fp8(problem, fabric.device)
         self._is_by_columns = problem.scatter_dim == 1
@@ -121,12 +120,9 @@ class BaselinePlan(Plan):
 class Baseline(Variant):
     """The library, called as an expert would."""
 
-    name = "baseline"
+    plan_class = BaselinePlan
     fused = False
     is_library = True
-
-    def plan(self, problem: MatmulReduceScatter, fabric: Fabric, config: Config) -> Plan:
-        return BaselinePlan(problem, fabric)
 
 
 VARIANT = Baseline()

@@ -29,7 +29,7 @@ from taxfree_kernels.matmul_reduce_scatter.problem import MatmulReduceScatter
 from taxfree_kernels.reduction import spaces
 from taxfree_kernels.reduction.spaces import padded_elements
 from taxfree_kernels.reduction.sums import SumPlan, bounds_of_chunk
-from taxfree_kernels.variant import Config, Plan, Space, Variant
+from taxfree_kernels.variant import Config, Space, Variant
 
 
 @triton.jit
@@ -125,7 +125,7 @@ class OneShotPlan(SumPlan):
 class OneShot(Variant):
     """Vendor matmul, our reduce-scatter."""
 
-    name = "one_shot"
+    plan_class = OneShotPlan
     fused = False
 
     def unsupported_reason(self, problem: MatmulReduceScatter, hardware: Hardware) -> str | None:
@@ -139,9 +139,6 @@ class OneShot(Variant):
     ) -> list[dict[str, Any]]:
         sent = spaces.partial_bytes(problem) // problem.world_size
         return spaces.first_sends(self.space(problem, hardware), sent, problem.shard_columns)
-
-    def plan(self, problem: MatmulReduceScatter, fabric: Fabric, config: Config) -> Plan:
-        return OneShotPlan(problem, fabric, config)
 
 
 VARIANT = OneShot()

@@ -30,7 +30,7 @@ from taxfree_kernels.reduction.fused import with_sources
 from taxfree_kernels.reduction.spaces import exchange_unsupported_reason, padded_elements
 from taxfree_kernels.spaces import first_streams, per_copy_space
 from taxfree_kernels.variant import Config, Plan, Space, Variant, resized
-from taxfree_kernels.vendor import matmul_into
+from taxfree_kernels.vendor import multiply_into
 
 _BLOCK, _INTERPRETED_BLOCK = 2048, 64  # elements that a program adds at a time
 _PROGRAMS = 4  # adding programs for each compute unit
@@ -142,7 +142,7 @@ class OverlapPlan(Plan):
         self._copies.begin()
         for shard in shards:
             if shard.product.numel():
-                matmul_into(shard.product, x[shard.rows], weight[:, shard.columns], None)
+                multiply_into(shard.product, x[shard.rows], weight[:, shard.columns], None)
                 self._copies.follow()
             if shard.target is not None:
                 self._copies.send([shard.target], [shard.product], shard.owner)
@@ -155,7 +155,7 @@ class OverlapPlan(Plan):
 class Overlap(Variant):
     """Copy engines scatter during the vendor's matmul."""
 
-    name = "overlap"
+    plan_class = OverlapPlan
 
     def unsupported_reason(self, problem: MatmulReduceScatter, hardware: Hardware) -> str | None:
         if problem.is_fp8:
@@ -171,9 +171,6 @@ class Overlap(Variant):
         self, problem: MatmulReduceScatter, hardware: Hardware
     ) -> list[dict[str, Any]]:
         return [{"STREAMS": count} for count in first_streams(problem)]
-
-    def plan(self, problem: MatmulReduceScatter, fabric: Fabric, config: Config) -> Plan:
-        return OverlapPlan(problem, fabric, config)
 
 
 VARIANT = Overlap()

@@ -138,8 +138,6 @@ def add_piece(
 class Push(fused.FusedReductionVariant):
     """One kernel: tiles go to their owners, which add them."""
 
-    name = "push"
-
     def space(self, problem: MatmulReduceScatter, hardware: Hardware) -> Space:
         pieces = (1, 2, 4) if hardware.backend != "interpreter" else (1, 2)
         return {**super().space(problem, hardware), "PIECES": pieces, "STAGGERED": (False, True)}

@@ -133,8 +133,6 @@ def _push_lamport(
 class PushLamport(LamportVariant):
     """Tiles go to their owners as words; the same programs add them."""
 
-    name = "push_lamport"
-
     def unsupported_reason(self, problem: MatmulReduceScatter, hardware: Hardware) -> str | None:
         if not all(problem.rows_of(rank) for rank in range(problem.world_size)):
             return "a rank without rows would hear from nobody"

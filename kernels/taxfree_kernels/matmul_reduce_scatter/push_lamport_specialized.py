@@ -127,8 +127,6 @@ def _push_lamport_specialized(
 class PushLamportSpecialized(Specialized, PushLamport):
     """Tiles go to their owners as words; the warps of a program have roles."""
 
-    name = "push_lamport_specialized"
-
     def plan(self, problem: MatmulReduceScatter, fabric: Fabric, config: Config) -> Plan:
         if fabric.hardware.backend == "interpreter":
             return super().plan(problem, fabric, config)

@@ -14,15 +14,15 @@ import torch
 from taxfree_kernels.launch import is_compiling
 from taxfree_kernels.matmul_reduce_scatter.problem import MatmulReduceScatter
 from taxfree_kernels.nodes import NodesFabric, Rail
-from taxfree_kernels.variant import Plan
+from taxfree_kernels.variant import Config, Plan
 from taxfree_kernels.vendor import reduce_scatter_beside
 
 
 class RailPlan(Plan):
     """Per piece: a copy that orders the rows, a sum inside the node, one over the rail."""
 
-    def __init__(self, problem: MatmulReduceScatter, fabric: NodesFabric, chunks: int) -> None:
-        self._problem, self._nodes, self._chunks = problem, fabric, chunks
+    def __init__(self, problem: MatmulReduceScatter, fabric: NodesFabric, config: Config) -> None:
+        self._problem, self._nodes, self._chunks = problem, fabric, config["CHUNKS"]
         dtype, rows = getattr(torch, problem.dtype), -(-problem.shard_rows // self._chunks)
         of_nodes = len(fabric.names) * rows
         shapes = (

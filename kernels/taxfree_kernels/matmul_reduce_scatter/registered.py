@@ -14,14 +14,14 @@ from taxfree_kernels.fabric.base import Fabric, Workspace
 from taxfree_kernels.matmul_reduce_scatter.baseline import BaselinePlan
 from taxfree_kernels.matmul_reduce_scatter.problem import MatmulReduceScatter
 from taxfree_kernels.registered import RegisteredVariant, registered_memory
-from taxfree_kernels.variant import Config, Plan, Step
+from taxfree_kernels.variant import Config, Step
 
 
 class RegisteredReduceScatterPlan(BaselinePlan):
     """The baseline's pipeline between registered buffers."""
 
-    def __init__(self, problem: MatmulReduceScatter, fabric: Fabric) -> None:
-        super().__init__(problem, fabric)
+    def __init__(self, problem: MatmulReduceScatter, fabric: Fabric, config: Config) -> None:
+        super().__init__(problem, fabric, config)
         self.launches += 1
 
     def _memory(self, fabric: Fabric) -> Workspace:
@@ -51,8 +51,7 @@ class RegisteredReduceScatterPlan(BaselinePlan):
 class Registered(RegisteredVariant):
     """Vendor matmul, reduce-scatter between registered buffers."""
 
-    def plan(self, problem: MatmulReduceScatter, fabric: Fabric, config: Config) -> Plan:
-        return RegisteredReduceScatterPlan(problem, fabric)
+    plan_class = RegisteredReduceScatterPlan
 
 
 VARIANT = Registered()

@@ -17,7 +17,7 @@ from taxfree_kernels.vendor import symm_mem_op
 class TorchFusedPlan(Plan):
     """One call of ``torch.ops.symm_mem.fused_matmul_reduce_scatter``, or that of fp8 factors."""
 
-    def __init__(self, problem: MatmulReduceScatter, fabric: Fabric) -> None:
+    def __init__(self, problem: MatmulReduceScatter, fabric: Fabric, config: Config) -> None:
         self._group, self._problem = fabric.group, problem
         # A matmul and a copy per shard, no copy for this rank's; then the sum, and the copy here.
         self.launches = 2 * problem.world_size + 1
@@ -45,7 +45,7 @@ class TorchFusedPlan(Plan):
 class TorchFused(Variant):
     """PyTorch's pipelined op."""
 
-    name = "torch_fused"
+    plan_class = TorchFusedPlan
     fused = False
     is_library = True
 
@@ -63,9 +63,6 @@ class TorchFused(Variant):
         if problem.m % problem.world_size and problem.scatter_dim == 0:
             return "torch's fused op splits rows evenly"
         return None
-
-    def plan(self, problem: MatmulReduceScatter, fabric: Fabric, config: Config) -> Plan:
-        return TorchFusedPlan(problem, fabric)
 
 
 VARIANT = TorchFused()

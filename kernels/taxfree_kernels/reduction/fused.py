@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 
 from taxfree_kernels.device import sync
-from taxfree_kernels.device.peers import Group, Memory, translate
+from taxfree_kernels.device.peers import CHANNELS, Group, Memory, translate
 from taxfree_kernels.device.sync import signal_everybody, wait_for_channels, wait_for_everybody
 from taxfree_kernels.device.tiles import (
     ScaledStrides,
@@ -34,7 +34,6 @@ from taxfree_kernels.device.tiles import (
     zero_tile,
 )
 from taxfree_kernels.fabric.base import Fabric
-from taxfree_kernels.fabric.heap import Pool
 from taxfree_kernels.hardware import Hardware, fp8_of
 from taxfree_kernels.launch import (
     Kernel,
@@ -563,7 +562,7 @@ class FusedReductionPlan(Plan):
         self._inbox = self.inbox(fabric, config, top.slot_elements)
         self._control = fabric.pool.control
         self._partials = fabric.workspace.scratch(partials)
-        self._counters = fabric.workspace.counters(top.tiles + Pool.CHANNELS)
+        self._counters = fabric.workspace.counters(top.tiles + CHANNELS)
         self._heap_bases, self._rank = fabric.heap_bases, fabric.rank
         self._kernel = Kernel(
             function,

@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 import torch
 
-from taxfree_kernels.factors import multiply_into, try_fp8
 from taxfree_kernels.fp8 import dequantised, fp8_dtype, quantised, quantised_weight
 from taxfree_kernels.inputs import random_tensor
 from taxfree_kernels.variant import PartialSum
+from taxfree_kernels.vendor import multiply_into, try_fp8
 
 _TERMS = 64  # about, per sum of small integers: keeps sums well below 256, where bfloat16 rounds
 

@@ -10,9 +10,8 @@ import triton
 import triton.language as tl
 
 from taxfree_kernels.device import packets
-from taxfree_kernels.device.peers import translate
+from taxfree_kernels.device.peers import LAMPORT_SLOT_BYTES, LL_SLOT_BYTES, translate
 from taxfree_kernels.fabric.base import Fabric
-from taxfree_kernels.fabric.heap import LAMPORT_SLOT_BYTES, LL_SLOT_BYTES
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.reduction import spaces
 from taxfree_kernels.reduction.fused import (

@@ -14,9 +14,9 @@ import triton
 import triton.language as tl
 
 from taxfree_kernels.fabric.base import Fabric
-from taxfree_kernels.factors import multiply_into, try_fp8
 from taxfree_kernels.launch import Kernel
 from taxfree_kernels.variant import PartialSum, Plan, Step, resized
+from taxfree_kernels.vendor import multiply_into, try_fp8
 
 
 @triton.jit

@@ -11,7 +11,7 @@ import pytest
 
 from taxfree_check.cross_compile.coverage import DEVICES, Case, cases, smallest_cases
 from taxfree_check.cross_compile.report import KernelReport, check, format_report
-from taxfree_kernels.compilers import assuming
+from taxfree_kernels.launch import assuming
 from taxfree_kernels.variant import operation_names, operation_shapes
 from tests.sample import Sample
 from tests.tritons import BEFORE_3_8, FOLDERS, OLDEST, TRITONS

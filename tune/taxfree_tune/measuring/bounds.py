@@ -19,10 +19,10 @@ from functools import cache
 import torch
 
 from taxfree_kernels.fabric.base import Fabric
-from taxfree_kernels.factors import multiply_into
 from taxfree_kernels.fp8 import fp8_dtype
 from taxfree_kernels.launch import Kernel
 from taxfree_kernels.variant import Cost, operation
+from taxfree_kernels.vendor import multiply_into
 from taxfree_tune.measuring import probes, timer
 from taxfree_tune.measuring.trial import Calls
 

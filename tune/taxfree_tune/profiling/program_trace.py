@@ -16,7 +16,7 @@ import numpy.typing as npt
 import torch
 
 from taxfree._runtime.collectives import vote
-from taxfree_kernels.device import peers, trace
+from taxfree_kernels.device import peers, sync
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.launch import Kernel, compiling, launching_through
 from taxfree_tune.measuring import timer
@@ -83,7 +83,7 @@ def trace_call(fabric: Fabric, call: timer.Call, repetitions: int) -> ProgramTra
     with compiling():
         call(0)
     fabric.barrier()
-    size = (max(grids), trace.EVENTS.value, trace.PEERS.value)
+    size = (max(grids), sync.EVENTS.value, sync.PEERS.value)
     log = torch.zeros(size, dtype=torch.int64, device=fabric.device)
     logs: list[npt.NDArray[np.int64]] = []
 
@@ -136,11 +136,11 @@ def trace_of(
         return np.asarray(times[:, :, :, event.value], dtype=np.float64)
 
     return ProgramTrace(
-        started=of(trace.STARTED)[..., 0],
-        done=of(trace.DONE)[..., 0],
-        sent=of(trace.SENT),
-        began=of(trace.WAIT_BEGAN),
-        ended=of(trace.WAIT_ENDED),
+        started=of(sync.STARTED)[..., 0],
+        done=of(sync.DONE)[..., 0],
+        sent=of(sync.SENT),
+        began=of(sync.WAIT_BEGAN),
+        ended=of(sync.WAIT_ENDED),
         call_us=call_us,
         launches=launches,
     )

@@ -7,7 +7,7 @@ import triton.language as tl
 
 from taxfree_kernels.device import sync
 from taxfree_kernels.device.peers import Peers
-from taxfree_kernels.device.trace import clock_ns, cycles
+from taxfree_kernels.device.sync import clock_ns, cycles
 
 
 @triton.jit(do_not_specialize=["index"])

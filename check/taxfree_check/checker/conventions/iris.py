@@ -16,7 +16,7 @@ import triton.language as tl
 from taxfree_check.checker.conventions.iris_tiles import *  # noqa: F403
 from taxfree_check.checker.conventions.iris_tiles import TileOperations
 from taxfree_check.checker.ranks import Ranks, present
-from taxfree_kernels.device.trace import interpreted_only
+from taxfree_kernels.device.sync import interpreted_only
 
 
 @interpreted_only

@@ -18,7 +18,7 @@ import triton.language as tl
 from triton.runtime.interpreter import TensorHandle
 
 from taxfree_check.checker.ranks import present
-from taxfree_kernels.device.trace import interpreted_only
+from taxfree_kernels.device.sync import interpreted_only
 
 _SIGNAL_SET, _SIGNAL_ADD = tl.constexpr(9), tl.constexpr(10)
 #: in the order of their numbers

@@ -25,7 +25,7 @@ from taxfree_kernels.device.peers import Group
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.launch import Kernel
-from taxfree_kernels.variant import Config, Plan, resized
+from taxfree_kernels.variant import Config, resized
 
 
 @triton.jit(do_not_specialize=["rank", "own_rows", "shard_rows"])
@@ -74,16 +74,13 @@ class PushTwoKernelPlan(FusedGatherPlan):
 class PushTwoKernel(FusedGatherVariant):
     """Two kernels on one stream."""
 
-    name = "push_two_kernel"
+    plan_class = PushTwoKernelPlan
     searched = False
 
     def unsupported_reason(self, problem: AllGatherMatmul, hardware: Hardware) -> str | None:
         if problem.is_fp8:
             return "its senders send rows without scales"
         return super().unsupported_reason(problem, hardware)
-
-    def plan(self, problem: AllGatherMatmul, fabric: Fabric, config: Config) -> Plan:
-        return PushTwoKernelPlan(problem, fabric, config)
 
 
 VARIANT = PushTwoKernel()

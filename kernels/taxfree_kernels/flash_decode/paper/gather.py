@@ -30,7 +30,7 @@ from taxfree_kernels.flash_decode.plans import (
 from taxfree_kernels.flash_decode.problem import FlashDecode
 from taxfree_kernels.flash_decode.spaces import chunk_rows
 from taxfree_kernels.launch import Kernel, compile_options
-from taxfree_kernels.variant import Config, Plan
+from taxfree_kernels.variant import Config
 
 
 @triton.jit
@@ -114,11 +114,8 @@ class GatherPlan(DecodePlan):
 class Gather(ExchangingVariant):
     """Four kernels, all ours."""
 
-    name = "gather"
+    plan_class = GatherPlan
     searched = False
-
-    def plan(self, problem: FlashDecode, fabric: Fabric, config: Config) -> Plan:
-        return GatherPlan(problem, fabric, config)
 
 
 VARIANT = Gather()

@@ -18,10 +18,9 @@ import torch
 import triton
 import triton.language as tl
 
-from taxfree_kernels.device import packets, sync, trace
-from taxfree_kernels.device.peers import Peers
+from taxfree_kernels.device import packets, sync
+from taxfree_kernels.device.peers import CHANNELS, Peers
 from taxfree_kernels.fabric.base import Fabric
-from taxfree_kernels.fabric.heap import Pool
 from taxfree_kernels.flash_decode import spaces
 from taxfree_kernels.flash_decode.attend import Inputs, attend
 from taxfree_kernels.flash_decode.exchange import combine, merge_and_push, running_slot
@@ -61,7 +60,7 @@ def _decode(
 ):  # fmt: skip
     program = tl.program_id(0)
     control_ptr, heap_bases = pool
-    if trace.TIMELINE != "":
+    if sync.TIMELINE != "":
         sync.running_generation(control_ptr)  # traces the start; splits read it at their end
     if program < ROLES.ATTENDING:
         group, splits = attend(program, inputs, batch, capacity, parts, rank, GROUP, HEADS, SPLIT)
@@ -157,13 +156,13 @@ def _kv_heads_per_chunk(problem: FlashDecode, config: Config) -> int:
     if config["LL"]:
         return 1
     kv_heads = problem.batch * problem.kv_heads
-    return -(-kv_heads // min(config["CHUNKS"], Pool.CHANNELS))
+    return -(-kv_heads // min(config["CHUNKS"], CHANNELS))
 
 
 class Persistent(ExchangingVariant):
     """Splits, merges and combiners in one kernel."""
 
-    name = "persistent"
+    plan_class = PersistentPlan
     searched = False
     slots = 3
 
@@ -188,9 +187,6 @@ class Persistent(ExchangingVariant):
 
         signals_first = sorted(configs, key=lambda config: bool(config["LL"]))
         return spaces.runnable(problem, hardware, [sized(config) for config in signals_first])
-
-    def plan(self, problem: FlashDecode, fabric: Fabric, config: Config) -> Plan:
-        return PersistentPlan(problem, fabric, config)
 
 
 VARIANT = Persistent()
