@@ -229,7 +229,7 @@ def proposals(
     if not variants:
         reasons = unsupported_reasons(problem, hardware, only)
         return [], [ScreenVerdict(name, {}, {}, reason) for name, reason in reasons.items()]
-    search = Search(variants, problem, hardware, seed, journal=None, name="dry run")
+    search = Search(variants, problem, hardware, seed, name="dry run")
     search.enqueue(first_candidates(variants, problem, hardware))
     asked = search.ask(trials)
     return asked, [
