@@ -408,7 +408,7 @@ class TestModel:
 
     @pytest.mark.parametrize("hardware", ["h200", "mi300x", "mi325x"])
     def test_every_line_of_an_account_says_modelled(self, cli, hardware):
-        outcome = cli("explain", *self.SHAPE, "--hardware", hardware, "--variant", "one_shot")
+        outcome = cli("explain", *self.SHAPE, "--hardware", hardware, "--variant", "registered")
         assert outcome.code == ExitCode.DONE
         accounts = [line for line in outcome.out.splitlines() if "%" in line or " us " in line]
         assert len(accounts) > 15

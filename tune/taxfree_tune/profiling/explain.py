@@ -293,7 +293,7 @@ def model(op: str, problem: Problem, machine: Machine, only: Sequence[str] = ())
             why = reason or "none of its first configs serves"
             skipped.append(Skipped(op, fields, name, {}, "refused", why))
             continue
-        account = modelled(machine, problem, name, configs[0])
+        account = modelled(machine, problem, name)
         pipelines.append(
             Pipeline(
                 name,
