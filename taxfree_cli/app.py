@@ -8,7 +8,6 @@ optuna inside its function, so that `--help` and `db` start fast and need no GPU
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import io
 import os
 import signal
@@ -44,15 +43,10 @@ _COMMANDS = ("tune", "bench", "explain", "report", "check", "doctor", "db", "sha
 
 
 class _CommandModules(Mapping[str, Any]):
-    """The commands whose modules exist; each is imported when it is used."""
-
-    def __init__(self) -> None:
-        self._names = [
-            name for name in _COMMANDS if importlib.util.find_spec(f"taxfree_cli.{name}")
-        ]
+    """The commands; the module of each is imported when it is used."""
 
     def __getitem__(self, name: str) -> Any:
-        if name not in self._names:
+        if name not in _COMMANDS:
             raise KeyError(name)
         entry = getattr(importlib.import_module(f"taxfree_cli.{name}"), name)
         if isinstance(entry, typer.Typer):
@@ -64,10 +58,10 @@ class _CommandModules(Mapping[str, Any]):
         return _unabridged(typer.main.get_command(single))
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._names)
+        return iter(_COMMANDS)
 
     def __len__(self) -> int:
-        return len(self._names)
+        return len(_COMMANDS)
 
 
 def _unabridged(command: Any) -> Any:

@@ -185,31 +185,17 @@ def _remark(text: str, width: int) -> list[Text]:
 
 
 def _instrument(timed: TimedPipeline, account: Account, width: int) -> list[Text]:
-    """How exact it is, and what steps take elsewhere than in place."""
+    """How exact it is."""
     measured = timed.measurement
     clock = f"the clock moves by {us(measured.alignment.step_ns * 1e-3, 3)} us"
     if measured.trace is None:
         reading = us(float(measured.clock_reading_us().max()), 3)
-        said = [f"a clock reading adds {reading} us, taken off each step; {clock}"]
+        said = f"a clock reading adds {reading} us, taken off each step; {clock}"
     else:
-        program_trace_us = measured.program_trace_us()
-        share = program_trace_us / (account.t_graph_us or account.t_eager_us)
-        said = [
-            f"tracing what programs do adds {_signed(program_trace_us)} us, {share:z.0%}; {clock}"
-        ]
-    alone = timed.alone
-    if alone:
-        steps = " + ".join(f"{step.name} {us(step.us)}{_at(step.mhz)}" for step in alone)
-        in_place = timed.mhz.get("graph")
-        said.append(
-            f"alone: {steps} = {us(sum(step.us for step in alone))} us; the whole in a graph"
-            f"{_at(in_place)}"
-        )
-    return [line for text in said for line in _remark(text, width)]
-
-
-def _at(mhz: float | None) -> str:
-    return "" if mhz is None else f" at {mhz:.0f} MHz"
+        added = measured.program_trace_us()
+        share = added / (account.t_graph_us or account.t_eager_us)
+        said = f"tracing what programs do adds {_signed(added)} us, {share:z.0%}; {clock}"
+    return _remark(said, width)
 
 
 def _ranks(accounts: Sequence[Account], width: int) -> Table:

@@ -15,7 +15,7 @@ from taxfree_cli import options
 from taxfree_cli.output import place
 from taxfree_cli.tune_check import check_records
 from taxfree_cli.tune_dry_run import list_candidates
-from taxfree_cli.tune_search import Effort, search
+from taxfree_cli.tune_search import search
 from taxfree_cli.tune_step import STEP, tune_step
 
 Trials: TypeAlias = Annotated[
@@ -160,6 +160,8 @@ def tune(
         hardware = hardware or ("cpu" if fabric == "host" else "h200")
         list_candidates(shape_options, hardware, trials or _TRIALS, seed, variant, json)
     else:
+        from taxfree_tune.tuning.session import Effort  # loads torch
+
         trials = trials or (sys.maxsize if exhaustive else _TRIALS)
         effort = Effort(trials, seconds, seed, variant, exhaustive)
         search(shape_options, fabric or "auto", db, effort, storage, all, json)

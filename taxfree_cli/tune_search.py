@@ -7,7 +7,7 @@ import functools
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,28 +27,9 @@ from taxfree_kernels.variant import Problem, op_of
 if TYPE_CHECKING:
     from taxfree_tune.tuning.fleet import Fleet
     from taxfree_tune.tuning.nodes import Nodes
-    from taxfree_tune.tuning.session import NotTuned, Tuned
+    from taxfree_tune.tuning.session import Effort, NotTuned, Tuned
     from taxfree_tune.tuning.tuner import Event, Progress
     from taxfree_tuning_db import Database
-
-
-@dataclass(frozen=True)
-class Effort:
-    """How a search looks for the fastest candidate.
-
-    Args:
-        trials: candidates measured per problem.
-        seconds: for all problems together; None for no limit.
-        seed: of the search.
-        only: names of variants to try; None for those that are searched by default.
-        is_exhaustive: every config that no variant refuses, instead of a search.
-    """
-
-    trials: int
-    seconds: float | None
-    seed: int
-    only: Sequence[str] | None
-    is_exhaustive: bool
 
 
 def search(
@@ -87,18 +68,7 @@ def search(
             problems = nodes.share_of(devices.gpu_name(fabric), problems)
         database = opened.enter_context(_database(path, nodes))
         progress = opened.enter_context(_progress(nodes, fabric == "host"))
-        for result in session.run(
-            problems,
-            fabric,
-            database,
-            effort.trials,
-            effort.seconds,
-            effort.seed,
-            effort.only,
-            progress,
-            fleet,
-            effort.is_exhaustive,
-        ):
+        for result in session.run(problems, fabric, database, effort, progress, fleet):
             row = _row(result) if isinstance(result, session.Tuned) else _skipped(result)
             if launch.nodes > 1:
                 row["node"] = launch.node

@@ -4,19 +4,15 @@
 
 The sizes are of no model, so that no table has them. Rank 0 prints one JSON document: what won, the
 seconds of each problem and of all, and whether calls by the new records are exact on integers.
-With ``--profile`` it prints to stderr where its time has gone.
 """
 
 from __future__ import annotations
 
 import argparse
-import cProfile
 import dataclasses
 import json
 import logging
 import os
-import pstats
-import sys
 import time
 from typing import Any
 
@@ -55,7 +51,6 @@ def main() -> None:
     """Run the command line."""
     made = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     made.add_argument("--budget", default="60s")
-    made.add_argument("--profile", action="store_true")
     options = made.parse_args()
     logging.basicConfig(format="%(relativeCreated)6d ms %(message)s")
     logging.getLogger("taxfree").setLevel(logging.INFO)
@@ -63,23 +58,17 @@ def main() -> None:
     if has_gpus:
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     dist.init_process_group("nccl" if has_gpus else "gloo")
-    profile = cProfile.Profile()
     with taxfree.init() as runtime:
         problems = _problems(has_gpus)
         with taxfree.autotune(options.budget) as tuned:
             for problem in problems:
                 _is_exact(runtime, problem)
             begin = time.monotonic()
-            if options.profile:
-                profile.enable()
-        profile.disable()
         seconds = time.monotonic() - begin
         rows = [_row(each, _is_exact(runtime, each.problem)) for each in tuned]
         runtime.check()
         if runtime._fabric.rank == 0:
             print(json.dumps({"seconds": seconds, "rows": rows}), flush=True)
-            if options.profile:
-                pstats.Stats(profile, stream=sys.stderr).sort_stats("cumulative").print_stats(60)
     dist.barrier()
     os._exit(0)  # captured collectives make NCCL's own teardown slow
 

@@ -2,8 +2,8 @@
 
 Which of NCCL, its registered buffers, and PyTorch's ops is the fastest depends on the size of the
 message, the number of ranks and the device, and less on the rest. ``library.json`` has their times
-of committed results: ``benchmarks/library.py`` writes it, and judges the rule on problems that are
-left out.
+of committed results: ``benchmarks/library.py`` writes it, and a test judges the rule on problems
+that are left out.
 """
 
 from __future__ import annotations

@@ -143,11 +143,6 @@ def full(place: Place) -> None:
                     database.add_trial("filler", trial)
 
 
-def with_a_damaged_journal(place: Place) -> None:
-    """The file in which the search keeps its study, beside the database."""
-    place.database.with_suffix(".journal").write_text('{"op_code": 0}\n[]\n')
-
-
 class _Bait:
     """Leaves a file behind when it is unpickled."""
 

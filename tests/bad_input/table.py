@@ -29,7 +29,6 @@ class Row:
         hint: a part of the line that says what to do.
         files: name -> content, in the current folder.
         environment: variables.
-        leaves: files that the command makes before it is refused.
         place: the state of the machine, the database and the terminal.
     """
 
@@ -40,7 +39,6 @@ class Row:
     hint: str
     files: Mapping[str, str | bytes] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict)
-    leaves: tuple[str, ...] = ()
     place: Callable[[Place], None] = lambda _: None
 
 
@@ -66,7 +64,6 @@ class Call:
 
 SEE = "the docstring"
 EXAMPLE = 'for example --shapes "m=1,16 n=3584 k=8192"'
-JOURNAL = "tuning.journal"
 RANK = "--fabric host --gpus 1"
 HOST = "--fabric host --gpus 2"
 SHAPE = '--shapes "m=16 n=64 k=64"'
@@ -93,9 +90,8 @@ def _stored(
     error: str,
     hint: str,
     command: str = "db list",
-    leaves: tuple[str, ...] = (),
 ) -> Row:
-    return Row(did, command, FAILED, error, hint, leaves=leaves, place=place)
+    return Row(did, command, FAILED, error, hint, place=place)
 
 
 def _import(did: str, content: str | bytes, error: str, hint: str = "taxfree db export") -> Row:
@@ -503,9 +499,7 @@ DATABASE = [
     _stored("the database has a pickle as trial", places.with_a_pickled_trial, "foreign record",
             "move it away", "db show --trials"),
     _stored("the disk is full", places.full, "cannot grow: the disk is full", "free some space",
-            f"tune {HOST} {SHAPE} --variant one_shot --trials 1", leaves=(JOURNAL,)),
-    _stored("the journal of the search is damaged", places.with_a_damaged_journal,
-            "tuning.journal is not a journal", "move it away", f"tune {HOST} {SHAPE}"),
+            f"tune {HOST} {SHAPE} --variant one_shot --trials 1"),
     _stored("the disk is full for an export", places.no_room_for_files,
             "records.json cannot be written: File too large", "choose another path",
             "db export records.json"),

@@ -86,7 +86,7 @@ def test_an_interrupted_search_keeps_what_it_found(
     assert wait_until_gone(alive, 60) == []
     assert shared_memory() <= shared
     assert list((tmp_path / "tmp").iterdir()) == []
-    assert {path.name for path in tmp_path.iterdir()} == {"tmp", "tuning.sqlite", "tuning.journal"}
+    assert {path.name for path in tmp_path.iterdir()} == {"tmp", "tuning.sqlite"}
     kept = trials(tmp_path / "tuning.sqlite")
     assert kept[: len(known)] == known
     with Database(tmp_path / "tuning.sqlite", read_only=True) as database:

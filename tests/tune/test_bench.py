@@ -16,9 +16,10 @@ from taxfree_kernels.device.peers import LAMPORT_SLOT_BYTES, LL_SLOT_BYTES
 from taxfree_kernels.fabric.heap import WORDS_SHARE
 from taxfree_kernels.hardware import KNOWN
 from taxfree_kernels.variant import operation, variants
-from taxfree_tune.benching import bench, tasks
+from taxfree_tune.benching import bench
 from taxfree_tune.benching.tasks import ProblemTimes
 from taxfree_tune.devices import fabric_for, heap_bytes, require
+from taxfree_tune.measuring import trial as trial_module
 from taxfree_tune.measuring.bounds import Bounds, Peaks
 from taxfree_tune.measuring.timer import Timing
 from taxfree_tune.measuring.trial import Outcome
@@ -126,12 +127,11 @@ class TestCandidates:
 
 
 class TestRows:
-    def measured(self, dispatch: Outcome, wrong: dict[str, int]) -> ProblemTimes:
+    def measured(self, dispatch: Outcome) -> ProblemTimes:
         baseline = Outcome("measured", timings={"eager": Timing((10.0,), 1.0)}, launches=3)
         baseline.timings["graph"] = Timing((8.0,), 1.0)
         return ProblemTimes(
             {"baseline": baseline, "dispatch": dispatch},
-            wrong,
             Choice("exact", "push", DEFAULT),
             Bounds(2.0, 1.0, 3.0),
             Peaks(1.0, 1.0, 1.0),
@@ -141,7 +141,7 @@ class TestRows:
     def test_each_mode_is_a_row_beside_both_baselines(self):
         outcome = Outcome("measured", timings={"graph": Timing((4.0, 4.0), 0.5)}, launches=1)
         picked = {"variant": "push", **DEFAULT}
-        measured = self.measured(outcome, {})
+        measured = self.measured(outcome)
         rows, skipped = bench._rows(OP, PROBLEM, measured, {"baseline": {}, "dispatch": picked})
         assert [(row.variant, row.mode) for row in rows] == [
             ("baseline", "eager"), ("baseline", "graph"), ("dispatch", "graph"),
@@ -155,8 +155,8 @@ class TestRows:
         assert not skipped
 
     def test_what_is_wrong_is_not_a_row(self):
-        outcome = Outcome("wrong", "3 of 160 values wrong on rank 1")
-        measured = self.measured(outcome, {"dispatch": 3})
+        outcome = Outcome("wrong", "3 of 160 values wrong on rank 1", wrong=3)
+        measured = self.measured(outcome)
         rows, skipped = bench._rows(OP, PROBLEM, measured, {"baseline": {}, "dispatch": {}})
         assert {row.variant for row in rows} == {"baseline"}
         assert [(each.state, each.wrong) for each in skipped] == [("wrong", 3)]
@@ -165,16 +165,23 @@ class TestRows:
 def test_wrong_values_are_counted_on_all_ranks(monkeypatch):
     device = torch.device("cpu")
     problem = AllGatherMatmul(m=5, n=32, k=32)
-    machine = SimpleNamespace(rank=0, device=device, group=None)
-    fake = SimpleNamespace(operation=operation(OP), problem=problem, fabric=machine)
-    monkeypatch.setattr(tasks, "vote", lambda group, value: [value, 4])
+    made, where = operation(OP), (problem, 0, 1, device)
+    monkeypatch.setattr(trial_module, "vote", lambda group, value: [value, 4])
+    fake = SimpleNamespace(
+        _integers=made.make_inputs(*where, integers=True), _relative_error=lambda compute: 0.1,
+        _exact=made.reference(*where, integers=True).to(torch.float16), _worst=lambda error: error,
+        outputs=[made.empty_output(problem, device)], result=lambda out: out, baseline_error=0.1,
+        fabric=SimpleNamespace(group=None),
+    )  # fmt: skip
 
     def plan(a, weight, bias, out):
         out.copy_(a @ weight)
         out[2, :3] += 1
         return out
 
-    assert tasks._wrong_values(fake, plan) == 3 + 4
+    checked = trial_module.Bench.check(fake, plan)
+    assert (checked.state, checked.wrong) == ("wrong", 3 + 4)
+    assert checked.reason == "3 of 160 values wrong on rank 0"
 
 
 class TestDevices:

@@ -18,7 +18,6 @@ from taxfree_tune.cost import pieces
 from taxfree_tune.cost_model import H200, MACHINES, modelled, modelled_variants, times
 
 PROBLEM = AllGatherMatmul(m=256, n=3584, k=8192, world_size=8)
-ONE_SHOT = variants("all_gather_matmul")["one_shot"].seed_configs(PROBLEM, H200.hardware)[0]
 PROBLEMS = {
     "all_gather_matmul": PROBLEM,
     "matmul_all_reduce": MatmulAllReduce(m=64, n=8192, k=3584, world_size=8),
@@ -29,8 +28,8 @@ PROBLEMS = {
 MODELLED = [(op, name) for op in PROBLEMS for name in modelled_variants(op)]
 
 
-def collective_of(machine, problem, variant, config):
-    pieces = times(machine, problem, variant, config).pieces
+def collective_of(machine, problem, variant):
+    pieces = times(machine, problem, variant).pieces
     return next(piece for piece in pieces if piece.kind == "collective")
 
 
@@ -52,29 +51,22 @@ class TestFormulas:
     def test_a_faster_library_shortens_the_transfer_alone(self):
         double = 2 * H200.collective_bytes_per_s
         fast = dataclasses.replace(H200, collective_bytes_per_s=double)
-        before, after = (times(each, PROBLEM, "baseline", {}) for each in (H200, fast))
-        collective = collective_of(H200, PROBLEM, "baseline", {})
+        before, after = (times(each, PROBLEM, "baseline") for each in (H200, fast))
+        collective = collective_of(H200, PROBLEM, "baseline")
         transfer = collective.us - collective.latency_us
         assert before.t_graph_us - after.t_graph_us == pytest.approx(transfer / 2)
 
-    def test_a_sender_has_a_block_under_way_at_a_time(self):
-        narrow_link = pieces.exchange_us(H200, H200.link_bytes_per_s * 1e-6, 0.0, 1)
-        assert narrow_link == pytest.approx(H200.signal_us + 1.0)
-        one_block = pieces.exchange_us(H200, 0.0, 10.0, 10)
-        assert one_block == H200.signal_us
-        one_sender = pieces.exchange_us(H200, 0.0, 100.0, 10)
-        assert one_sender == pytest.approx(H200.signal_us + 9 * H200.round_trip_us)
-
     def test_eager_calls_take_what_the_host_takes(self):
         slow_host = dataclasses.replace(H200, host_call_us=1000.0)
-        found = times(slow_host, PROBLEM, "one_shot", ONE_SHOT)
-        assert found.t_eager_us == pytest.approx(1000.0 + H200.host_kernel_us + H200.host_op_us)
-        assert found.t_graph_us == times(H200, PROBLEM, "one_shot", ONE_SHOT).t_graph_us
+        by_rows = dataclasses.replace(PROBLEM, gather_dim=0)
+        found = times(slow_host, by_rows, "baseline")
+        assert found.t_eager_us == pytest.approx(1000.0 + H200.host_collective_us + H200.host_op_us)
+        assert found.t_graph_us == times(H200, by_rows, "baseline").t_graph_us
 
     def test_re_layout_is_for_columns_of_several_rows_only(self):
         for fields, copies in (({}, 1), ({"gather_dim": 0}, 0), ({"m": 1}, 0),
                                ({"gather_dim": 0, "m": 257}, 1)):  # fmt: skip
-            found = times(H200, dataclasses.replace(PROBLEM, **fields), "baseline", {})
+            found = times(H200, dataclasses.replace(PROBLEM, **fields), "baseline")
             kinds = [piece.kind for piece in found.pieces]
             assert kinds.count("copy") == copies
             assert found.kernels == 2 + copies
@@ -82,9 +74,8 @@ class TestFormulas:
     @pytest.mark.parametrize("variant", ["baseline", "registered"])
     def test_the_library_adds_a_residual_by_itself(self, variant):
         problem = PROBLEMS["matmul_all_reduce"]
-        config = variants("matmul_all_reduce")[variant].seed_configs(problem, H200.hardware)[0]
         without, added = (
-            times(H200, dataclasses.replace(problem, residual=residual), variant, config)
+            times(H200, dataclasses.replace(problem, residual=residual), variant)
             for residual in (False, True)
         )
         assert added.kernels == without.kernels + (variant != "registered")
@@ -96,7 +87,7 @@ class TestFormulas:
 
     def test_what_has_no_model_is_refused(self):
         with pytest.raises(UsageError, match="no cost model of push of all_gather_matmul"):
-            times(H200, PROBLEM, "push", {})
+            times(H200, PROBLEM, "push")
         with pytest.raises(UsageError, match="no cost model for 'b200'"):
             cost_model.machine("b200")
 
@@ -106,8 +97,7 @@ class TestAccounts:
     @pytest.mark.parametrize(("op", "variant"), MODELLED)
     def test_the_parts_sum_and_each_says_that_it_is_modelled(self, machine, op, variant):
         problem = PROBLEMS[op]
-        config = variants(op)[variant].seed_configs(problem, H200.hardware)[0]
-        account = modelled(machine, problem, variant, config).account
+        account = modelled(machine, problem, variant).account
         assert all(part.method.startswith("modelled: ") for part in account.parts)
         assert all(part.iqr_us is None for part in account.parts)
         known = account.t_bound_us + sum(part.us for part in account.parts)
@@ -120,5 +110,4 @@ class TestOneRank:
     def test_the_library_of_one_rank_is_modelled(self, op, name):
         alone = dataclasses.replace(PROBLEMS[op], world_size=1)
         if variants(op)[name].unsupported_reason(alone, H200.hardware) is None:
-            (config, *_) = variants(op)[name].seed_configs(alone, H200.hardware) or [{}]
-            assert times(H200, alone, name, config).t_graph_us > 0
+            assert times(H200, alone, name).t_graph_us > 0

@@ -50,7 +50,7 @@ def node(url: str) -> Iterator[Callable[[], Fleet]]:
 
 
 def search(fleet: Fleet, name: str, seed: int = 0) -> Search:
-    return Search({"fast": FAST, "slow": SLOW}, None, KNOWN["cpu"], seed, None, name, fleet)
+    return Search({"fast": FAST, "slow": SLOW}, None, KNOWN["cpu"], seed, name, fleet)
 
 
 class TestClaims:

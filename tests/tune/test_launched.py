@@ -256,7 +256,7 @@ def test_two_nodes_of_torchrun_make_one_table(tmp_path: Path) -> None:
         records = list(database.records())
         assert sorted(record.problem["m"] for record in records) == [3, 5]
         assert all(database.trials(record.key) for record in records)
-    assert {path.name for path in tmp_path.iterdir()} == {"tuning.sqlite", "tuning.journal"}
+    assert {path.name for path in tmp_path.iterdir()} == {"tuning.sqlite"}
 
 
 @pytest.mark.timeout(2 * PATIENCE_S)

@@ -11,6 +11,7 @@ import torch
 from taxfree_kernels.device import peers
 from taxfree_kernels.device.peers import Group
 from taxfree_tune.measuring import probes
+from taxfree_tune.profiling import step_clock
 from tests.check.cross_compile.conftest import run_python
 
 WORLD = 2
@@ -21,6 +22,7 @@ from taxfree_check.cross_compile.asm_checks import violations
 from taxfree_check.cross_compile.compile import compile_launch
 from taxfree_check.cross_compile.record import Launch
 from taxfree_tune.measuring import probes
+from taxfree_tune.profiling import step_clock
 from taxfree_kernels.device.peers import Group
 from taxfree_kernels.hardware import KNOWN
 from taxfree_kernels.launch import Kernel
@@ -42,7 +44,9 @@ for name in ("h100", "mi300x"):
             probes.spread, {"WORLD": 8, "BLOCK": 4096}, {"num_warps": 8}, (f32, f32, 4096, i64, 1)
         ),
         "read": (probes.read, {"BLOCK": 8192}, {"num_warps": 8}, (i32, i32)),
-        "play": (probes.ping_pong, play, {"num_warps": 1}, (i64, i64, 0, 1, 1, 50)),
+        "play": (
+            step_clock.exchange_clocks, play, {"num_warps": 1}, (i64, i64, i64, 0, 1, 1, 50)
+        ),
         "hand over": (
             probes.hand_over, play | {"BLOCK": 1024}, {"num_warps": 1},
             (i64, i64, i64, i64, 0, 1, 1, 50),
@@ -125,8 +129,10 @@ def control_blocks(signalled: int, more: int = 0) -> tuple[torch.Tensor, torch.T
 class TestPingPong:
     def play(self, words: torch.Tensor, first_round: int, rounds: int) -> None:
         bases = torch.tensor([words[0].data_ptr(), words[1].data_ptr()])
-        probes.ping_pong[(1,)](
-            words[0], bases, 0, 1, first_round, rounds, GROUP=Group(WORLD, "interpreter")
+        log = torch.zeros(rounds, 2, dtype=torch.int64)
+        group = Group(WORLD, "interpreter")
+        step_clock.exchange_clocks[(1,)](
+            log, words[0], bases, 0, 1, first_round, rounds, GROUP=group
         )
 
     def test_signals_each_round_to_the_peer(self):

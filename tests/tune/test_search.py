@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 
 import pytest
 
-from taxfree.errors import TaxfreeError
 from taxfree_kernels.hardware import KNOWN
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*is an experimental feature")
@@ -39,10 +37,10 @@ FAST, SLOW = Knobs(1), Knobs(3)
 USABLE = 2 * 7
 
 
-def search(journal=None, seed=0, variants=None, name="study"):
+def search(seed=0, variants=None):
     from taxfree_tune.tuning.search import Search
 
-    return Search(variants or {"fast": FAST, "slow": SLOW}, None, CPU, seed, journal, name)
+    return Search(variants or {"fast": FAST, "slow": SLOW}, None, CPU, seed, "study")
 
 
 def candidate(variant, block, swap=False):
@@ -117,85 +115,58 @@ class TestProposals:
 
 
 class TestSeeds:
-    def test_the_same_seed_and_times_give_the_same_trials(self, tmp_path):
-        runs = [run(search(tmp_path / f"{i}.journal", seed=5), trials=12) for i in (1, 2)]
+    def test_the_same_seed_and_times_give_the_same_trials(self):
+        runs = [run(search(seed=5), trials=12) for _ in range(2)]
         assert runs[0] == runs[1]
-        assert run(search(seed=5), trials=12) == runs[0]
 
     def test_another_seed_gives_others(self):
         assert len({tuple(run(search(seed=seed), trials=10)) for seed in range(4)}) > 1
 
 
 class TestResuming:
-    @pytest.fixture
-    def journal(self, tmp_path):
-        return tmp_path / "folder" / "tuning.journal"
+    """What a database knows is told to a new search."""
 
-    def test_what_was_measured_is_known_and_not_repeated(self, journal):
-        before = run(search(journal), trials=6)
-        again = search(journal)
+    @staticmethod
+    def resumed(before, variants=None):
+        again = search(variants=variants)
+        for us, each in before.best(USABLE):
+            again.learn(each, us)
+        return again
+
+    def test_what_was_measured_is_known_and_not_repeated(self):
+        before = search()
+        tried = run(before, trials=6)
+        again = self.resumed(before)
         assert again.measured == 6
-        assert again.best(1) == search(journal).best(1)
-        assert not set(run(again, trials=USABLE - 6)) & set(before)
+        assert again.best(1) == before.best(1)
+        assert not set(run(again, trials=USABLE - 6)) & set(tried)
         assert again.measured == USABLE
 
-    @pytest.mark.parametrize("torn", ["cut", "no line break", "zeros"])
-    def test_a_torn_last_line_is_dropped_and_not_written_behind(self, journal, torn):
-        run(search(journal), trials=6)
-        whole = journal.read_bytes()
-        left = {"cut": whole[:-40], "no line break": whole[:-1], "zeros": whole + bytes(40)}
-        journal.write_bytes(left[torn])
-        run(search(journal), trials=2)
-        assert all(json.loads(line) for line in journal.read_bytes().splitlines())
-        assert search(journal).measured == (8 if torn == "zeros" else 7)
-
-    def test_a_file_of_another_kind_is_left_as_it_is(self, journal):
-        journal.parent.mkdir()
-        journal.write_text("my notes")
-        with pytest.raises(TaxfreeError, match="is not a journal"):
-            search(journal)
-        assert journal.read_text() == "my notes"
-
-    def test_what_was_pruned_is_for_others_to_remember(self, journal):
+    def test_what_was_pruned_is_for_others_to_remember(self):
         """What failed is in the database; what was refused may not be any more."""
-        found = search(journal)
+        found = search()
         failed, refused = found.ask(2)
         found.tell_pruned(failed, "wrong")
         found.tell_pruned(refused, "spills")
-        again = search(journal)
+        again = self.resumed(found)
         again.learn(failed, None)
         tried = run(again, trials=USABLE)
         assert text(failed) not in tried
         assert text(refused) in tried
 
-    def test_what_a_variant_has_come_to_refuse_is_no_longer_known(self, journal):
-        run(search(journal), trials=USABLE)
+    def test_what_a_variant_has_come_to_refuse_is_no_longer_known(self):
+        before = search()
+        run(before, trials=USABLE)
         strict = Knobs(1)
         strict.illegal_reason = lambda problem, hardware, config: "no"
-        again = search(journal, variants={"fast": strict, "slow": SLOW})
-        again.learn(candidate("fast", 64), 1.0)
+        again = self.resumed(before, variants={"fast": strict, "slow": SLOW})
         again.learn(
             dataclasses.replace(candidate("slow", 64), config={"BLOCK": 64, "GONE": 1}), 1.0
         )
         assert {each.variant for _, each in again.best(USABLE)} == {"slow"}
         assert again.measured == USABLE // 2
 
-    @pytest.mark.parametrize("resumptions", [1, 2])
-    def test_what_was_in_flight_at_a_kill_is_tried_after_all(self, journal, resumptions):
-        """The first configs above all: they are good guesses."""
-        first = [candidate("fast", 64), candidate("slow", 64)]
-        for _ in range(resumptions):
-            ended = search(journal)
-            ended.enqueue(first)
-            assert first[0] in ended.ask(2)
-        again = search(journal)
-        again.enqueue(first)
-        assert again.ask(2) == first
-
-    def test_another_study_of_the_same_journal_knows_nothing_of_it(self, journal):
-        run(search(journal, name="one"), trials=4)
-        assert search(journal, name="other").measured == 0
-
-    def test_trials_of_a_variant_that_is_gone_are_passed_over(self, journal):
-        run(search(journal), trials=USABLE)
-        assert search(journal, variants={"fast": FAST}).measured == USABLE // 2
+    def test_trials_of_a_variant_that_is_gone_are_passed_over(self):
+        before = search()
+        run(before, trials=USABLE)
+        assert self.resumed(before, variants={"fast": FAST}).measured == USABLE // 2

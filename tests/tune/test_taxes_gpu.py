@@ -131,7 +131,6 @@ def test_the_clocks_serve(gpus):
     assert 0 < found["gap_us"] < 5
     assert 0 < found["clock_reading_us"] < 10
     assert found["empty_kernels"] == 7
-    assert 300 < found["mhz"] < 3000
 
 
 def test_a_rank_may_have_nothing_to_launch(gpus):

@@ -667,7 +667,7 @@ class TestSearching:
         from taxfree_tune.tuning import tuner
 
         names, search = [], tuner.Search
-        monkeypatch.setattr(tuner, "Search", lambda *args: names.append(args[5]) or search(*args))
+        monkeypatch.setattr(tuner, "Search", lambda *args: names.append(args[4]) or search(*args))
         tune(db, time_of, trials=1)
         tune(db, time_of, trials=2)
         newer = dataclasses.replace(fingerprints.software_fingerprint(), triton="99.0")

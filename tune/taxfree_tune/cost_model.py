@@ -7,21 +7,19 @@ microseconds, sizes in bytes, for one rank of W::
     collective  = latency + steps of a ring * step + received / rate
     rate of sums: 1 / rate = 1 / link + 1 / ((W - 1) summed)
     copy        = start + 2 * bytes / copy
-    exchange    = signal + max(received / link, (blocks of a sender - 1) * round_trip)
 
 The vendor's matmul splits K where its tiles (of 128 x 64) fill less than half of the compute units,
-and then adds the parts: `split`, else 0. A sender has one block in flight at a time (Little's law),
-and its signal waits for the last. An operation's ``cost.py`` defines the pieces of those variants
-that are separate steps, and
+and then adds the parts: `split`, else 0. An operation's module in ``cost`` defines the pieces of
+the library's paths, and
 
     t_graph = the pieces + gap * (pieces - 1)
     t_eager = max(t_graph, host)
 
 where the host takes a fixed time per call, plus a cost for each thing it does: launching a kernel
 of ours, calling a PyTorch op or the collective library. Skew, power and noise are not modelled, nor
-are fused kernels: their limit is the bound. The rates of H200 were fitted to measured rows; other
-machines are assumed to reach the same fractions of their data sheets, with the same overheads: they
-are not measured (docs/cost-model.md).
+are variants with kernels of ours: their limit is the bound. The rates of H200 were fitted to
+measured rows; other machines are assumed to reach the same fractions of their data sheets, with the
+same overheads: they are not measured (docs/cost-model.md).
 """
 
 from __future__ import annotations
@@ -32,7 +30,7 @@ from importlib import import_module
 from importlib.util import find_spec
 
 from taxfree.errors import UsageError
-from taxfree_kernels.variant import Config, Problem, op_of
+from taxfree_kernels.variant import Problem, op_of
 from taxfree_tune.cost.machines import H200, MACHINES, Machine
 from taxfree_tune.cost.pieces import CostModel, Piece
 from taxfree_tune.measuring.bounds import Bounds, Peaks, bounds
@@ -80,14 +78,11 @@ class Times:
     @property
     def kernels(self) -> int:
         """Of a call, collectives counted as one."""
-        return sum(piece.kernels for piece in self.pieces)
+        return len(self.pieces)
 
 
-def times(machine: Machine, problem: Problem, variant: str, config: Config) -> Times:
+def times(machine: Machine, problem: Problem, variant: str) -> Times:
     """A variant's times.
-
-    Args:
-        config: the variant's meta-parameters.
 
     Raises:
         UsageError: there is no model of the variant.
@@ -98,7 +93,7 @@ def times(machine: Machine, problem: Problem, variant: str, config: Config) -> T
             f"no cost model of {variant} of {op}",
             f"{op} has one of: {', '.join(modelled_variants(op)) or 'none'}",
         )
-    pieces = tuple(_model(op).variants[variant](machine, problem, config))
+    pieces = tuple(_model(op).variants[variant](machine, problem))
     graph = sum(piece.us for piece in pieces) + machine.gap_us * (len(pieces) - 1)
     host = machine.host_call_us + sum(piece.host_us for piece in pieces)
     return Times(pieces, graph, max(graph, host))
@@ -115,7 +110,7 @@ def _model(op: str) -> CostModel:
 
 
 def modelled_variants(op: str) -> tuple[str, ...]:
-    """The variants of an operation that have a model."""
+    """The variants of an operation that have a model: the library's paths."""
     return tuple(_model(op).variants)
 
 
@@ -139,9 +134,9 @@ class Modelled:
     kernels: int
 
 
-def modelled(machine: Machine, problem: Problem, variant: str, config: Config) -> Modelled:
+def modelled(machine: Machine, problem: Problem, variant: str) -> Modelled:
     """The account of the taxes that a variant pays; each part says that it is modelled."""
-    pieces = times(machine, problem, variant, config)
+    pieces = times(machine, problem, variant)
     limits = bounds_of(machine, problem)
     gaps = machine.gap_us * (len(pieces.pieces) - 1)
     parts = [

@@ -183,8 +183,9 @@ def _rows(
     rows, skipped = [], []
     for name, outcome in measured.outcomes.items():
         if outcome.state != "measured":
-            wrong, (_, config) = measured.wrong.get(name, 0), _ran(name, "graph", measured, configs)
-            skipped.append(Skipped(op, fields, name, config, outcome.state, outcome.reason, wrong))
+            _, config = _ran(name, "graph", measured, configs)
+            said = outcome.state, outcome.reason, outcome.wrong
+            skipped.append(Skipped(op, fields, name, config, *said))
         for mode, timing in outcome.timings.items():
             source, config = _ran(name, mode, measured, configs)
             row = Row(

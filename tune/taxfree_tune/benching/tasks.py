@@ -17,7 +17,6 @@ from taxfree_tune.measuring import environment, timer
 from taxfree_tune.measuring.bounds import Bounds, Peaks, bounds, peaks, vendor_kernel
 from taxfree_tune.measuring.results import DISPATCH
 from taxfree_tune.measuring.trial import (
-    SEED,
     Bench,
     Candidate,
     Compute,
@@ -34,14 +33,12 @@ class ProblemTimes:
 
     Args:
         outcomes: by variant, including "dispatch".
-        wrong: number of wrong values, by variant, for those that are wrong.
         choice: the dispatcher's.
         bounds, peaks: of the problem, and of the machine.
         gpus: clocks of each rank's GPU right after the measurement; empty without one.
     """
 
     outcomes: dict[str, Outcome]
-    wrong: dict[str, int]
     choice: Choice
     bounds: Bounds
     peaks: Peaks
@@ -67,24 +64,19 @@ def measure_problem(
     plans: dict[str, Compute] = {
         candidate.variant: bench.plan(candidate)
         for candidate in candidates
-        if outcomes[candidate.variant].state in ("measured", "wrong")
+        if outcomes[candidate.variant].state == "measured"
     }
     runtime = Runtime.on_fabric(fabric, records)
     runtime.prepare([bench.problem])
     choice = runtime.choice(bench.problem)
-    plans[DISPATCH] = _dispatched(runtime, bench.problem)
-    outcomes[DISPATCH] = _dispatch_outcome(bench, plans[DISPATCH], choice)
-    wrong = {
-        name: _wrong_values(bench, plan)
-        for name, plan in plans.items()
-        if outcomes[name].state == "wrong"
-    }
+    dispatched = _dispatched(runtime, bench.problem)
+    outcomes[DISPATCH] = _dispatch_outcome(bench, dispatched, choice)
+    if outcomes[DISPATCH].state == "measured":
+        plans[DISPATCH] = dispatched
     rates = peaks(fabric, bench.problem.dtype, getattr(bench.problem, "x_dtype", "same"))
-    right = {name: plan for name, plan in plans.items() if name not in wrong}
-    gemm_us = _time(bench, right, outcomes, repetitions)
+    gemm_us = _time(bench, plans, outcomes, repetitions)
     return ProblemTimes(
         outcomes,
-        wrong,
         choice,
         bounds(bench.problem.cost, rates, gemm_us),
         rates,
@@ -107,23 +99,13 @@ def _dispatch_outcome(bench: Bench, dispatched: Compute, choice: Choice) -> Outc
     picked, checked = bench.plan(Candidate(choice.variant, choice.config)), [dispatched]
     if choice.eager is not None:  # dispatch is checked eagerly, where it runs another
         checked.append(picked)
-    reasons = [bench.check(plan) for plan in checked]
+    found = [bench.check(plan) for plan in checked]
     _raise_if_a_peer_was_lost(bench.fabric)
-    for why_wrong, error in reasons:
-        if why_wrong is not None:
-            return Outcome("wrong", why_wrong, relative_error=error)
-    worst = max(error for _, error in reasons)
-    return Outcome("measured", relative_error=worst, launches=picked.launches)
-
-
-def _wrong_values(bench: Bench, plan: Compute) -> int:
-    """Number of wrong values on small-integer inputs, over all ranks; collective."""
-    operation, problem, fabric = bench.operation, bench.problem, bench.fabric
-    where = (problem, fabric.rank, SEED, fabric.device)
-    out = operation.empty_output(problem, fabric.device).fill_(float("nan"))
-    found = operation.result(problem, plan(*operation.make_inputs(*where, integers=True), out))
-    exact = operation.reference(*where, integers=True).to(found.dtype)
-    return sum(vote(bench.fabric.group, int((found != exact).sum())))
+    worst = max(
+        found, key=lambda outcome: (outcome.state == "wrong", outcome.relative_error or 0.0)
+    )
+    worst.launches = picked.launches
+    return worst
 
 
 def _time(

@@ -23,8 +23,6 @@ class Machine:
         summed_bytes_per_s: its rate of adding, per peer, on top of the link's time.
         latency_us, registered_latency_us: of a collective with almost no data.
         step_us: added for each step of its ring, if buffers are not registered.
-        signal_us: from a rank's signal to the end of a peer's wait, with its overhead.
-        round_trip_us: of a sender for each block but the last.
         matmul_start_us, attention_start_us, kernel_start_us: ramp-up plus ramp-down of the vendor's
             matmul, of attention, and of any other kernel.
         split_us: extra time of the vendor's matmul when it splits K.
@@ -45,8 +43,6 @@ class Machine:
     latency_us: float
     registered_latency_us: float
     step_us: float
-    signal_us: float
-    round_trip_us: float
     matmul_start_us: float
     split_us: float
     attention_start_us: float
@@ -71,7 +67,6 @@ H200 = Machine(
     latency_us=6.66,
     registered_latency_us=6.93,
     step_us=0.943,
-    signal_us=3.2,
     matmul_start_us=4.0,
     split_us=3.78,
     attention_start_us=7.07,
@@ -82,8 +77,6 @@ H200 = Machine(
     host_collective_us=38.5,
     # assumed: without a profile, rows cannot separate it from the start times above
     gap_us=1.0,
-    # assumed: more would contradict the rows, less would not
-    round_trip_us=0.7,
 )
 
 

@@ -1,4 +1,4 @@
-"""Pieces of a call: kernels of ours, the vendor's matmul, the collective library, copies."""
+"""Pieces of a call: the vendor's matmul, attention, the collective library, copies."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from taxfree_kernels.variant import MatmulProblem
+from taxfree_kernels.variant import MatmulProblem, Problem
 from taxfree_tune.cost.machines import Machine
 
 ITEM_BYTES = 2  # of float16 and bfloat16, which all problems have
@@ -16,7 +16,7 @@ _VENDOR_TILE = 128, 64
 
 @dataclass(frozen=True)
 class Piece:
-    """A part of a call that begins when the part before it has ended.
+    """A kernel, or a call of the collective library, that begins when the one before has ended.
 
     Args:
         kind: see `taxfree_kernels.variant.Step`.
@@ -24,18 +24,16 @@ class Piece:
         host_us: host time to launch it.
         latency_us: the part of a collective's time that does not depend on its size.
         memory_bytes: moved by a copy.
-        kernels: number of kernels launched.
     """
 
-    kind: Literal["collective", "copy", "consumer", "fused"]
+    kind: Literal["collective", "copy", "consumer"]
     us: float
     host_us: float
     latency_us: float = 0.0
     memory_bytes: float = 0.0
-    kernels: int = 1
 
 
-#: (machine, problem, config) -> the pieces of a call, in order
+#: (machine, problem) -> the pieces of a call, in order
 Formula = Callable[..., list[Piece]]
 
 
@@ -44,7 +42,7 @@ class CostModel:
     """The formulas of an operation.
 
     Args:
-        variants: name -> formula.
+        variants: the library's -> formula.
         vendor_us: (machine, problem) -> microseconds of the vendor's kernel on what a rank computes
             itself; None where that is not modelled.
     """
@@ -68,18 +66,11 @@ def product_us(machine: Machine, problem: MatmulProblem) -> float:
     return matmul_us(machine, problem.m, problem.n, problem.k)
 
 
-def exchange_us(machine: Machine, received: float, message: float, block: int) -> float:
-    """Time of senders that each store a message at a peer, and signal.
-
-    Args:
-        received: bytes that a rank receives from all peers.
-        message: bytes per message.
-        block: bytes that a sender has in flight at a time.
-    """
-    link = received / machine.link_bytes_per_s
-    # The last block's round trip is part of the signal, which waits for it.
-    sender = max(0.0, message / block - 1) * machine.round_trip_us * 1e-6
-    return machine.signal_us + 1e6 * max(link, sender)
+def attention_us(machine: Machine, problem: Problem) -> float:
+    """Attention alone: flops at the rate of large matmuls, or memory if that takes longer."""
+    cost = problem.cost
+    longer = max(cost.flops / machine.flops_per_s, cost.memory_bytes / machine.memory_bytes_per_s)
+    return machine.attention_start_us + 1e6 * longer
 
 
 def matmul(machine: Machine, problem: MatmulProblem) -> Piece:
@@ -117,15 +108,6 @@ def copy(machine: Machine, size: float, *, views: bool = False) -> Piece:
     return Piece("copy", us, (1 + views) * machine.host_op_us, memory_bytes=2 * size)
 
 
-def own_collective(machine: Machine, exchanges: list[float], memory_bytes: float) -> Piece:
-    """A kernel of ours between library kernels: exchanges one after another, and local traffic."""
-    local = 1e6 * memory_bytes / machine.memory_bytes_per_s
-    us = machine.kernel_start_us + sum(exchanges) + local
-    latency = machine.kernel_start_us + len(exchanges) * machine.signal_us
-    return Piece("collective", us, machine.host_kernel_us, latency_us=latency)
-
-
-def small(machine: Machine, memory_bytes: float = 0.0) -> Piece:
+def small(machine: Machine) -> Piece:
     """A kernel that does little."""
-    us = machine.kernel_start_us + 1e6 * memory_bytes / machine.memory_bytes_per_s
-    return Piece("copy", us, machine.host_kernel_us, memory_bytes=memory_bytes)
+    return Piece("copy", machine.kernel_start_us, machine.host_kernel_us)

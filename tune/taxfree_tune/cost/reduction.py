@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from taxfree_kernels.variant import Config, PartialSum
+from taxfree_kernels.variant import PartialSum
 from taxfree_tune.cost.machines import Machine
 from taxfree_tune.cost.pieces import ITEM_BYTES, Formula, Piece, collective, copy, matmul
 
@@ -32,7 +32,7 @@ def library(
     """
 
     def of(registered: bool) -> Formula:
-        def formula(machine: Machine, problem: PartialSum, config: Config) -> list[Piece]:
+        def formula(machine: Machine, problem: PartialSum) -> list[Piece]:
             received, peers = problem.cost.link_bytes, problem.world_size - 1
             total = collective(machine, received, peers, registered=registered, rounds=rounds)
             copied = [copy(machine, kept_bytes(problem))] if registered else []
@@ -42,12 +42,3 @@ def library(
         return formula
 
     return {"baseline": of(registered=False), "registered": of(registered=True)}
-
-
-def then(add: Callable[..., Piece]) -> Formula:
-    """The vendor's matmul, then our sum."""
-
-    def formula(machine: Machine, problem: PartialSum, config: Config) -> list[Piece]:
-        return [matmul(machine, problem), add(machine, problem, config)]
-
-    return formula

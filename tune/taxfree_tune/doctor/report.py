@@ -170,7 +170,7 @@ class PeerCopy:
 
 @dataclass(frozen=True)
 class SignalTime:
-    """Microseconds from a signal of rank 0 to the arrival of `peer`'s answer."""
+    """Microseconds from a signal of rank 0 to the arrival of `peer`'s answer, of the fastest."""
 
     peer: int
     round_trip_us: float

@@ -6,7 +6,6 @@ busy for a second or two.
 
 from __future__ import annotations
 
-import itertools
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -32,6 +31,7 @@ from taxfree_tune.doctor.report import (
 from taxfree_tune.measuring import probes
 from taxfree_tune.measuring.bounds import peaks
 from taxfree_tune.measuring.timer import Call, time_together
+from taxfree_tune.profiling.clock_sync import compare_with_peers
 
 #: to or from a peer, in one go; a slot of the pool holds what is sent and what is received, or as
 #: much for all peers
@@ -180,7 +180,7 @@ def copies(fabric: Fabric) -> tuple[PeerCopy, ...]:
 def coherence(fabric: Fabric) -> Coherence:
     """Hand words over between running kernels of rank 0 and each peer in turn.
 
-    Uses the pool's signals and a slot, as `signals` does.
+    Uses the pool's signals and a slot: the pool is reset around it.
     """
     rounds, stale = _sizes(fabric).rounds, 0
     fabric.pool.reset()
@@ -193,20 +193,9 @@ def coherence(fabric: Fabric) -> Coherence:
 
 
 def signals(fabric: Fabric) -> tuple[SignalTime, ...]:
-    """Play ping-pong between rank 0 and each peer in turn.
-
-    Uses the pool's own signals, with generations of its own: the pool is reset around it.
-    """
-    rounds = _sizes(fabric).rounds
-    fabric.pool.reset()
-    times = []
-    for peer in range(1, fabric.world_size):
-        call = _ping_pong(fabric, peer, rounds)
-        (timing,) = time_together(fabric, [(call, "eager")], _sizes(fabric).repetitions)
-        fabric.pool.check()
-        times.append(SignalTime(peer, timing.median_us / rounds))
-    fabric.pool.reset()
-    return tuple(times)
+    """Play ping-pong between rank 0 and each peer in turn."""
+    compared = compare_with_peers(fabric, _sizes(fabric).rounds)
+    return tuple(SignalTime(peer, 2e-3 * clock.error_ns) for peer, clock in enumerate(compared, 1))
 
 
 # -- helpers --
@@ -293,23 +282,3 @@ def _between_two(fabric: Fabric, function: Any, **constants: int) -> Kernel:
         constants={"GROUP": Group(fabric.world_size, fabric.backend)} | constants,
         options={} if fabric.backend == "interpreter" else {"num_warps": 1},
     )
-
-
-def _ping_pong(fabric: Fabric, peer: int, rounds: int) -> Call:
-    """Rounds of rank 0 with `peer`, numbered on from call to call; other ranks do nothing."""
-    if fabric.rank not in (0, peer):
-        return lambda _: None
-    kernel = _between_two(fabric, probes.ping_pong)
-    first_round = itertools.count(1, rounds)
-
-    def call(_: int) -> None:
-        kernel(
-            fabric.pool.control,
-            fabric.heap_bases,
-            fabric.rank,
-            peer if fabric.rank == 0 else 0,
-            next(first_round),
-            rounds,
-        )
-
-    return call

@@ -63,26 +63,6 @@ def read(maxima_ptr, source_ptr, BLOCK: tl.constexpr):
     tl.store(maxima_ptr + program, tl.max(block))
 
 
-@triton.jit(do_not_specialize=["rank", "peer", "first_round", "rounds"])
-def ping_pong(control_ptr, heap_bases, rank, peer, first_round, rounds, GROUP: tl.constexpr):
-    """Send a signal to `peer` and wait for its answer, `rounds` times; the lower rank begins.
-
-    A round uses its number as the generation, so `first_round` goes on where the last launch
-    ended. One program; it ends early when a wait times out.
-    """
-    generation = tl.zeros((), tl.int64) + first_round
-    end = generation + rounds
-    arrived = rounds > 0
-    while (generation < end) & arrived:
-        peers = Peers(control_ptr, heap_bases, rank, generation)
-        if rank < peer:
-            sync.signal(peers, 0, peer, GROUP)
-        arrived = sync.wait(peers, 0, peer, GROUP)
-        if rank > peer:
-            sync.signal(peers, 0, peer, GROUP)
-        generation += 1
-
-
 @triton.jit
 def _hand_over(inbox_ptr, peers, peer, GROUP: tl.constexpr, BLOCK: tl.constexpr):
     offsets = tl.arange(0, BLOCK)
@@ -96,10 +76,11 @@ def hand_over(
     inbox_ptr, stale_ptr, control_ptr, heap_bases, rank, peer, first_round, rounds,
     GROUP: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Like `ping_pong`, but each signal follows words for the peer, always in the same place.
+    """Ping-pong with `peer` in which each signal follows words for it, always in the same place.
 
-    Between kernels that run concurrently, memory whose caching is not coherent with peers shows
-    words of an earlier round.
+    A round uses its number as the generation; it ends early when a wait times out. Between kernels
+    that run concurrently, memory whose caching is not coherent with peers shows words of an earlier
+    round.
 
     Args:
         inbox_ptr: int64 [BLOCK], symmetric.

@@ -65,6 +65,7 @@ class Outcome:
         launches: kernels of one call, collectives counted as one.
         seconds: its share of the time that its batch took.
         disturbed: why its times cannot be trusted; see `taxfree_tune.measuring.disturbance`.
+        wrong: values that differ on small-integer inputs, over all ranks.
     """
 
     state: str
@@ -74,6 +75,7 @@ class Outcome:
     launches: int = 0
     seconds: float = 0.0
     disturbed: str = ""
+    wrong: int = 0
 
 
 class Calls:
@@ -217,18 +219,20 @@ class Bench(Calls):
     def _worst(self, error: float) -> float:
         return float(max(vote(self.fabric.group, error if error == error else float("inf"))))
 
-    def check(self, compute: Compute) -> tuple[str | None, float]:
-        """Why a plan is wrong on some rank, or None; and its relative error, the worst rank's."""
+    def check(self, compute: Compute) -> Outcome:
+        """Whether a plan is "wrong" on some rank, or right: "measured", without times."""
         out = self.result(compute(*self._integers, self.outputs[0].fill_(float("nan"))))
         wrong = int((out != self._exact).sum())
         error = self._worst(self._relative_error(compute))
         wrong_by_rank = vote(self.fabric.group, wrong)
+        reason = ""
         if any(wrong_by_rank):
             rank = next(r for r, count in enumerate(wrong_by_rank) if count)
-            return f"{wrong_by_rank[rank]} of {out.numel()} values wrong on rank {rank}", error
-        if error > ERROR_ALLOWANCE * self.baseline_error:
-            return f"relative error {error:.2e}, the baseline has {self.baseline_error:.2e}", error
-        return None, error
+            reason = f"{wrong_by_rank[rank]} of {out.numel()} values wrong on rank {rank}"
+        elif error > ERROR_ALLOWANCE * self.baseline_error:
+            reason = f"relative error {error:.2e}, the baseline has {self.baseline_error:.2e}"
+        state = "wrong" if reason else "measured"
+        return Outcome(state, reason, relative_error=error, wrong=sum(wrong_by_rank))
 
 
 _bench: Bench | None = None
@@ -320,7 +324,7 @@ class Right:
     """
 
     plan: Ready
-    relative_error: float
+    relative_error: float | None
     runs: dict[str, timer.Run] = field(default_factory=dict)
 
     def outcome(self) -> Outcome:
@@ -341,10 +345,8 @@ def _check(bench: Bench, candidate: Candidate) -> Outcome | Right:
     plan = bench.ready(candidate)
     if isinstance(plan, str):
         return Outcome("failed", plan)
-    why_wrong, error = bench.check(plan)
+    checked = bench.check(plan)
     hang = bench.hang()
     if hang is not None:
         return Outcome("hung", hang)
-    if why_wrong is not None:
-        return Outcome("wrong", why_wrong, relative_error=error)
-    return Right(plan, error)
+    return checked if checked.state == "wrong" else Right(plan, checked.relative_error)

@@ -44,9 +44,20 @@ def compare_clocks(fabric: Fabric) -> ClockComparison:
 
 
 def exchange_clocks(fabric: Fabric, rounds: int) -> ClockComparison:
-    """Compare all clocks with rank 0's, pair by pair, over `rounds` round trips; collective.
+    """Compare this rank's clock with that of rank 0 over `rounds` round trips; collective."""
+    compared = compare_with_peers(fabric, rounds)
+    log = torch.zeros(1, dtype=torch.int64, device=fabric.device)
+    clock_kernel(fabric, step_clock.read_clock)(log, 0)
+    return [ClockComparison(int(log), 0, 0.0), *compared][fabric.rank]
+
+
+def compare_with_peers(fabric: Fabric, rounds: int) -> list[ClockComparison]:
+    """Compare the clock of each rank but 0 with rank 0's, pair by pair; collective.
 
     It uses the pool's signals with generations of its own: the pool is reset before and after.
+
+    Returns:
+        By rank, from 1 on; the same on every rank.
     """
     fabric.pool.reset()
     log = torch.zeros(rounds, 2, dtype=torch.int64, device=fabric.device)
@@ -64,8 +75,7 @@ def exchange_clocks(fabric: Fabric, rounds: int) -> ClockComparison:
         both = vote(fabric.group, log.tolist())
         comparisons.append(compare(both[0], both[peer]))
     fabric.pool.reset()
-    clock_kernel(fabric, step_clock.read_clock)(log, 0)
-    return [ClockComparison(int(log[0, 0]), 0, 0.0), *comparisons][fabric.rank]
+    return comparisons
 
 
 def compare(lower: Sequence[Sequence[int]], higher: Sequence[Sequence[int]]) -> ClockComparison:

@@ -135,24 +135,20 @@ def _of_rank(account: Account) -> dict[str, Any]:
 
 
 def _instrument(timed: TimedPipeline) -> dict[str, Any]:
-    """How the parts were measured, and what each step takes elsewhere than in place."""
+    """How the parts were measured, and what each step takes in place and in eager calls."""
     measured = timed.measurement
     traced = {} if measured.trace is None else {"program_trace_us": measured.program_trace_us()}
     in_place = measured.step_us()
-    alone = {step.name: step for step in timed.alone}
     return traced | {
         "clock_reading_us": float(measured.clock_reading_us().max()),
         "gap_us": measured.gap_us,
         "clock_step_us": measured.alignment.step_ns * 1e-3,
         "clock_error_us": float(measured.alignment.error_ns.max()) * 1e-3,
-        "mhz": timed.mhz,
         "steps": [
             dataclasses.asdict(step)
             | {
                 "in_place_us": in_place[index],
                 "eager_us": timed.eager_step_us[index],
-                "alone_us": alone[step.name].us if step.name in alone else None,
-                "alone_mhz": alone[step.name].mhz if step.name in alone else None,
             }
             for index, step in enumerate(measured.steps)
         ],
@@ -293,7 +289,7 @@ def model(op: str, problem: Problem, machine: Machine, only: Sequence[str] = ())
             why = reason or "none of its first configs serves"
             skipped.append(Skipped(op, fields, name, {}, "refused", why))
             continue
-        account = modelled(machine, problem, name, configs[0])
+        account = modelled(machine, problem, name)
         pipelines.append(
             Pipeline(
                 name,

@@ -1,4 +1,4 @@
-"""Kernels that use the device's clock: log it between launches, stay busy, compare clocks."""
+"""Kernels that use the device's clock: log it between launches, compare clocks."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import triton.language as tl
 
 from taxfree_kernels.device import sync
 from taxfree_kernels.device.peers import Peers
-from taxfree_kernels.device.sync import clock_ns, cycles
+from taxfree_kernels.device.sync import clock_ns
 
 
 @triton.jit(do_not_specialize=["index"])
@@ -19,18 +19,6 @@ def read_clock(log_ptr, index, BACKEND: tl.constexpr):
 @triton.jit
 def empty(log_ptr):
     """An empty kernel, to measure the cost of a launch."""
-
-
-@triton.jit(do_not_specialize=["duration_ns"])
-def busy(log_ptr, duration_ns, BACKEND: tl.constexpr):
-    """Keep one program busy for `duration_ns`; log the nanoseconds and cycles taken, int64 [2]."""
-    begin_cycles = cycles(BACKEND)
-    begin = clock_ns(BACKEND)
-    now = begin
-    while now - begin < duration_ns:
-        now = clock_ns(BACKEND)
-    tl.store(log_ptr, now - begin)
-    tl.store(log_ptr + 1, cycles(BACKEND) - begin_cycles)
 
 
 @triton.jit(do_not_specialize=["reads"])

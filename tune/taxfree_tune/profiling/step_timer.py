@@ -37,23 +37,7 @@ from taxfree_tune.taxes import ClockReadings, Nanoseconds, PipelineMeasurement, 
 #: the steps of a call on the i-th set of inputs
 StepsOf = Callable[[int], Sequence[Step]]
 
-_PROBE_NS = 20_000  # for which a program counts its cycles
 _FEW, _MANY = 10, 40  # empty kernels of two calls; what one more kernel takes is the gap
-
-
-@dataclass(frozen=True)
-class Alone:
-    """A step repeated on its own, for comparison with its time in place.
-
-    Args:
-        name: of the step.
-        us: microseconds, median of the slowest rank.
-        mhz: the slowest rank's clock right after; None if it cannot be read.
-    """
-
-    name: str
-    us: float
-    mhz: float | None
 
 
 @dataclass(frozen=True)
@@ -74,16 +58,11 @@ class TimedPipeline:
         measurement: what the account is made of.
         eager_step_us: steps in the eager sequence, [step], of the slowest rank; at small sizes
             they contain the host's time.
-        alone: steps on their own, in a graph.
-        mhz: sequence -> clock of the slowest rank's compute units right after it; None where it
-            cannot be read.
         spans: the calls of one repetition of the sequence in place.
     """
 
     measurement: PipelineMeasurement
     eager_step_us: tuple[float, ...]
-    alone: tuple[Alone, ...]
-    mhz: dict[str, float]
     spans: tuple[Span, ...]
 
 
@@ -130,16 +109,11 @@ def time_steps(
         slots.append(("eager in place", sequences["in place"], "eager"))
     slots += [(name, sequence, mode) for name, sequence in sequences.items()]
     if fabric.has_graphs:
-        if len(steps) > 1:
-            slots += [(f"alone: {s.name}", _alone(steps_of, i), mode) for i, s in enumerate(steps)]
         slots += [(f"{n} empty", _empty_kernels(fabric, n), mode) for n in (_FEW, _MANY)]
-    probe = _ClockRate(fabric)
     readings: dict[str, list[Nanoseconds]] = {name: [] for name, _, _ in slots}
-    rates: dict[str, list[float]] = {name: [] for name, _, _ in slots}
 
     def after(index: int) -> None:
         name, sequence, _ = slots[index]
-        rates[name].append(probe.mhz())
         if isinstance(sequence, _Sequence):
             readings[name].append(sequence.read())
 
@@ -147,7 +121,7 @@ def time_steps(
     times = timer.time_together(fabric, [slot[1:] for slot in slots], repetitions, after)
     timings = {name: timing for (name, _, _), timing in zip(slots, times, strict=True)}
     second = compare_clocks(fabric)
-    result = _Own(first, second, clock_step(fabric), readings, rates)
+    result = _Own(first, second, clock_step(fabric), readings)
     infos = tuple(
         StepInfo(step.name, step.kind, _kernels(fabric, step), step.memory_bytes) for step in steps
     )
@@ -234,10 +208,6 @@ def _evict(fabric: Fabric) -> Callable[[Step], Any]:
     return lambda step: other.sum()
 
 
-def _alone(steps_of: StepsOf, index: int) -> timer.Call:
-    return lambda call: steps_of(call)[index].run()
-
-
 def _empty_kernels(fabric: Fabric, count: int) -> timer.Call:
     log = torch.zeros(1, dtype=torch.int64, device=fabric.device)
     kernel = Kernel(step_clock.empty, grid=1, options={"num_warps": 1})
@@ -247,22 +217,6 @@ def _empty_kernels(fabric: Fabric, count: int) -> timer.Call:
             kernel(log)
 
     return call
-
-
-class _ClockRate:
-    """Measures the current clock rate of the compute units, by counting cycles for a moment."""
-
-    def __init__(self, fabric: Fabric) -> None:
-        self._kernel = clock_kernel(fabric, step_clock.busy) if fabric.has_graphs else None
-        self._log = torch.zeros(2, dtype=torch.int64, device=fabric.device)
-
-    def mhz(self) -> float:
-        """NaN where it cannot be read."""
-        if self._kernel is None:
-            return float("nan")
-        self._kernel(self._log, _PROBE_NS)
-        nanoseconds, cycles = self._log.tolist()
-        return float(cycles / nanoseconds * 1e3)
 
 
 # -- putting it together --
@@ -276,7 +230,6 @@ class _Own:
     second: ClockComparison
     clock_step_ns: float
     readings: Mapping[str, Sequence[Nanoseconds]]
-    rates: Mapping[str, Sequence[float]]
 
 
 def _timed(
@@ -302,7 +255,6 @@ def _timed(
     in_place, eager = read("in place"), read("eager in place")
     assert in_place is not None
     gaps = _gaps_us(timings) if f"{_MANY} empty" in timings else np.zeros(1)
-    mhz = {name: _slowest_rate(everyone, name) for name in timings}
     measurement = PipelineMeasurement(
         steps=infos,
         eager_us=times("eager"),
@@ -318,16 +270,9 @@ def _timed(
         alignment=alignment,
     )
     of_steps = (in_place if eager is None else eager).step_us()
-    alone = [timings.get(f"alone: {step.name}") for step in steps]
     return TimedPipeline(
         measurement,
         tuple(np.median(of_steps, axis=1).max(axis=0).tolist()),
-        tuple(
-            Alone(step.name, timing.median_us, mhz[f"alone: {step.name}"])
-            for step, timing in zip(steps, alone, strict=True)
-            if timing is not None
-        ),
-        {name: rate for name, rate in mhz.items() if rate is not None},
         _spans(measurement),
     )
 
@@ -340,11 +285,6 @@ def _gaps_us(timings: Mapping[str, timer.Timing]) -> Times:
     """
     few, many = (np.array(timings[f"{count} empty"].samples_us) for count in (_FEW, _MANY))
     return np.asarray((many - few) / (_MANY - _FEW), dtype=np.float64)
-
-
-def _slowest_rate(everyone: Sequence[_Own], name: str) -> float | None:
-    rate = min(float(np.median(result.rates[name])) for result in everyone)
-    return None if np.isnan(rate) else rate
 
 
 def _spans(measured: PipelineMeasurement) -> tuple[Span, ...]:

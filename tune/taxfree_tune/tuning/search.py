@@ -1,4 +1,4 @@
-"""What is tried next, in an Optuna study that keeps the trials and shares them.
+"""What is tried next, in an Optuna study that knows the trials and shares them.
 
 First come the candidates that were enqueued, with random ones where these are few. Then a surrogate
 of what was measured proposes: of the neighbours of the fastest, and of drawn candidates, those that
@@ -12,20 +12,16 @@ fleet share the study, and do not ask for what others have claimed.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import itertools
 import json
 import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import optuna
 from optuna.distributions import CategoricalDistribution
-from optuna.storages.journal import JournalFileBackend
 from optuna.trial import FrozenTrial, Trial, TrialState
 
-from taxfree.errors import TaxfreeError
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.variant import Problem, Variant
 from taxfree_tune.measuring.trial import Candidate, key
@@ -44,15 +40,14 @@ optuna.logging.set_verbosity(optuna.logging.ERROR)
 
 
 class Search:
-    """A resumable study over all variants of one problem.
+    """A study over all variants of one problem, in memory, or shared by a fleet.
 
     Args:
         variants: name -> variant; those that can serve the problem.
         problem, hardware: what they are asked to serve.
         seed: of the sampler; with the same measurements it gives the same trials.
-        journal: file that keeps the study from one run to the next; None keeps it in memory.
-        name: of the study in the journal.
-        fleet: nodes that share the study, instead of a journal.
+        name: of the study, by which the nodes of a fleet share it.
+        fleet: nodes that share the study.
         every: candidates to ask for, in this order, in place of what the sampler proposes.
 
     Attributes:
@@ -65,7 +60,6 @@ class Search:
         problem: Problem,
         hardware: Hardware,
         seed: int,
-        journal: Path | None,
         name: str,
         fleet: Fleet | None = None,
         every: Iterable[Candidate] | None = None,
@@ -90,28 +84,14 @@ class Search:
         sampler = optuna.samplers.RandomSampler(seed=seed)
         #: whether other nodes were measuring candidates at the last :meth:`ask`.
         self.waits_for_others = False
-        self._first = 0
-        if fleet is not None:
+        if fleet is None:
+            self._study = optuna.create_study(direction="minimize", sampler=sampler)
+        else:
             self._study = fleet.study(name, sampler)
-            return
-        self._study = optuna.create_study(
-            storage=None if journal is None else _storage(journal),
-            study_name=name,
-            load_if_exists=True,
-            direction="minimize",
-            sampler=sampler,
-        )
-        for trial in self._study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
-            # of a run that was ended; to be asked anew
-            self._study.tell(trial.number, state=TrialState.FAIL)
-        # What was pruned before is learned anew: it failed, or was refused by rules of that day.
-        self._first = len(self._study.trials)
 
     def _trials(self, *states: TrialState) -> Iterator[tuple[FrozenTrial, str, Candidate]]:
         """Trials, with candidates that are of today's spaces and, with a time, legal today."""
         for trial in self._of_study(*states):
-            if trial.state == TrialState.PRUNED and trial.number < self._first:
-                continue
             if trial.number in self._candidates:
                 named = self._candidates[trial.number]
             else:
@@ -376,58 +356,3 @@ class Search:
         """The fastest candidates so far and their microseconds, fastest first."""
         times = [(value, text) for text, value in self._known().items() if value is not None]
         return [(value, Candidate(**json.loads(text))) for value, text in sorted(times)[:count]]
-
-
-class _Lock:
-    """A lock on a journal that the OS releases when its process ends, however that ends.
-
-    Optuna's own lock is a file: it outlives a killed process by half a minute, and an interrupt
-    while it is acquired or released surfaces as another error.
-    """
-
-    def __init__(self, journal: Path) -> None:
-        self._journal = journal
-
-    def acquire(self) -> bool:
-        self._file = self._journal.open("ab")
-        fcntl.flock(self._file, fcntl.LOCK_EX)
-        return True
-
-    def cut_torn_line(self) -> None:
-        """Cut off what a kill or a full disk left of a last line: the next would be joined to it.
-
-        What follows the last line break is at most one line, since a line is written at once.
-        """
-        self.acquire()
-        try:
-            content = self._journal.read_bytes()
-            end = content.rfind(b"\n") + 1
-            if content[end : end + 1] not in (b"", b"{", b"\0"):
-                raise ValueError("it does not end like a journal")
-            self._file.truncate(end)
-        finally:
-            self.release()
-
-    def release(self) -> None:
-        self._file.close()
-
-
-def _storage(journal: Path) -> optuna.storages.BaseStorage:
-    """The storage in a journal, which is made where it is missing.
-
-    Raises:
-        TaxfreeError: it is damaged.
-    """
-    journal.parent.mkdir(parents=True, exist_ok=True)
-    lock = _Lock(journal)
-    try:
-        lock.cut_torn_line()
-        backend = JournalFileBackend(str(journal), lock)  # type: ignore[arg-type]
-        return optuna.storages.JournalStorage(backend)
-    except OSError:
-        raise
-    except Exception as error:  # it is replayed, so that a wrong line may break anything
-        raise TaxfreeError(
-            f"{journal} is not a journal of a search, or is damaged",
-            "move it away: the database holds the trials too",
-        ) from error

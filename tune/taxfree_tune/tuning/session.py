@@ -31,6 +31,25 @@ _POLL_S = 1.0  # for what others measure
 
 
 @dataclass(frozen=True)
+class Effort:
+    """How a search looks for the fastest candidate.
+
+    Args:
+        trials: candidates measured per problem.
+        seconds: for all problems together; None for no limit.
+        seed: of the searches.
+        only: names of variants to try; None for those that are searched by default.
+        is_exhaustive: try every config that no variant refuses, instead of searching.
+    """
+
+    trials: int
+    seconds: float | None = None
+    seed: int = 0
+    only: Sequence[str] | None = None
+    is_exhaustive: bool = False
+
+
+@dataclass(frozen=True)
 class Tuned:
     """A tuned problem.
 
@@ -65,13 +84,9 @@ def run(
     problems: Sequence[Any],
     fabric: str,
     database: Database,
-    trials: int,
-    seconds: float | None = None,
-    seed: int = 0,
-    only: Sequence[str] | None = None,
+    effort: Effort,
     progress: Progress = lambda event: None,
     fleet: Fleet | None = None,
-    is_exhaustive: bool = False,
 ) -> Iterator[Tuned | NotTuned]:
     """Tune problems, and store their records.
 
@@ -79,13 +94,9 @@ def run(
         problems: of any operations and world sizes.
         fabric: "host", "cuda" or "rocm".
         database: opened for writing; no other session may write into it meanwhile.
-        trials: candidates measured per problem.
-        seconds: for all problems together; None for no limit.
-        seed: of the searches.
-        only: names of variants to try; those that are searched by default.
+        effort: of the searches.
         progress: receives every event of a search.
         fleet: nodes that tune the same problems; those that others are still measuring come last.
-        is_exhaustive: try every config that no variant refuses, instead of searching.
 
     Yields:
         Each problem when it is finished; closing the iterator ends the workers.
@@ -100,17 +111,15 @@ def run(
     with alone(database.path):
         for world_size in dict.fromkeys(problem.world_size for problem in problems):
             alike = [problem for problem in problems if problem.world_size == world_size]
-            with _tuner(
-                alike, fabric, database, seed, only, progress, fleet, is_exhaustive
-            ) as tuner:
+            with _tuner(alike, fabric, database, effort, progress, fleet) as tuner:
                 waiting, pending = deque(alike), 0
                 while waiting:
                     share = None
-                    if seconds is not None:
-                        share = (begun + seconds - time.monotonic()) / remaining
+                    if effort.seconds is not None:
+                        share = (begun + effort.seconds - time.monotonic()) / remaining
                     following = waiting[1] if len(waiting) > 1 else None
-                    budget = Budget(trials, share)
-                    result = tune_one(tuner, waiting[0], budget, only, following)
+                    budget = Budget(effort.trials, share)
+                    result = tune_one(tuner, waiting[0], budget, effort.only, following)
                     if result is not None:
                         waiting.popleft()
                         remaining, pending = remaining - 1, 0
@@ -150,11 +159,9 @@ def _tuner(
     problems: Sequence[Any],
     fabric: str,
     database: Database,
-    seed: int,
-    only: Sequence[str] | None,
+    effort: Effort,
     progress: Progress,
     fleet: Fleet | None,
-    is_exhaustive: bool,
 ) -> Iterator[Tuner]:
     """A tuner with workers for problems of one world size."""
     world_size, heap_bytes = problems[0].world_size, devices.heap_bytes(problems)
@@ -167,8 +174,9 @@ def _tuner(
         hardware = workers.group().hardware
         with Screen(hardware, heap_bytes=heap_bytes) as screen:
             yield Tuner(
-                database, workers, hardware, screen, seed, only, progress, fleet, is_exhaustive
-            )
+                database, workers, hardware, screen, effort.seed, effort.only, progress, fleet,
+                effort.is_exhaustive,
+            )  # fmt: skip
 
 
 @contextlib.contextmanager
@@ -229,7 +237,7 @@ def proposals(
     if not variants:
         reasons = unsupported_reasons(problem, hardware, only)
         return [], [ScreenVerdict(name, {}, {}, reason) for name, reason in reasons.items()]
-    search = Search(variants, problem, hardware, seed, journal=None, name="dry run")
+    search = Search(variants, problem, hardware, seed, name="dry run")
     search.enqueue(first_candidates(variants, problem, hardware))
     asked = search.ask(trials)
     return asked, [

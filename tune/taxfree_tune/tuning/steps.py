@@ -126,7 +126,7 @@ def tune(
     with Workers(lambda: group_for([asked.sums], fabric)) as workers:
         trial = _Trials(asked, workers, database)
         ways = {name: way for name, way in WAYS.items() if way.space(problem, trial.device)}
-        search = Search(ways, problem, trial.device, seed, None, STEP)
+        search = Search(ways, problem, trial.device, seed, STEP)
         search.enqueue([
             Candidate(name, config)
             for name, way in ways.items()

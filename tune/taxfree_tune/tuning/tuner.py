@@ -124,7 +124,7 @@ class Tuner:
         progress: receives every event.
         fleet: nodes that tune the same problems.
         is_exhaustive: try every config that no variant refuses, instead of searching.
-        is_hasty: wait for no GPU that is busy, and keep no study, only what the database holds.
+        is_hasty: wait for no GPU that is busy.
         first: what searches ask for first; its own by default.
 
     Attributes:
@@ -282,7 +282,6 @@ class Tuner:
             problem,
             self.hardware,
             self._seed,
-            None if self._is_hasty else self._database.path.with_suffix(".journal"),
             f"{record} {self._choices(op, problem, variants)}",
             self._fleet,
             every,
