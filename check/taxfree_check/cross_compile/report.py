@@ -130,10 +130,10 @@ def _reports(case: Case, version: str, answer: dict[str, Any]) -> Iterator[Kerne
 def _source_hash() -> str:
     """A hash of all that can change an answer: kernels, fabrics, checks."""
     digest = hashlib.sha256()
-    root = Path(taxfree_kernels.__file__).parent
-    for file in sorted(root.rglob("*.py")):
-        digest.update(f"{file.relative_to(root)}\0".encode())
-        digest.update(file.read_bytes())
+    for root in (Path(taxfree_kernels.__file__).parent, Path(__file__).parent):
+        for file in sorted(root.rglob("*.py")):
+            digest.update(f"{file.relative_to(root)}\0".encode())
+            digest.update(file.read_bytes())
     return digest.hexdigest()
 
 
