@@ -50,6 +50,8 @@ class TestCommittedFile:
     def test_a_sample_compiles_to_its_digests(
         self, recorded: Digests, sample: Sample, pools: dict[str, CompilePool]
     ) -> None:
+        if not sample.is_part:
+            pytest.skip("`make instructions` compiles the whole list, under two Tritons")
         taken = {case: recorded.cases[case] for case in sample.of(sorted(recorded.cases))}
         if not any(TRITON in digests for digests in recorded.cases.values()):
             pytest.skip(f"there are no digests of Triton {TRITON}: run --write")

@@ -20,7 +20,7 @@ import torch
 import triton
 import triton.language as tl
 
-from taxfree_kernels.device.trace import clock_ns
+from taxfree_kernels.device.sync import clock_ns
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.launch import Kernel
 from taxfree_kernels.variant import Step

@@ -133,6 +133,20 @@ HARMLESS = (
 )  # fmt: skip
 
 
+def why_harmless(kind: str, lines: Sequence[str]) -> str:
+    """Why a mutant need not be shown, if it survives; else empty.
+
+    Args:
+        lines: see :class:`Outcome`.
+    """
+    for each in HARMLESS:
+        number = _lines(each.module).index(each.line) + 1  # the first of several such lines
+        place = f"{each.module.split('.')[-1]}.py:{number}"
+        if place in lines and kind.startswith(each.kinds):
+            return each.why
+    return ""
+
+
 @cache
 def _lines(module: str) -> list[str]:
     source = inspect.getsource(import_module(f"taxfree_kernels.{module}"))
@@ -158,13 +172,8 @@ class Outcome:
 
     def judged(self) -> Outcome:
         """The same, but harmless if it survives and is known to be."""
-        if self.verdict == "survives":
-            for each in HARMLESS:
-                number = _lines(each.module).index(each.line) + 1  # the first of several such lines
-                place = f"{each.module.split('.')[-1]}.py:{number}"
-                if place in self.lines and self.kind.startswith(each.kinds):
-                    return replace(self, verdict="harmless", reason=each.why)
-        return self
+        why = why_harmless(self.kind, self.lines) if self.verdict == "survives" else ""
+        return replace(self, verdict="harmless", reason=why) if why else self
 
     kernel: str
     kind: str
@@ -205,17 +214,27 @@ class Result:
 
 
 def result(
-    op: str, variant: str, architecture: str, most_of_a_kind: int, kinds: Sequence[str] = ()
+    op: str,
+    variant: str,
+    architecture: str,
+    most_of_a_kind: int,
+    kinds: Sequence[str] = (),
+    without_harmless: bool = False,
 ) -> Result:
     """Try mutants of a variant.
 
     Args:
         most_of_a_kind: of each kernel and kind of change.
         kinds: of changes; none for all.
+        without_harmless: do not try those that need not be shown, most of which survive all runs.
     """
     subject = Subject(op, variant, [PROBLEMS[op]], architecture)
     every = [each for each in subject.mutants() if not kinds or each.kind in kinds]
-    outcomes = tuple(Outcome.of(subject.try_one(each)) for each in sampled(every, most_of_a_kind))
+    outcomes = tuple(
+        Outcome.of(subject.try_one(each))
+        for each in sampled(every, most_of_a_kind)
+        if not (without_harmless and why_harmless(each.kind, each.before.source))
+    )
     return Result(op, variant, architecture, *subject.instructions(), len(every), outcomes)
 
 

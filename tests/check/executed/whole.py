@@ -42,7 +42,7 @@ def main() -> None:
             corners = other_configs(variant, problem, hardware)
             config = corners[corner % len(corners)]
         found.append(check_config(op, name, problem, config, seeds, architecture))
-    shares = [(each.kernel, each.share_never) for *_, each in kernels(found)]
+    shares = [(*of, each.kernel, each.share_never) for *of, each in kernels(found)]
     print(json.dumps({"checks": [each.as_json() for each in found], "shares": shares}))
 
 
