@@ -104,9 +104,8 @@ class ModelStep:
         self._next_norms = [layer.input_norm for layer in decoder.layers[1:]] + [decoder.norm]
         self._parts: tuple[Callable[..., Any], ...] = self._begun, self._behind_layer
         if decoder.embedding.is_cuda:  # one by one: equal layers share their code
-            self._parts = tuple(
-                torch.compile(part, dynamic=False, fullgraph=True) for part in self._parts
-            )
+            compiled = partial(torch.compile, dynamic=False, fullgraph=True)
+            self._parts = tuple(map(compiled, self._parts))
 
     def _unsupported_reason(self) -> str | None:
         """Open runtimes, and make the kernel; the reason why it does not serve; collective."""
