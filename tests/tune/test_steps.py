@@ -75,6 +75,12 @@ def test_the_space_has_the_names_of_the_kernels_work() -> None:
         assert first == of_kernel(batch)
 
 
+def test_words_of_all_parts_fit_a_slot() -> None:
+    large = {"hidden": 8192, "heads": 32, "intermediate": 14336, "batch": 16}
+    space = WAYS["kernel"].space(StepProblem(**{**vars(LLAMA), **large}), KNOWN["h100"])
+    assert set(space["DOWN_PARTS"]) == {1, 2}
+
+
 def test_configs_with_parameters_that_are_constants_now() -> None:
     from taxfree_tuning_db.renamed import with_new_names
 

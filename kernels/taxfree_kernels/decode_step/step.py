@@ -188,6 +188,7 @@ def seed_config(model: tape.Model, shared_memory: int, world: int) -> dict[str, 
         staging = math.ceil(model.HIDDEN / width) * width * 2
     else:
         parts = math.ceil(model.INTERMEDIATE / (4 * tape.CHUNK_K))
+        parts = min(parts, sums.most_parts(model, world))
         staging = 3 * 1024 * chunks.sequences(model.BATCH)
     room = shared_memory - _OTHER_SHARED - heads * 8 * (model.HEAD_DIM + 2) * 4 - staging
     stages = min(12, room // _CHUNK_BYTES)

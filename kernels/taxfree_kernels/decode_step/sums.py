@@ -24,7 +24,15 @@ from triton.experimental.gluon import language as gl
 
 from taxfree_kernels.decode_step.chunks import WARPS, X
 from taxfree_kernels.device import packets
-from taxfree_kernels.device.peers import ABORT, EMPTY, LIMIT, NO_CHANNEL, USED, translate
+from taxfree_kernels.device.peers import (
+    ABORT,
+    EMPTY,
+    LAMPORT_SLOT_BYTES,
+    LIMIT,
+    NO_CHANNEL,
+    USED,
+    translate,
+)
 from taxfree_kernels.device.sync import abort
 
 HEADER = gl.constexpr(256)  # words; of 8 ranks and 16 sequences
@@ -80,6 +88,12 @@ def words_of(model: Any, work: Any, world: int) -> tuple[int, int]:
     left = words if model.BATCH == 1 else HEADER.value
     # what is polled behind the last row is never sent
     return words + width_of(model.HIDDEN, world * work.DOWN_PARTS), left
+
+
+def most_parts(model: Any, world: int) -> int:
+    """The most parts of down whose words fit a slot."""
+    words = LAMPORT_SLOT_BYTES // 4 - HEADER.value - width_of(model.HIDDEN, 1)
+    return max(1, int(words) // (3 * _area_words(world, 1, model.BATCH, model.HIDDEN)))
 
 
 @gluon.constexpr_function

@@ -98,6 +98,7 @@ class OneKernel(_Way):
         if hardware.backend == "interpreter":
             return {"SPLITS": (1, 2), "DOWN_PARTS": (1, 2)}
         from taxfree_kernels.decode_step.step import seed_config  # needs a Triton with Gluon
+        from taxfree_kernels.decode_step.sums import most_parts
         from taxfree_kernels.decode_step.tape import Model
 
         known = {
@@ -112,7 +113,11 @@ class OneKernel(_Way):
             "STAGES": (stages - 2, stages - 4),
             "LIMIT": (2, 3, 4),
             "SPLITS": (1, 2),
-            "DOWN_PARTS": (parts + 1, 2 * parts + 1),
+            "DOWN_PARTS": tuple(
+                each
+                for each in (parts - 1, parts + 1, 2 * parts + 1)
+                if 0 < each <= most_parts(model, problem.world_size)
+            ),
         }
         return {name: tuple(dict.fromkeys((first, *others[name]))) for name, first in seed.items()}
 
