@@ -154,8 +154,7 @@ def taxfree(*arguments: str) -> tuple[str, ...]:
 
 def launched(gpus: int, name: str, *arguments: str) -> tuple[str, ...]:
     """A script of this folder, on ranks."""
-    run = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(gpus))
-    return (*run, "-m", f"benchmarks.accept.{name}", *arguments)
+    return ("-m", "benchmarks.accept.ranks", str(gpus), f"benchmarks.accept.{name}", *arguments)
 
 
 def model(on: Sequence[str], layers: int, *more: str) -> tuple[str, ...]:

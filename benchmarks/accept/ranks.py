@@ -1,0 +1,40 @@
+"""Runs a module on ranks of this node, as torchrun does, whose own imports take four seconds.
+
+python -m benchmarks.accept.ranks 2 benchmarks.accept.train
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+
+def main() -> int:
+    """Run the command line: how many ranks, the module, its arguments; returns the exit code."""
+    ranks, module, *arguments = sys.argv[1:]
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    of_all = {"WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks}
+    of_all |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-m", module, *arguments],
+            env=os.environ | of_all | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
+        )
+        for rank in range(int(ranks))
+    ]
+    codes: list[int | None] = [None]
+    while None in codes and not any(codes):
+        time.sleep(0.05)
+        codes = [process.poll() for process in processes]
+    for process in processes:  # after a failure the others wait for ever
+        process.send_signal(signal.SIGKILL)
+    return next((code for code in codes if code), 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
