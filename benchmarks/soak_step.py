@@ -173,4 +173,6 @@ def _soak(options: Any) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    from benchmarks import soak_step  # whose tasks have a module that workers find
+
+    sys.exit(soak_step.main())
