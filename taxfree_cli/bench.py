@@ -130,7 +130,7 @@ def bench(
 
     Under torchrun, srun or Kubernetes, the launcher's processes on the first node are the ranks.
     """
-    from taxfree_cli.bench_model import ModelOptions, bench_model, require_for
+    from taxfree_cli.bench_model import ModelOptions, bench_model
 
     shape_options = options.ShapeOptions(op, shapes, gpus, dtype, model, tp)
     of_model = ModelOptions(layers, prefill, decode, context, mode)
@@ -139,7 +139,13 @@ def bench(
         "--tp": tp, "--variant": variant, "--min-speedup": min_speedup, "--compare": compare,
         "--csv": csv, "--plot": plot,
     }  # fmt: skip
-    require_for(is_whole_model, of_model, of_problems)
+    if is_whole_model:
+        why = "is not for a whole model, which --model alone measures"
+        options.refuse(of_problems, why, "add --shapes model for the problems of its layers")
+    else:
+        of_whole = {f"--{name}": value for name, value in vars(of_model).items()}
+        hint = "give --model, and neither --op nor --shapes"
+        options.refuse(of_whole, "is for a whole model", hint)
     if plot is not None:
         require_picture(plot)
     if min_speedup is not None and not 0 < min_speedup < math.inf:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,28 +34,6 @@ class ModelOptions:
     decode: str | None
     context: int | None
     mode: Sequence[str] | None
-
-
-def require_for(end_to_end: bool, options: ModelOptions, others: Mapping[str, object]) -> None:
-    """Check that options of a whole model and of problems are not given together.
-
-    Args:
-        others: name -> value of the options that are of problems only.
-
-    Raises:
-        UsageError: naming the first that does not fit.
-    """
-    unfit = others if end_to_end else {f"--{name}": value for name, value in vars(options).items()}
-    name = next((name for name, value in unfit.items() if value not in (None, [])), None)
-    if name is not None and end_to_end:
-        raise UsageError(
-            f"{name} is not for a whole model, which --model alone measures",
-            "add --shapes model for the problems of its layers",
-        )
-    if name is not None:
-        raise UsageError(
-            f"{name} is for a whole model", "give --model, and neither --op nor --shapes"
-        )
 
 
 def bench_model(

@@ -21,7 +21,7 @@ from taxfree_cli.explain_scale import explain_scale
 from taxfree_cli.explain_views import print_explanation, print_sweep, print_timelines
 from taxfree_cli.output import note, print_json, print_lines, watched
 from taxfree_cli.pictures import require_picture
-from taxfree_cli.tune import Batch, Context, Layers, refuse
+from taxfree_cli.tune import Batch, Context, Layers
 from taxfree_cli.tune_step import STEP, explain_step
 from taxfree_tune.shapes import choose
 
@@ -115,21 +115,25 @@ def explain(
         of_problems = {"--hardware": hardware, "--variant": variant, "--sweep": sweep,
                        "--plot": plot, "--trace": trace, "--timeline": timeline,
                        "--from": saved, "--scale": scale, "--tp": tp}  # fmt: skip
-        refuse(of_problems, f"is not for --op {STEP}", "give --model, --layers, --batch, --context")
+        options.refuse(
+            of_problems, f"is not for --op {STEP}", "give --model, --layers, --batch, --context"
+        )
         step = options.ShapeOptions(op, shapes, gpus, dtype, model)
         explain_step(step, layers, batch or 1, context or 1024, fabric or "auto", db, json)
         return
     of_step = {"--layers": layers, "--batch": batch, "--context": context}
-    refuse(of_step, "is for a step of a whole model", f"add --op {STEP} --model MODEL")
+    options.refuse(of_step, "is for a step of a whole model", f"add --op {STEP} --model MODEL")
     if scale is not None:
         measuring = {"--fabric": fabric, "--hardware": hardware, "--variant": variant,
                      "--sweep": sweep, "--trace": trace, "--timeline": timeline, "--from": saved,
                      "--model": model, "--tp": tp}  # fmt: skip
-        refuse(measuring, "is not for --scale", "it models what records say, and measures nothing")
+        options.refuse(
+            measuring, "is not for --scale", "it models what records say, and measures nothing"
+        )
         asked_of = options.ShapeOptions(op, shapes, gpus, dtype)
         explain_scale(asked_of, scale, link, db, plot, json)
         return
-    refuse({"--link": link}, "is the link between nodes of --scale", "add --scale 2..64")
+    options.refuse({"--link": link}, "is the link between nodes of --scale", "add --scale 2..64")
     if plot is not None:
         require_picture(plot)
     if timeline is not None:

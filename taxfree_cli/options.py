@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
@@ -227,6 +227,17 @@ class ShapeOptions:
             )
 
         return is_picked
+
+
+def refuse(values: Mapping[str, object], why: str, hint: str) -> None:
+    """Refuse options that were given to a command for which they are not.
+
+    Raises:
+        UsageError: naming the first.
+    """
+    name = next((name for name, value in values.items() if value), None)
+    if name is not None:
+        raise UsageError(f"{name} {why}", hint)
 
 
 def note_left_out(request: ShapeRequest) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, TypeAlias
 
@@ -138,11 +137,13 @@ def tune(
         others = {"--tp": tp, "--path": path, "--training": training, "--variant": variant,
                   "--exhaustive": exhaustive, "--dry-run": dry_run, "--check": check,
                   "--storage": storage, "--hardware": hardware}  # fmt: skip
-        refuse(others, f"is not for --op {STEP}", "give --model, --layers, --batch, --context")
+        options.refuse(
+            others, f"is not for --op {STEP}", "give --model, --layers, --batch, --context"
+        )
         sizes = layers, batch or 1, context or 1024
         tune_step(shape_options, *sizes, fabric or "auto", db, trials, seconds, seed, json)
         return
-    refuse(of_step, "is for a step of a whole model", f"add --op {STEP} --model MODEL")
+    options.refuse(of_step, "is for a step of a whole model", f"add --op {STEP} --model MODEL")
     if hardware is not None and not (check or dry_run):
         raise UsageError(
             "--hardware is for --dry-run and --check", "what is not here cannot be measured"
@@ -165,17 +166,6 @@ def tune(
         trials = trials or (sys.maxsize if exhaustive else _TRIALS)
         effort = Effort(trials, seconds, seed, variant, exhaustive)
         search(shape_options, fabric or "auto", db, effort, storage, all, json)
-
-
-def refuse(values: Mapping[str, object], why: str, hint: str) -> None:
-    """Refuse options that were given to a command for which they are not.
-
-    Raises:
-        UsageError: naming the first.
-    """
-    name = next((name for name, value in values.items() if value), None)
-    if name is not None:
-        raise UsageError(f"{name} {why}", hint)
 
 
 def _refuse_beside_check(*others: object) -> None:

@@ -23,7 +23,7 @@ class ThePlan(BaselinePlan):
 
     def __init__(self, problem, fabric, config):
 {plan}
-        super().__init__(problem, fabric)
+        super().__init__(problem, fabric, config)
         self.fabric, self.config = fabric, config
 
     def compile(self, size, *tensors, **launching):
@@ -169,7 +169,7 @@ RAISES_ALONE = {
     .replace("def __init__(self, problem, fabric):", "def __init__(self, problem, fabric, phase):")
     .replace(
         "        self._args =",
-        "        super().__init__(problem, fabric)\n"
+        "        super().__init__(problem, fabric, {})\n"
         "        self._right = {'check': 0, 'time': 2}[phase]\n"
         "        self._args =",
     )

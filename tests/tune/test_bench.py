@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from types import SimpleNamespace
 
 import pytest
@@ -115,6 +115,14 @@ class TestCandidates:
             won = record(BASELINE)
             database.put(won)
             database.add_trial(won.key, trial(TUNED, 10.0, version=0))
+        history = TuningHistory.read(tmp_path / "tuning.sqlite", required=True)
+        assert configs(history)["push"] == DEFAULT
+
+    def test_a_disturbed_trial_gives_no_config(self, tmp_path):
+        with Database(tmp_path / "tuning.sqlite") as database:
+            won = record(BASELINE)
+            database.put(won)
+            database.add_trial(won.key, replace(trial(TUNED, 10.0), reason="disturbed: heat"))
         history = TuningHistory.read(tmp_path / "tuning.sqlite", required=True)
         assert configs(history)["push"] == DEFAULT
 

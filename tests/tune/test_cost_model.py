@@ -15,7 +15,8 @@ from taxfree_kernels.matmul_reduce_scatter.problem import MatmulReduceScatter
 from taxfree_kernels.variant import variants
 from taxfree_tune import cost_model
 from taxfree_tune.cost import pieces
-from taxfree_tune.cost_model import H200, MACHINES, modelled, modelled_variants, times
+from taxfree_tune.cost.machines import H200, MACHINES
+from taxfree_tune.cost_model import modelled, modelled_variants, times
 
 PROBLEM = AllGatherMatmul(m=256, n=3584, k=8192, world_size=8)
 PROBLEMS = {
@@ -97,7 +98,7 @@ class TestAccounts:
     @pytest.mark.parametrize(("op", "variant"), MODELLED)
     def test_the_parts_sum_and_each_says_that_it_is_modelled(self, machine, op, variant):
         problem = PROBLEMS[op]
-        account = modelled(machine, problem, variant).account
+        account = modelled(machine, problem, variant)
         assert all(part.method.startswith("modelled: ") for part in account.parts)
         assert all(part.iqr_us is None for part in account.parts)
         known = account.t_bound_us + sum(part.us for part in account.parts)

@@ -31,24 +31,10 @@ from importlib.util import find_spec
 
 from taxfree.errors import UsageError
 from taxfree_kernels.variant import Problem, op_of
-from taxfree_tune.cost.machines import H200, MACHINES, Machine
+from taxfree_tune.cost.machines import MACHINES, Machine
 from taxfree_tune.cost.pieces import CostModel, Piece
 from taxfree_tune.measuring.bounds import Bounds, Peaks, bounds
 from taxfree_tune.taxes import INSIDE, Account, Part, Tax
-
-__all__ = [
-    "H200",
-    "MACHINES",
-    "Machine",
-    "Modelled",
-    "Times",
-    "bounds_of",
-    "machine",
-    "modelled",
-    "modelled_variants",
-    "times",
-    "vendor_us",
-]
 
 
 def machine(name: str) -> Machine:
@@ -126,15 +112,7 @@ def bounds_of(machine: Machine, problem: Problem) -> Bounds:
     return bounds(problem.cost, peaks, vendor_us(machine, problem))
 
 
-@dataclass(frozen=True)
-class Modelled:
-    """A modelled account, and the kernels of a call."""
-
-    account: Account
-    kernels: int
-
-
-def modelled(machine: Machine, problem: Problem, variant: str) -> Modelled:
+def modelled(machine: Machine, problem: Problem, variant: str) -> Account:
     """The account of the taxes that a variant pays; each part says that it is modelled."""
     pieces = times(machine, problem, variant)
     limits = bounds_of(machine, problem)
@@ -156,11 +134,10 @@ def modelled(machine: Machine, problem: Problem, variant: str) -> Modelled:
         size = round(sum(piece.memory_bytes for piece in copies))
         copied = sum(piece.us for piece in copies)
         parts.append(_part("copies", "locality", copied, "start + bytes / rate", size))
-    account = Account(
+    return Account(
         0, pieces.t_eager_us, pieces.t_graph_us, limits.t_bound_us, tuple(parts), None,
         "" if collectives else INSIDE,
     )  # fmt: skip
-    return Modelled(account, pieces.kernels)
 
 
 def _part(name: str, tax: Tax, us: float, formula: str, memory_bytes: int = 0) -> Part:

@@ -25,7 +25,8 @@ from statistics import fmean, linear_regression
 from taxfree.problems import recorded_problem
 from taxfree_kernels.hardware import KNOWN
 from taxfree_kernels.variant import Problem, is_library
-from taxfree_tune.cost_model import H200, bounds_of
+from taxfree_tune.cost.machines import H200
+from taxfree_tune.cost_model import bounds_of
 from taxfree_tuning_db import Measurement, Record
 
 GPU = KNOWN["h200"].name  # whose constants these are

@@ -18,7 +18,8 @@ from taxfree._runtime.dispatch import Choice
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.variant import Config, Problem, Variant, variants
 from taxfree_tune.benching.bench import ProblemResult, run_one
-from taxfree_tune.cost_model import Machine, bounds_of, modelled
+from taxfree_tune.cost.machines import Machine
+from taxfree_tune.cost_model import bounds_of, modelled, times
 from taxfree_tune.measuring.bounds import Bounds
 from taxfree_tune.measuring.groups import deadline_s, group_for, on_groups
 from taxfree_tune.measuring.results import DISPATCH, Skipped
@@ -289,14 +290,13 @@ def model(op: str, problem: Problem, machine: Machine, only: Sequence[str] = ())
             why = reason or "none of its first configs serves"
             skipped.append(Skipped(op, fields, name, {}, "refused", why))
             continue
-        account = modelled(machine, problem, name)
         pipelines.append(
             Pipeline(
                 name,
                 configs[0],
                 False,
-                account.kernels,
-                (account.account,),
+                times(machine, problem, name).kernels,
+                (modelled(machine, problem, name),),
                 None,
                 _signals(variant, problem, configs[0], machine.hardware),
             )

@@ -10,7 +10,8 @@ from typing import Any
 from taxfree import fingerprints
 from taxfree.problems import heading, recorded_problem
 from taxfree_kernels.variant import is_library
-from taxfree_tune.cost_model import MACHINES, bounds_of
+from taxfree_tune.cost.machines import MACHINES
+from taxfree_tune.cost_model import bounds_of
 from taxfree_tune.measuring.results import DISPATCH, Results, Row, by_problem
 from taxfree_tune.reporting.sources import Recorded, Sources, machine_of, machine_of_record
 from taxfree_tuning_db import Measurement

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from taxfree import fingerprints
 from taxfree.problems import recorded_problem
@@ -12,7 +12,8 @@ from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.variant import Problem, op_of
 from taxfree_tune.measuring.trial import Candidate, key
 from taxfree_tune.tuning.candidates import first_candidates, is_legal, variants_for
-from taxfree_tuning_db import Database, TrialRecord, neighbours, record_key, shipped_records
+from taxfree_tune.tuning.history import trials_that_hold
+from taxfree_tuning_db import Database, neighbours, record_key, shipped_records
 
 _NEIGHBOURS = 3
 
@@ -98,14 +99,3 @@ class FirstCandidates:
                 if measured.variant != "baseline":
                     winners.append(Candidate(measured.variant, measured.config))
         return winners
-
-
-def trials_that_hold(
-    database: Database, op: str, record_key: str
-) -> Iterator[tuple[Candidate, TrialRecord]]:
-    """The trials of earlier runs that hold today."""
-    versions = fingerprints.versions(op)
-    for trial in database.trials(record_key):
-        is_disturbed = trial.state == "measured" and trial.reason
-        if trial.version == versions.get(trial.variant) and not is_disturbed:
-            yield Candidate(trial.variant, trial.config), trial

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -80,13 +81,20 @@ class TuningHistory:
         return [candidate for candidate in candidates if key(candidate) not in failed]
 
     def _last_trials(self, op: str, record_key: str) -> dict[str, TrialRecord]:
-        """The last trial of each candidate with today's kernels."""
+        """The last trial of each candidate that holds today."""
         if self.path is None:
             return {}
-        versions = fingerprints.versions(op)
         with Database(self.path, read_only=True) as database:
-            return {
-                key(Candidate(trial.variant, trial.config)): trial
-                for trial in database.trials(record_key)
-                if trial.version == versions.get(trial.variant)
-            }
+            trials = trials_that_hold(database, op, record_key)
+            return {key(candidate): trial for candidate, trial in trials}
+
+
+def trials_that_hold(
+    database: Database, op: str, record_key: str
+) -> Iterator[tuple[Candidate, TrialRecord]]:
+    """The trials of earlier runs that hold today."""
+    versions = fingerprints.versions(op)
+    for trial in database.trials(record_key):
+        is_disturbed = trial.state == "measured" and trial.reason
+        if trial.version == versions.get(trial.variant) and not is_disturbed:
+            yield Candidate(trial.variant, trial.config), trial

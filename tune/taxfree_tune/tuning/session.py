@@ -17,7 +17,6 @@ from taxfree_check.cross_compile.screen import Screen, ScreenVerdict
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.variant import Problem, op_of
 from taxfree_tune import devices
-from taxfree_tune.measuring.trial import Candidate
 from taxfree_tune.tuning.candidates import first_candidates, unsupported_reasons, variants_for
 from taxfree_tune.tuning.search import Search
 from taxfree_tune.tuning.tuner import Budget, Progress, Tuner
@@ -216,30 +215,19 @@ def dry_run(
     seed: int = 0,
     only: Sequence[str] | None = None,
 ) -> list[ScreenVerdict]:
-    """The candidates that a search would try first on `hardware`, and those it would refuse.
+    """Up to `trials` candidates that a search would try first on `hardware`, and those refused.
 
     It needs no device. Without times the search cannot learn: later proposals of a real one differ.
     """
-    candidates, refused = proposals(problem, hardware, trials, seed, only)
-    asked = [(candidate.variant, candidate.config) for candidate in candidates]
-    return screen.verdicts(op_of(problem), problem, asked) + refused
-
-
-def proposals(
-    problem: Problem,
-    hardware: Hardware,
-    trials: int,
-    seed: int = 0,
-    only: Sequence[str] | None = None,
-) -> tuple[list[Candidate], list[ScreenVerdict]]:
-    """Up to `trials` candidates that a search would propose first, and what it would refuse."""
     variants = variants_for(problem, hardware, only)
     if not variants:
         reasons = unsupported_reasons(problem, hardware, only)
-        return [], [ScreenVerdict(name, {}, {}, reason) for name, reason in reasons.items()]
+        return [ScreenVerdict(name, {}, {}, reason) for name, reason in reasons.items()]
     search = Search(variants, problem, hardware, seed, name="dry run")
     search.enqueue(first_candidates(variants, problem, hardware))
-    asked = search.ask(trials)
-    return asked, [
-        ScreenVerdict(c.variant, c.config, {}, reason) for c, reason in search.take_illegal()
+    asked = [(candidate.variant, candidate.config) for candidate in search.ask(trials)]
+    illegal = [
+        ScreenVerdict(candidate.variant, candidate.config, {}, reason)
+        for candidate, reason in search.take_illegal()
     ]
+    return screen.verdicts(op_of(problem), problem, asked) + illegal

@@ -26,7 +26,8 @@ from taxfree_kernels.variant import Problem, Variant, op_of
 from taxfree_tune.measuring.results import Mode
 from taxfree_tune.measuring.trial import Candidate, Outcome, key
 from taxfree_tune.tuning.candidates import every_candidate, is_legal, variants_for
-from taxfree_tune.tuning.first import FirstCandidates, trials_that_hold
+from taxfree_tune.tuning.first import FirstCandidates
+from taxfree_tune.tuning.history import trials_that_hold
 from taxfree_tune.tuning.search import Search
 from taxfree_tune.tuning.together import ATTEMPTS, BASELINE, Together
 from taxfree_tune.tuning.winner import measurement_of, record_of, trial_of
