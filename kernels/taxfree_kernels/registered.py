@@ -13,7 +13,7 @@ import torch
 from taxfree_kernels.errors import PlanError
 from taxfree_kernels.fabric.base import Fabric, Workspace
 from taxfree_kernels.hardware import Hardware
-from taxfree_kernels.variant import Problem, Variant
+from taxfree_kernels.variant import Plan, Problem, Variant
 
 
 class RegisteredMemory(Workspace):
@@ -53,6 +53,17 @@ def registered_memory(fabric: Fabric) -> RegisteredMemory:
     memory = known["registered"]
     assert isinstance(memory, RegisteredMemory)
     return memory
+
+
+class RegisteredPlan(Plan):
+    """Before the baseline's plan, in the bases of a class: its buffers are registered."""
+
+    def _memory(self, fabric: Fabric) -> Workspace:
+        self._registered = registered_memory(fabric)
+        return self._registered
+
+    def connect(self) -> None:
+        self._registered.register()
 
 
 class RegisteredVariant(Variant):

@@ -208,6 +208,8 @@ class PartialSum(MatmulProblem):
         scatter_dim: the dimension of the sum that ranks split, if they do.
     """
 
+    WIDE_ELEMENTS: ClassVar[int]  # of the largest sum whose parts may travel as float32
+
     bias: bool = False
     residual: bool = False
     rms_norm: bool = False
@@ -225,9 +227,10 @@ class PartialSum(MatmulProblem):
         """Elements of the rank's result."""
 
     @property
-    @abstractmethod
     def wires(self) -> tuple[str, ...]:
         """The types in which partial sums may be sent."""
+        wide = ("float32",) if self.elements <= self.WIDE_ELEMENTS else ()
+        return (self.dtype, *wide)
 
 
 def own_rows(m: int, shard_dim: int, world_size: int, rank: int) -> int:

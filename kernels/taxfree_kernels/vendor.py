@@ -14,6 +14,7 @@ import torch.distributed as dist
 
 from taxfree_kernels.errors import PlanError
 from taxfree_kernels.fp8 import fp8_dtype, product
+from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.launch import is_compiling
 from taxfree_kernels.variant import BLOCK, MatmulProblem
 
@@ -101,6 +102,19 @@ def reduce_scatter_beside(
 ) -> Any:
     """:func:`reduce_scatter` beside what follows; to be waited for."""
     return _reduce_scatter(shard, parts, group=group, async_op=True)
+
+
+def fused_op_unsupported_reason(problem: MatmulProblem, hardware: Hardware) -> str | None:
+    """The reason why PyTorch's own fused ops do not serve a problem, or None."""
+    if hardware.backend != "cuda":
+        return "torch's fused op needs CUDA"
+    if problem.world_size == 1:
+        return "one rank has no peers"
+    if problem.scales == "block":
+        return "torch's fused op has scales of tensors and tokens"
+    if problem.is_fp8 and (problem.k % 16 or problem.n % 16):
+        return "its matmul takes multiples of 16"
+    return None
 
 
 def symm_mem_op(name: str, group: dist.ProcessGroup, workspace_bytes: int = 0) -> Any:

@@ -494,14 +494,8 @@ class FusedGatherPlan(Plan):
     def kernels(self, size: int) -> tuple[Kernel, ...]:
         return (self._sized[size][0],)
 
-    def run(
-        self,
-        a: torch.Tensor,
-        weight: torch.Tensor,
-        bias: torch.Tensor | None,
-        *rest: torch.Tensor,
-    ) -> torch.Tensor:
-        *scales, out = rest
+    def run(self, *tensors: Any) -> torch.Tensor:
+        a, weight, bias, *scales, out = tensors
         kernel, own_rows, layout = self._sized[out.shape[0]]
         output = (out if bias is None else bias, out)
         kernel(a, own_rows, *self._operands(a, weight, output, layout, *scales))

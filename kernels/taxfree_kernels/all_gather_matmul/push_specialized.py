@@ -556,16 +556,10 @@ class PushSpecializedPlan(PushTmaPlan):
         sizes = folded(inbox.shape, inbox.strides, self._fold)
         return TensorDescriptor(inbox.base, *sizes, self._a_box, self._a_layout), reads_own
 
-    def run(
-        self,
-        a: torch.Tensor,
-        weight: torch.Tensor,
-        bias: torch.Tensor | None,
-        *rest: torch.Tensor,
-    ) -> torch.Tensor:
-        if self._waiting is not None and not is_aligned(weight.t()):
-            return self._waiting.run(a, weight, bias, *rest)  # the copy is written just before
-        return super().run(a, weight, bias, *rest)
+    def run(self, *tensors: Any) -> torch.Tensor:
+        if self._waiting is not None and not is_aligned(tensors[1].t()):
+            return self._waiting.run(*tensors)  # the copy of the weight is written just before
+        return super().run(*tensors)
 
 
 class PushSpecialized(PushTma):

@@ -32,11 +32,7 @@ from taxfree_kernels.all_gather_matmul.spaces import sends_to_self, steps_of_par
 from taxfree_kernels.device import sync
 from taxfree_kernels.device.peers import Peers
 from taxfree_kernels.device.sync import before_tma_loads, gdc_wait
-from taxfree_kernels.device.tiles import (
-    accumulate_tma,
-    scales_of_tile,
-    zero_tile,
-)
+from taxfree_kernels.device.tiles import accumulate_tma, scales_of_tile, zero_tile
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.launch import RowDescriptors, weight_descriptors, with_fields

@@ -50,14 +50,8 @@ class FlashPlan(AttentionPlan):
         rows = (block_m, block_n, block_n) if config["TMA"] else ()
         self._descriptors = [HeadDescriptors([1, 1, row, box]) for row in rows]
 
-    def _operands(
-        self,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        starts: torch.Tensor | None,
-        *scales: torch.Tensor,
-    ) -> tuple[Any, ...]:
+    def _operands(self, *inputs: Any) -> tuple[Any, ...]:
+        q, k, v, starts, *scales = inputs
         if starts is None:
             starts = self._no_starts
         else:

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-import torch
 import triton
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -332,15 +331,8 @@ class WarpSpecializedPlan(AttentionPlan):
             for box in boxes
         ]
 
-    def _operands(
-        self,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        starts: torch.Tensor | None,
-        *scales: torch.Tensor,
-    ) -> tuple[Any, ...]:
-        pairs = zip(self._descriptors, (q, k, v), strict=True)
+    def _operands(self, *inputs: Any) -> tuple[Any, ...]:
+        pairs = zip(self._descriptors, inputs[:3], strict=True)
         return tuple([describe(operand) for describe, operand in pairs])
 
 

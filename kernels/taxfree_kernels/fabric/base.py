@@ -21,8 +21,7 @@ from triton.runtime import jit
 from taxfree_kernels.errors import PeerTimeout, PlanError
 
 if TYPE_CHECKING:
-    from taxfree_kernels.fabric.barrier import DeviceBarrier
-    from taxfree_kernels.fabric.heap import Pool, SymmetricHeap
+    from taxfree_kernels.fabric.heap import DeviceBarrier, Pool, SymmetricHeap
     from taxfree_kernels.hardware import Hardware
 
 ALIGNMENT = 256  # bytes; more than any vector access or bulk copy needs

@@ -473,11 +473,7 @@ def columns_of(n: int, out_scales: str) -> int:
 
 
 def parts_of(
-    out: torch.Tensor,
-    n: int,
-    out_scales: str,
-    kind: torch.dtype,
-    scale: torch.Tensor | None = None,
+    out: torch.Tensor, n: int, out_scales: str, kind: torch.dtype, scale: torch.Tensor | None = None
 ) -> OutputParts:
     """The parts of an output.
 

@@ -31,7 +31,7 @@ from taxfree_kernels.device import sync
 from taxfree_kernels.device.peers import Group, Peers, translate
 from taxfree_kernels.errors import PlanError
 from taxfree_kernels.fabric import barrier as device_barrier
-from taxfree_kernels.fabric.barrier import DeviceBarrier
+from taxfree_kernels.fabric.heap import DeviceBarrier
 from taxfree_kernels.hardware import KNOWN
 from taxfree_kernels.launch import Kernel
 from taxfree_kernels.variant import operation_names, operation_shapes, problem_class, variants
