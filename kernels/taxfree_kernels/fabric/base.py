@@ -36,10 +36,6 @@ def aligned(size: int) -> int:
     return size + -size % ALIGNMENT
 
 
-class NoGroup(PlanError):
-    """A plan calls the collective library on a fabric without a process group."""
-
-
 class Fabric(ABC):
     """A group of ranks that load from and store to each other's symmetric heaps.
 
@@ -180,26 +176,6 @@ class Fabric(ABC):
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-class GrouplessFabric(Fabric):
-    """One rank of a group that is simulated, executed or absent: this process is alone."""
-
-    @property
-    def group(self) -> Any:
-        raise NoGroup(f"fabric {self.name} has no process group")
-
-    def host_words(self, count: int) -> torch.Tensor:
-        return torch.zeros(count, dtype=torch.int64)
-
-    def synchronize(self) -> None:
-        """Nothing runs on a device."""
-
-    def barrier(self) -> None:
-        """There is no other process."""
-
-    def close(self) -> None:
-        """The memory goes with its tensors."""
 
 
 class Workspace:
