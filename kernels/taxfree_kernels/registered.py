@@ -45,21 +45,11 @@ class RegisteredMemory(Workspace):
         self._registered = len(self._pools)
 
 
-def registered_memory(fabric: Fabric) -> RegisteredMemory:
-    """The registered memory that the plans of a fabric share."""
-    known = fabric.library_memory
-    if "registered" not in known:
-        known["registered"] = RegisteredMemory(fabric)
-    memory = known["registered"]
-    assert isinstance(memory, RegisteredMemory)
-    return memory
-
-
 class RegisteredPlan(Plan):
     """Before the baseline's plan, in the bases of a class: its buffers are registered."""
 
     def _memory(self, fabric: Fabric) -> Workspace:
-        self._registered = registered_memory(fabric)
+        self._registered: RegisteredMemory = fabric.memory_of(RegisteredMemory)
         return self._registered
 
     def connect(self) -> None:

@@ -99,9 +99,15 @@ class Fabric(ABC):
         return Workspace(self.device)
 
     @cached_property
-    def library_memory(self) -> dict[str, Workspace]:
+    def library_memory(self) -> dict[Any, Workspace]:
         """Scratch memory of libraries, by kind, that plans share as well."""
         return {}
+
+    def memory_of(self, kind: Callable[[Fabric], Any]) -> Any:
+        """A library's scratch memory, made when the first plan asks for it."""
+        if kind not in self.library_memory:
+            self.library_memory[kind] = kind(self)
+        return self.library_memory[kind]
 
     def loss(self, error: RuntimeError) -> PeerTimeout | None:
         """What to raise in place of an error of a call that means a lost peer; None if it does not.
