@@ -65,11 +65,13 @@ class TorchFused(SeveralWeights):
     gives_way = True
 
     def unsupported_reason(self, problem: AllGatherMatmul, hardware: Hardware) -> str | None:
+        if reason := fused_op_unsupported_reason(problem, hardware):
+            return reason
         if problem.gather_dim == 1:
             return "torch's fused op rounds the sum after each rank's columns"
         if problem.m % problem.world_size:
             return "torch's fused op gathers equal shards"
-        return fused_op_unsupported_reason(problem, hardware)
+        return None
 
 
 VARIANT = TorchFused()

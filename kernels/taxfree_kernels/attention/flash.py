@@ -17,10 +17,9 @@ from taxfree_kernels.attention.attend import Blocks, Heads, attend
 from taxfree_kernels.attention.plans import AttentionPlan
 from taxfree_kernels.attention.problem import Attention
 from taxfree_kernels.fabric.base import Fabric
-from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.launch import HeadDescriptors, Kernel, compile_options
 from taxfree_kernels.spaces import power_of_2
-from taxfree_kernels.variant import Config, Space, Variant
+from taxfree_kernels.variant import Config, Variant
 
 _NO_STRIDES = (0, 0, 0)  # descriptors have them
 
@@ -68,15 +67,9 @@ class Flash(Variant):
 
     plan_class = FlashPlan
     slots = 1
-
-    def space(self, problem: Attention, hardware: Hardware) -> Space:
-        return spaces.space(problem, hardware)
-
-    def seed_configs(self, problem: Attention, hardware: Hardware) -> list[dict[str, Any]]:
-        return spaces.seed_configs(problem, hardware)
-
-    def illegal_reason(self, problem: Attention, hardware: Hardware, config: Config) -> str | None:
-        return spaces.illegal_reason(problem, hardware, config)
+    space = staticmethod(spaces.space)
+    seed_configs = staticmethod(spaces.seed_configs)
+    illegal_reason = staticmethod(spaces.illegal_reason)
 
 
 VARIANT = Flash()

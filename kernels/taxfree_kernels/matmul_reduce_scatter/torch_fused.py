@@ -50,11 +50,13 @@ class TorchFused(Variant):
     is_library = True
 
     def unsupported_reason(self, problem: MatmulReduceScatter, hardware: Hardware) -> str | None:
+        if reason := fused_op_unsupported_reason(problem, hardware):
+            return reason
         if problem.is_fp8 and problem.scatter_dim:
             return "torch's fused op scatters rows of fp8 products"
         if problem.m % problem.world_size and problem.scatter_dim == 0:
             return "torch's fused op splits rows evenly"
-        return fused_op_unsupported_reason(problem, hardware)
+        return None
 
 
 VARIANT = TorchFused()
