@@ -23,7 +23,7 @@ from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.fabric.heap import Pool, SymmetricHeap
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.variant import Config, MatmulProblem, Plan, Sharded, SizeRange, Space, Variant
-from taxfree_kernels.vendor import all_reduce, gather_beside, multiply_into
+from taxfree_kernels.vendor import all_gather, all_reduce, multiply_into
 
 _CHUNKS = (1, 2, 4)
 _HINT = "see why that one died or is stuck; then start again"
@@ -100,7 +100,7 @@ class NodesFabric(Fabric):
 
     def share_in_node(self, gathered: torch.Tensor, shard: torch.Tensor) -> Any:
         """The shards of all ranks of the node, beside what follows; for :meth:`wait_in_node`."""
-        return gather_beside(gathered, shard, self.node._fabric.group)
+        return all_gather(gathered, shard, self.node._fabric.group, beside=True)
 
     def wait_in_node(self, work: Any) -> None:
         """Let what follows wait for what the node's ranks share.

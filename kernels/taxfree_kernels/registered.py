@@ -13,7 +13,7 @@ import torch
 from taxfree_kernels.errors import PlanError
 from taxfree_kernels.fabric.base import Fabric, Workspace
 from taxfree_kernels.hardware import Hardware
-from taxfree_kernels.variant import Problem, Variant
+from taxfree_kernels.variant import Plan, Problem, Variant
 
 
 class RegisteredMemory(Workspace):
@@ -45,14 +45,15 @@ class RegisteredMemory(Workspace):
         self._registered = len(self._pools)
 
 
-def registered_memory(fabric: Fabric) -> RegisteredMemory:
-    """The registered memory that the plans of a fabric share."""
-    known = fabric.library_memory
-    if "registered" not in known:
-        known["registered"] = RegisteredMemory(fabric)
-    memory = known["registered"]
-    assert isinstance(memory, RegisteredMemory)
-    return memory
+class RegisteredPlan(Plan):
+    """Before the baseline's plan, in the bases of a class: its buffers are registered."""
+
+    def _memory(self, fabric: Fabric) -> Workspace:
+        self._registered: RegisteredMemory = fabric.memory_of(RegisteredMemory)
+        return self._registered
+
+    def connect(self) -> None:
+        self._registered.register()
 
 
 class RegisteredVariant(Variant):

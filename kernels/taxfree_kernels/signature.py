@@ -8,13 +8,14 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import Any
 
 import torch
 
+from taxfree_kernels.arguments import by_row, fixed
 from taxfree_kernels.errors import PlanError
 from taxfree_kernels.gradients import Gradients
 from taxfree_kernels.variant import Problem, operation_names
@@ -24,14 +25,12 @@ from taxfree_kernels.variant import Problem, operation_names
 class Signature:
     """How calls of an operation are checked, looked up and run.
 
-    The functions take the call's arguments, in the order of the schema, after those named here.
+    The functions take the call's arguments after those named here: by name, so that ops with other
+    arguments share them; but `inputs`, which runs in each call, by their places.
 
     Args:
         name: of the torch op, and of the runtime's method.
         schema: the arguments of the torch op, but for the group's name.
-        layout: () -> the operation, and properties of the arguments that decide what runs. It takes
-            no tensor apart, because it is made in each call.
-        key: () -> the same, but for sizes; calls with equal ones are checked once.
         sizes: (world_size) -> rows, or sequences and keys, as in `interpolated_fields`; negative
             rows if the tensors have other dimensions than they must have.
         fits: (fabric, rows) -> whether the sizes of the arguments fit together.
@@ -39,7 +38,8 @@ class Signature:
         inputs: (on_device) -> what plans are called with, before the output; `on_device` makes a
             tensor of numbers.
         shape: (world_size, rows) -> that of the output.
-        dtype: () -> that of the output; it is that of the first argument if there is no other.
+        by_size: of an argument that differs in calls of other sizes, by its name: (argument) -> the
+            properties that do not. All others are the same in all calls that are checked once.
         reusable: the input whose memory the output may take, by its place; None if there is none.
         library: (world_size, group_name) -> the result of PyTorch's own collectives, for code that
             was compiled with a runtime, and runs after its end. None: it must not.
@@ -52,18 +52,51 @@ class Signature:
 
     name: str
     schema: str
-    layout: Callable[..., tuple[Any, ...]]
-    key: Callable[..., tuple[Any, ...]]
     sizes: Callable[..., tuple[int, ...]]
     fits: Callable[..., bool]
     problem: Callable[..., Problem]
     inputs: Callable[..., tuple[torch.Tensor | None, ...]]
     shape: Callable[..., tuple[int, ...]]
+    by_size: Mapping[str, Callable[[Any], Any]]
     reusable: int | None = None
     library: Callable[..., torch.Tensor] | None = None
     gradient: Callable[..., Gradients] | None = None
     saved: int = 2
-    dtype: Callable[..., torch.dtype] = lambda first, *others: first.dtype
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        """Names of the arguments."""
+        return tuple(argument.split()[1] for argument in self.schema.split(", "))
+
+    def named(self, arguments: Sequence[Any]) -> dict[str, Any]:
+        """The arguments by name."""
+        return dict(zip(self.names, arguments, strict=True))
+
+    @cached_property
+    def layout(self) -> Callable[..., tuple[Any, ...]]:
+        """(arguments) -> the operation, and properties of the arguments that decide what runs.
+
+        Each call makes it, so it is compiled for these arguments, as a dataclass its methods are.
+        """
+        parts = []
+        for kind, name in (argument.split() for argument in self.schema.split(", ")):
+            strides = "" if self.by_size.get(name) is by_row else f"{name}.stride(), "
+            tensor = f"{name}.shape, {strides}{name}.dtype, {name}.device"
+            tensors = {"Tensor": tensor, "Tensor?": f"None if {name} is None else ({tensor})"}
+            parts.append(tensors.get(kind, name))
+        code = f"lambda {', '.join(self.names)}: ({self.name!r}, {', '.join(parts)})"
+        made: Callable[..., tuple[Any, ...]] = eval(code)
+        return made
+
+    def key(self, arguments: Sequence[Any]) -> tuple[Any, ...]:
+        """As `layout`, but for sizes; calls with equal ones are checked once."""
+        pairs = zip(self.names, arguments, strict=True)
+        return (self.name, *[self.by_size.get(name, _itself)(value) for name, value in pairs])
+
+    def dtype(self, arguments: Sequence[Any]) -> torch.dtype:
+        """That of the output: the argument of this name, else that of the first argument."""
+        of_first: torch.dtype = arguments[0].dtype
+        return arguments[self.names.index("dtype")] if "dtype" in self.names else of_first
 
     @cached_property
     def numbers(self) -> tuple[tuple[int, str, type[Any], tuple[type[Any], ...]], ...]:
@@ -89,6 +122,10 @@ class Signature:
                 number = _number(name, kind, arguments[index])
                 arguments = (*arguments[:index], number, *arguments[index + 1 :])
         return arguments
+
+
+def _itself(argument: Any) -> Any:
+    return fixed(argument) if isinstance(argument, torch.Tensor) else argument
 
 
 _NUMBERS: dict[str, type[Any]] = {"int": int, "float": float}

@@ -208,6 +208,8 @@ class PartialSum(MatmulProblem):
         scatter_dim: the dimension of the sum that ranks split, if they do.
     """
 
+    WIDE_ELEMENTS: ClassVar[int]  # of the largest sum whose parts may travel as float32
+
     bias: bool = False
     residual: bool = False
     rms_norm: bool = False
@@ -225,9 +227,10 @@ class PartialSum(MatmulProblem):
         """Elements of the rank's result."""
 
     @property
-    @abstractmethod
     def wires(self) -> tuple[str, ...]:
         """The types in which partial sums may be sent."""
+        wide = ("float32",) if self.elements <= self.WIDE_ELEMENTS else ()
+        return (self.dtype, *wide)
 
 
 def own_rows(m: int, shard_dim: int, world_size: int, rank: int) -> int:
@@ -398,15 +401,15 @@ class Variant:
         """The reason why this variant cannot serve `problem` on `hardware`, or None."""
         return None
 
-    def space(self, problem: Problem, hardware: Hardware) -> Space:
+    def space(self, problem: Any, hardware: Hardware) -> Space:
         """Meta-parameter -> values to search. A variant without any has one config, ``{}``."""
         return {}
 
-    def seed_configs(self, problem: Problem, hardware: Hardware) -> list[dict[str, Any]]:
+    def seed_configs(self, problem: Any, hardware: Hardware) -> list[dict[str, Any]]:
         """Configs that are tried first; the first one is the default for an untuned problem."""
         return [{name: values[0] for name, values in self.space(problem, hardware).items()}]
 
-    def illegal_reason(self, problem: Problem, hardware: Hardware, config: Config) -> str | None:
+    def illegal_reason(self, problem: Any, hardware: Hardware, config: Config) -> str | None:
         """The reason not to compile `config` for `problem`, or None."""
         return None
 

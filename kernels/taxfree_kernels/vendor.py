@@ -14,6 +14,7 @@ import torch.distributed as dist
 
 from taxfree_kernels.errors import PlanError
 from taxfree_kernels.fp8 import fp8_dtype, product
+from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.launch import is_compiling
 from taxfree_kernels.variant import BLOCK, MatmulProblem
 
@@ -46,10 +47,15 @@ def multiply_into(
     return _scaled_matmul_into(out, a, weight, bias, is_fast, *scales)
 
 
-def all_gather(gathered: torch.Tensor, shard: torch.Tensor, group: dist.ProcessGroup) -> None:
+# With `beside` a collective runs beside what follows, and returns what to wait for.
+
+
+def all_gather(
+    gathered: torch.Tensor, shard: torch.Tensor, group: dist.ProcessGroup, beside: bool = False
+) -> Any:
     """All-gather: all ranks' tensors, in rank order, into a contiguous one."""
     if not is_compiling():
-        _all_gather(gathered, shard, group=group)
+        return _all_gather(gathered, shard, group=group, async_op=beside)
 
 
 def all_gathers(
@@ -62,16 +68,18 @@ def all_gathers(
                 _all_gather(whole.view(torch.uint8), shard.view(torch.uint8), group=group)
 
 
-def all_reduce(tensor: torch.Tensor, group: dist.ProcessGroup) -> None:
+def all_reduce(tensor: torch.Tensor, group: dist.ProcessGroup, beside: bool = False) -> Any:
     """All-reduce in place."""
     if not is_compiling():
-        dist.all_reduce(tensor, group=group)
+        return dist.all_reduce(tensor, group=group, async_op=beside)
 
 
-def reduce_scatter(shard: torch.Tensor, parts: torch.Tensor, group: dist.ProcessGroup) -> None:
+def reduce_scatter(
+    shard: torch.Tensor, parts: torch.Tensor, group: dist.ProcessGroup, beside: bool = False
+) -> Any:
     """Reduce-scatter: this rank's shard of the sum of all ranks' contiguous tensors."""
     if not is_compiling():
-        _reduce_scatter(shard, parts, group=group)
+        return _reduce_scatter(shard, parts, group=group, async_op=beside)
 
 
 def all_to_all(
@@ -86,21 +94,17 @@ def all_to_all(
         dist.all_to_all_single(received, sent, received_rows, sent_rows, group=group)
 
 
-def gather_beside(gathered: torch.Tensor, shard: torch.Tensor, group: dist.ProcessGroup) -> Any:
-    """:func:`all_gather` beside what follows; to be waited for."""
-    return _all_gather(gathered, shard, group=group, async_op=True)
-
-
-def reduce_beside(tensor: torch.Tensor, group: dist.ProcessGroup) -> Any:
-    """:func:`all_reduce` beside what follows; to be waited for."""
-    return dist.all_reduce(tensor, group=group, async_op=True)
-
-
-def reduce_scatter_beside(
-    shard: torch.Tensor, parts: torch.Tensor, group: dist.ProcessGroup
-) -> Any:
-    """:func:`reduce_scatter` beside what follows; to be waited for."""
-    return _reduce_scatter(shard, parts, group=group, async_op=True)
+def fused_op_unsupported_reason(problem: MatmulProblem, hardware: Hardware) -> str | None:
+    """The reason why PyTorch's own fused ops do not serve a problem, or None."""
+    if hardware.backend != "cuda":
+        return "torch's fused op needs CUDA"
+    if problem.world_size == 1:
+        return "one rank has no peers"
+    if problem.scales == "block":
+        return "torch's fused op has scales of tensors and tokens"
+    if problem.is_fp8 and (problem.k % 16 or problem.n % 16):
+        return "its matmul takes multiples of 16"
+    return None
 
 
 def symm_mem_op(name: str, group: dist.ProcessGroup, workspace_bytes: int = 0) -> Any:

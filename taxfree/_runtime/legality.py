@@ -7,13 +7,7 @@ from typing import Any, Protocol
 
 from taxfree.problems import LARGEST, recorded_problem
 from taxfree_kernels.hardware import KNOWN, Hardware
-from taxfree_kernels.variant import (
-    Problem,
-    Variant,
-    operation_names,
-    unsupported_reason,
-    variants,
-)
+from taxfree_kernels.variant import Problem, Variant, operation_names, unsupported_reason, variants
 from taxfree_tuning_db import Record
 from taxfree_tuning_db.records import canonical_json
 

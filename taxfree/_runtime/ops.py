@@ -64,7 +64,8 @@ def _run(signature: Signature, *arguments: Any) -> torch.Tensor:
     if signature.library is None:
         raise UsageError("the runtime is closed", "call taxfree.init() again")
     *given, group_name = arguments
-    return signature.library(_process_group(group_name).size(), group_name, *given)
+    size = _process_group(group_name).size()
+    return signature.library(size, group_name, **signature.named(given))
 
 
 def _fake(signature: Signature, *arguments: Any) -> torch.Tensor:
@@ -75,9 +76,9 @@ def _fake(signature: Signature, *arguments: Any) -> torch.Tensor:
         inductor.install()
     *call_arguments, group_name = arguments
     world_size = _process_group(group_name).size()
-    rows, *_ = signature.sizes(world_size, *call_arguments)
-    shape = signature.shape(world_size, rows, *call_arguments)
-    dtype = signature.dtype(*call_arguments)
+    named = signature.named(call_arguments)
+    rows, *_ = signature.sizes(world_size, **named)
+    shape, dtype = signature.shape(world_size, rows, **named), signature.dtype(call_arguments)
     empty: torch.Tensor = call_arguments[0].new_empty(shape, dtype=dtype)
     return empty
 

@@ -692,14 +692,17 @@ class Runtime(contextlib.AbstractContextManager["Runtime"]):
         if entry is None:
             with usage_errors():
                 arguments = signature.normalized(arguments)
-            sizes = signature.sizes(self.world_size, *arguments)
-            rows, shape = sizes[0], signature.shape(self.world_size, sizes[0], *arguments)
-            dtype = signature.dtype(*arguments)
-            if rows == 0 and signature.fits(self._fabric, 0, *arguments):
+            named = signature.named(arguments)
+            rows, *_ = signature.sizes(self.world_size, **named)
+            shape, dtype = (
+                signature.shape(self.world_size, rows, **named),
+                signature.dtype(arguments),
+            )
+            if rows == 0 and signature.fits(self._fabric, 0, **named):
                 return self._of_nothing(arguments[0], out, shape, dtype)
             entry = self._entry(signature, rows, shape, arguments)
         if self._collecting:
-            self._collect(entry, *signature.sizes(self.world_size, *arguments))
+            self._collect(entry, *signature.sizes(self.world_size, **signature.named(arguments)))
         inputs = signature.inputs(self._on_device, *arguments)
         if out is None:
             out = arguments[0].new_empty(shape, dtype=dtype)
@@ -819,18 +822,18 @@ class Runtime(contextlib.AbstractContextManager["Runtime"]):
         self, signature: Signature, rows: int, shape: tuple[int, ...], arguments: tuple[Any, ...]
     ) -> Entry:
         """The entry of a call that is like none lately; later ones like it are found at once."""
-        key = signature.name, signature.key(*arguments)
+        key, named = signature.key(arguments), signature.named(arguments)
         entries = self._by_arguments.get(key, [])
         entry = entries[rows] if 0 <= rows < len(entries) else None
-        if entry is None or not signature.fits(self._fabric, rows, *arguments):
+        if entry is None or not signature.fits(self._fabric, rows, **named):
             with usage_errors():
-                problem = signature.problem(self._fabric, *arguments)
+                problem = signature.problem(self._fabric, **named)
             entry = self._plans.find(problem) or self._planned(problem, self._plans)
             if entry.choice.kind == "unprepared":
                 return entry
             entries = self._plans.by_size(problem)
             _remember(self._by_arguments, key, entries)
-        seen = entries, rows, shape, signature.dtype(*arguments)
+        seen = entries, rows, shape, signature.dtype(arguments)
         _remember(self._seen, signature.layout(*arguments), seen)
         return entry
 
@@ -958,7 +961,8 @@ class Runtime(contextlib.AbstractContextManager["Runtime"]):
                 problem, plans = joint_problem(self._fabric, *arguments[:3]), self._gather_plans
             else:
                 signature, plans = signatures()[name], self._plans
-                problem = signature.problem(self._fabric, *signature.normalized(arguments))
+                named = signature.named(signature.normalized(arguments))
+                problem = signature.problem(self._fabric, **named)
         if plans.choice(problem).variant != BASELINE:
             return False
         if self._collecting and not plans.is_tuned(problem):
@@ -972,7 +976,8 @@ class Runtime(contextlib.AbstractContextManager["Runtime"]):
         If so, the problem counts as met. The first call plans, as the operation does.
         """
         with usage_errors():
-            problem: Problem = signature.problem(self._fabric, *signature.normalized(arguments))
+            named = signature.named(signature.normalized(arguments))
+            problem: Problem = signature.problem(self._fabric, **named)
         entry = self._plans.find(problem) or self._planned(problem, self._plans)
         if entry.choice.of("graph" if self._is_capturing() else "eager").variant != BASELINE:
             return False

@@ -54,10 +54,7 @@ def report() -> Report:
         if name.startswith(_COMPILED):
             _, pattern, ran = name.split("\t")
             layers.setdefault(pattern, {})[ran] = calls
-    return Report(
-        layers,
-        {problem: dict(kinds) for problem, kinds in problems.items()},
-    )
+    return Report(layers, {problem: dict(kinds) for problem, kinds in problems.items()})
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]

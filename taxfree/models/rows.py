@@ -20,11 +20,7 @@ _PLAIN = (torch.Tensor, torch.nn.Parameter, FakeTensor)  # FakeTensor: while cod
 
 
 def all_gather_matmul(
-    runtime: Runtime,
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    dim: int,
+    runtime: Runtime, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, dim: int
 ) -> torch.Tensor:
     """all_gather(x, dim) @ weight (+ bias), for shards of equal size.
 
@@ -56,11 +52,7 @@ class _Gathered(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
-        x: torch.Tensor,
-        weight: torch.Tensor,
-        bias: torch.Tensor | None,
-        group_name: str,
+        ctx: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, group_name: str
     ) -> torch.Tensor:
         y, gathered = torch.ops.taxfree.all_gather_matmuls(x, [weight], [bias], True, group_name)
         ctx.save_for_backward(gathered, weight)
@@ -81,11 +73,7 @@ class _Gathered(torch.autograd.Function):
 
 
 def all_gather_matmuls(
-    runtime: Runtime,
-    x: torch.Tensor,
-    weights: list[torch.Tensor],
-    dim: int,
-    returns_a: bool,
+    runtime: Runtime, x: torch.Tensor, weights: list[torch.Tensor], dim: int, returns_a: bool
 ) -> tuple[torch.Tensor | None, list[torch.Tensor]] | None:
     """all_gather(x, dim) @ weight for several weights, and the gathered x, after one exchange.
 
@@ -135,10 +123,7 @@ def matmul_reduce_scatter(
 
 
 def matmul_all_reduce(
-    runtime: Runtime,
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None = None,
+    runtime: Runtime, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
 ) -> torch.Tensor:
     """A layer's sum over all ranks of x @ weight (+ bias): x is [..., k], the result [..., n]."""
     y = runtime._call(LAYER_MATMUL_ALL_REDUCE, (x.flatten(0, -2), weight, bias, None), None)

@@ -199,14 +199,14 @@ def order_of_chunks(fabric: Any, folder: str) -> Any:
             self.work.wait()
 
     def watched(name: str, queue: Any) -> Any:
-        return lambda *arguments: Watched(name, queue(*arguments))
+        return lambda *arguments, **named: Watched(name, queue(*arguments, **named))
 
     problem = problem_of("matmul_all_reduce", m=M, n=N, k=K)
     with on_nodes(2, 2), init(folder, rail_record(problem, 2, 4)) as rt:
         called(rt, problem)
         nodes, in_node = rt._fabric, rt._fabric.sum_in_node
         with (
-            mock.patch.object(rail, "reduce_beside", watched("rail", rail.reduce_beside)),
+            mock.patch.object(rail, "all_reduce", watched("rail", rail.all_reduce)),
             mock.patch.object(nodes, "share_in_node", watched("share", nodes.share_in_node)),
             mock.patch.object(nodes, "sum_in_node", lambda *a: (said.append("sum"), in_node(*a))),
         ):

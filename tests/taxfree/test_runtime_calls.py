@@ -177,7 +177,8 @@ def call_quantising(fabric: Any, fields: dict[str, Any], variant: str) -> list[b
     tensors = (x, weight, *scales, bias, residual, *kind, norm_weight, float(eps))
     named = problem.out_scales, options.get("out_scale")
     assert signature.library is not None
-    packed = signature.library(fabric.world_size, rt.group_name, *tensors, *named)
+    arguments_of_op = signature.named((*tensors, *named))
+    packed = signature.library(fabric.world_size, rt.group_name, **arguments_of_op)
     parts = parts_of(packed, problem.n, named[0], torch.float8_e4m3fn, named[1])
     right.append(torch.allclose(found(parts), expected, rtol=0.1))  # the norm is rounded otherwise
     return right

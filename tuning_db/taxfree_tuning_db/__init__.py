@@ -43,9 +43,9 @@ from .records import (
     TrialRecord,
     TrialState,
     record_key,
+    stale_reason,
 )
-from .staleness import prune, stale_reason
-from .store import Database, default_path
+from .store import Database, default_path, prune
 from .tables import shipped_records
 
 __all__ = [

@@ -7,8 +7,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Literal, TypeAlias
 
-from .records import HardwareFingerprint, Record, Scalar, SoftwareFingerprint, record_key
-from .staleness import stale_reason
+from .records import (
+    HardwareFingerprint,
+    Record,
+    Scalar,
+    SoftwareFingerprint,
+    record_key,
+    stale_reason,
+)
 
 _KNOWN = "a known variant"
 _RUNS = "a config that runs this problem"

@@ -294,6 +294,21 @@ def canonical_json(document: object) -> str:
     return json.dumps(document, sort_keys=True, separators=(",", ":"), allow_nan=False)
 
 
+def stale_reason(measured: Record | Measurement, versions: Mapping[str, int]) -> str | None:
+    """Return why a measurement, or a record's winner, is not of today's kernel; None if it is.
+
+    Args:
+        versions: the current version of every variant of the operation.
+    """
+    winner = measured.winner if isinstance(measured, Record) else measured
+    current = versions.get(winner.variant)
+    if current is None:
+        return f"variant {winner.variant} is unknown"
+    if winner.version != current:
+        return f"measured with version {winner.version} of {winner.variant}, now {current}"
+    return None
+
+
 # -- checks --
 
 

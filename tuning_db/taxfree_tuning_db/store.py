@@ -10,7 +10,7 @@ import errno
 import json
 import os
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
@@ -248,6 +248,22 @@ class Database(AbstractContextManager["Database"]):
     def _not_ours(self) -> DatabaseCorrupt:
         hint = "point --db or TAXFREE_DB at a tuning database"
         return DatabaseCorrupt(f"{self.path} is not a tuning database", hint)
+
+
+def prune(database: Database, variants: Mapping[str, Collection[str]]) -> list[Record]:
+    """Delete the records whose winner is an unknown variant, and return them. Trials stay.
+
+    Args:
+        variants: operation -> its variants; records of other operations stay.
+    """
+    with database.transaction():
+        useless = [
+            record
+            for record in database.records()
+            if record.op in variants and record.winner.variant not in variants[record.op]
+        ]
+        database.delete(record.key for record in useless)
+    return useless
 
 
 class _RollBack(Exception):

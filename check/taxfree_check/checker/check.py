@@ -18,8 +18,8 @@ from taxfree_check.checker.checked import Checked, CheckFailed, one_thread
 from taxfree_check.checker.coverage import Coverage, Wanted
 from taxfree_check.checker.simulate import ScheduleOutcome
 from taxfree_check.checker.trial import Trial
+from taxfree_check.groupless import NoGroup
 from taxfree_kernels.errors import PlanError
-from taxfree_kernels.fabric.base import NoGroup
 from taxfree_kernels.hardware import KNOWN
 from taxfree_kernels.interpreter import is_interpreting
 from taxfree_kernels.variant import Problem, Variant, operation_shapes, variants

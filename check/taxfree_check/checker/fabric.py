@@ -8,8 +8,9 @@ from functools import partial
 import torch
 
 from taxfree_check.checker.simulate import Call, ClockSlots, Schedule, ScheduleOutcome, run_schedule
+from taxfree_check.groupless import GrouplessFabric
 from taxfree_kernels.device import peers
-from taxfree_kernels.fabric.base import GrouplessFabric, SideStream, aligned
+from taxfree_kernels.fabric.base import SideStream, aligned
 from taxfree_kernels.fabric.heap import Pool, SymmetricHeap
 from taxfree_kernels.hardware import KNOWN
 

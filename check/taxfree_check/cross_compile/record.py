@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
+from taxfree_check.groupless import GrouplessFabric, NoGroup
 from taxfree_kernels import variant as registry
-from taxfree_kernels.fabric.base import GrouplessFabric, NoGroup
 from taxfree_kernels.fabric.heap import Pool, SymmetricHeap, arena_bytes
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.launch import Kernel, launching_through

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 import torch
 
 from taxfree_check.executed.caches import DeviceMemory
+from taxfree_check.groupless import GrouplessFabric
 from taxfree_kernels.device.peers import CHANNELS
-from taxfree_kernels.fabric.base import GrouplessFabric, aligned
+from taxfree_kernels.fabric.base import aligned
 from taxfree_kernels.fabric.heap import Pool, SymmetricHeap
 from taxfree_kernels.hardware import Hardware
 

@@ -28,9 +28,9 @@ from taxfree_check.executed.flight import OperationTiming
 from taxfree_check.executed.operands import bits_of_float
 from taxfree_check.executed.program import KernelRun, Program
 from taxfree_check.executed.tactics import Tactics
+from taxfree_check.groupless import NoGroup
 from taxfree_kernels import variant as registry
 from taxfree_kernels.errors import HeapExhausted, PeerTimeout
-from taxfree_kernels.fabric.base import NoGroup
 from taxfree_kernels.hardware import KNOWN, Hardware
 from taxfree_kernels.launch import Kernel, launching_through
 from taxfree_kernels.variant import Config, Problem, Ready

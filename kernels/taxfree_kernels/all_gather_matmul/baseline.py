@@ -7,6 +7,7 @@ and ends before the matmul begins, and a gathered A that goes through memory.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -110,14 +111,8 @@ class BaselinePlan(GatheringPlan):
         all_gather(whole, a, self._group)
         return whole
 
-    def steps(
-        self,
-        a: torch.Tensor,
-        weight: torch.Tensor,
-        bias: torch.Tensor | None,
-        *rest: torch.Tensor,
-    ) -> list[Step]:
-        *scales, out = rest
+    def steps(self, *tensors: Any) -> list[Step]:
+        a, weight, bias, *scales, out = tensors
         parts, steps = self._sized[out.shape[0]], []
         own = (a, *scales[:1])[: len(parts)]
         shards = [

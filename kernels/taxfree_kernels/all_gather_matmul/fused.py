@@ -419,6 +419,8 @@ def _store(out, acc, mask, bias_ptr, cols, col_mask, HAS_BIAS: tl.constexpr):
 class FusedGatherVariant(Variant):
     """A variant that computes tiles with ``gathered_tile``."""
 
+    illegal_reason = staticmethod(spaces.illegal_reason)
+
     def unsupported_reason(self, problem: AllGatherMatmul, hardware: Hardware) -> str | None:
         return spaces.unsupported_reason(problem)
 
@@ -427,11 +429,6 @@ class FusedGatherVariant(Variant):
 
     def seed_configs(self, problem: AllGatherMatmul, hardware: Hardware) -> list[dict[str, Any]]:
         return spaces.seed_configs(problem, hardware, self.space(problem, hardware))
-
-    def illegal_reason(
-        self, problem: AllGatherMatmul, hardware: Hardware, config: Config
-    ) -> str | None:
-        return spaces.illegal_reason(problem, hardware, config)
 
 
 class FusedGatherPlan(Plan):
@@ -494,14 +491,8 @@ class FusedGatherPlan(Plan):
     def kernels(self, size: int) -> tuple[Kernel, ...]:
         return (self._sized[size][0],)
 
-    def run(
-        self,
-        a: torch.Tensor,
-        weight: torch.Tensor,
-        bias: torch.Tensor | None,
-        *rest: torch.Tensor,
-    ) -> torch.Tensor:
-        *scales, out = rest
+    def run(self, *tensors: Any) -> torch.Tensor:
+        a, weight, bias, *scales, out = tensors
         kernel, own_rows, layout = self._sized[out.shape[0]]
         output = (out if bias is None else bias, out)
         kernel(a, own_rows, *self._operands(a, weight, output, layout, *scales))

@@ -17,12 +17,7 @@ import triton
 import triton.language as tl
 
 from taxfree_kernels.all_gather_matmul import spaces
-from taxfree_kernels.all_gather_matmul.fused import (
-    Gather,
-    InputShard,
-    inbox_scales,
-    push_chunk,
-)
+from taxfree_kernels.all_gather_matmul.fused import Gather, InputShard, inbox_scales, push_chunk
 from taxfree_kernels.all_gather_matmul.problem import AllGatherMatmul
 from taxfree_kernels.all_gather_matmul.several import GatheringPlan, SeveralWeights
 from taxfree_kernels.all_gather_matmul.spaces import send_block
@@ -153,14 +148,8 @@ class OneShotPlan(GatheringPlan):
         gather(ScaledRows(a, *scale), own_rows)
         return whole, scales
 
-    def steps(
-        self,
-        a: torch.Tensor,
-        weight: torch.Tensor,
-        bias: torch.Tensor | None,
-        *rest: torch.Tensor,
-    ) -> list[Step]:
-        *scales, out = rest
+    def steps(self, *tensors: Any) -> list[Step]:
+        a, weight, bias, *scales, out = tensors
         whole, scale, gather, own_rows = self._sized[out.shape[0]]
         rows: Any = a
         if self._problem.scale_columns:

@@ -131,14 +131,8 @@ class OverlapPlan(Plan):
     def kernels(self, size: int) -> tuple[Kernel, ...]:
         return (self._await, *self._copies.kernels)
 
-    def run(
-        self,
-        a: torch.Tensor,
-        weight: torch.Tensor,
-        bias: torch.Tensor | None,
-        *rest: torch.Tensor,
-    ) -> torch.Tensor:
-        *scales, out = rest
+    def run(self, *tensors: Any) -> torch.Tensor:
+        a, weight, bias, *scales, out = tensors
         calls, own = self._sized[out.shape[0]], (a, *scales[:1])
         kind = {"is_fast": self._problem.fast_accumulation}
         self._copies.begin()

@@ -57,7 +57,7 @@ from taxfree_kernels.device.tiles import BLOCK, select
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.launch import Kernel, RowDescriptors, folded, is_aligned, weight_descriptors
-from taxfree_kernels.variant import Config, Plan, Space
+from taxfree_kernels.variant import Config, Plan
 
 ROWS = 64
 _ROWS = gl.constexpr(ROWS)  # of a warpgroup's accumulators: those of a matrix instruction
@@ -556,20 +556,17 @@ class PushSpecializedPlan(PushTmaPlan):
         sizes = folded(inbox.shape, inbox.strides, self._fold)
         return TensorDescriptor(inbox.base, *sizes, self._a_box, self._a_layout), reads_own
 
-    def run(
-        self,
-        a: torch.Tensor,
-        weight: torch.Tensor,
-        bias: torch.Tensor | None,
-        *rest: torch.Tensor,
-    ) -> torch.Tensor:
-        if self._waiting is not None and not is_aligned(weight.t()):
-            return self._waiting.run(a, weight, bias, *rest)  # the copy is written just before
-        return super().run(a, weight, bias, *rest)
+    def run(self, *tensors: Any) -> torch.Tensor:
+        if self._waiting is not None and not is_aligned(tensors[1].t()):
+            return self._waiting.run(*tensors)  # the copy of the weight is written just before
+        return super().run(*tensors)
 
 
 class PushSpecialized(PushTma):
     """Senders, and tiles whose warps have roles, in one kernel."""
+
+    space = staticmethod(spaces.specialized_space)
+    illegal_reason = staticmethod(spaces.specialized_illegal_reason)
 
     def unsupported_reason(self, problem: AllGatherMatmul, hardware: Hardware) -> str | None:
         if problem.gather_dim == 0:
@@ -578,16 +575,8 @@ class PushSpecialized(PushTma):
             return "columns of the weight are not contiguous"
         return super().unsupported_reason(problem, hardware)
 
-    def space(self, problem: AllGatherMatmul, hardware: Hardware) -> Space:
-        return spaces.specialized_space(problem, hardware)
-
     def seed_configs(self, problem: AllGatherMatmul, hardware: Hardware) -> list[dict[str, Any]]:
         return spaces.first_specialized_configs(problem, hardware, self.space(problem, hardware))
-
-    def illegal_reason(
-        self, problem: AllGatherMatmul, hardware: Hardware, config: Config
-    ) -> str | None:
-        return spaces.specialized_illegal_reason(problem, hardware, config)
 
     def plan(self, problem: AllGatherMatmul, fabric: Fabric, config: Config) -> Plan:
         config = {**config, "K_PARTS": 1, "SEND_STAGES": 1}

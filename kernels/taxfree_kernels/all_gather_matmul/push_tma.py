@@ -32,15 +32,11 @@ from taxfree_kernels.all_gather_matmul.spaces import sends_to_self, steps_of_par
 from taxfree_kernels.device import sync
 from taxfree_kernels.device.peers import Peers
 from taxfree_kernels.device.sync import before_tma_loads, gdc_wait
-from taxfree_kernels.device.tiles import (
-    accumulate_tma,
-    scales_of_tile,
-    zero_tile,
-)
+from taxfree_kernels.device.tiles import accumulate_tma, scales_of_tile, zero_tile
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.launch import RowDescriptors, weight_descriptors, with_fields
-from taxfree_kernels.variant import Config, Space
+from taxfree_kernels.variant import Config
 
 
 @triton.jit(do_not_specialize=["rank", "own_rows", "m", "shard_rows"])
@@ -219,6 +215,8 @@ class PushTma(fused.FusedGatherVariant):
     """Senders and TMA tiles in one kernel."""
 
     plan_class = PushTmaPlan
+    space = staticmethod(spaces.tma_space)
+    illegal_reason = staticmethod(spaces.tma_illegal_reason)
 
     def unsupported_reason(self, problem: AllGatherMatmul, hardware: Hardware) -> str | None:
         if hardware.architecture not in ("sm_90", "cpu"):
@@ -229,16 +227,8 @@ class PushTma(fused.FusedGatherVariant):
             return "rows do not start at multiples of 16 bytes"
         return super().unsupported_reason(problem, hardware)
 
-    def space(self, problem: AllGatherMatmul, hardware: Hardware) -> Space:
-        return spaces.tma_space(problem, hardware)
-
     def seed_configs(self, problem: AllGatherMatmul, hardware: Hardware) -> list[dict[str, Any]]:
         return spaces.first_tma_configs(problem, hardware, self.space(problem, hardware))
-
-    def illegal_reason(
-        self, problem: AllGatherMatmul, hardware: Hardware, config: Config
-    ) -> str | None:
-        return spaces.tma_illegal_reason(problem, hardware, config)
 
 
 VARIANT = PushTma()

@@ -15,7 +15,7 @@ from taxfree_kernels.all_gather_matmul.problem import AllGatherMatmul
 from taxfree_kernels.launch import is_compiling
 from taxfree_kernels.nodes import NodesFabric, Rail
 from taxfree_kernels.variant import Config, Plan
-from taxfree_kernels.vendor import gather_beside
+from taxfree_kernels.vendor import all_gather
 
 
 class RailPlan(Plan):
@@ -49,9 +49,8 @@ class RailPlan(Plan):
         for chunk, begin in enumerate(range(0, len(a), rows)):
             piece = a[begin : begin + rows]
             gathered = buffer[chunk].view(-1)[: count * piece.numel()].view(count, *piece.shape)
-            pieces.append(
-                (begin, gathered, gather_beside(gathered.flatten(0, 1), piece, nodes.rail))
-            )
+            work = all_gather(gathered.flatten(0, 1), piece, nodes.rail, beside=True)
+            pieces.append((begin, gathered, work))
         nodes.gather_in_node(a, weight, bias, by_node[nodes.own_node].flatten(0, 1))
         for begin, gathered, work in pieces:
             work.wait()

@@ -9,19 +9,11 @@ from __future__ import annotations
 from taxfree_kernels.all_gather_matmul.baseline import BaselinePlan
 from taxfree_kernels.all_gather_matmul.problem import AllGatherMatmul
 from taxfree_kernels.all_gather_matmul.several import SeveralWeights
-from taxfree_kernels.fabric.base import Fabric, Workspace
-from taxfree_kernels.registered import RegisteredVariant, registered_memory
+from taxfree_kernels.registered import RegisteredPlan, RegisteredVariant
 
 
-class RegisteredGatherPlan(BaselinePlan):
+class RegisteredGatherPlan(RegisteredPlan, BaselinePlan):
     """The baseline's pipeline between registered buffers."""
-
-    def _memory(self, fabric: Fabric) -> Workspace:
-        self._registered = registered_memory(fabric)
-        return self._registered
-
-    def connect(self) -> None:
-        self._registered.register()
 
     def _copies_shard(self, problem: AllGatherMatmul) -> bool:
         return True

@@ -62,14 +62,8 @@ class GatheringPlan(SeveralWeightsPlan):
         """A [m, k], in memory of its own."""
         return self.gathered(a, m)[0].clone()
 
-    def run(
-        self,
-        a: torch.Tensor,
-        weight: torch.Tensor,
-        bias: torch.Tensor | None,
-        *rest: torch.Tensor,
-    ) -> torch.Tensor:
-        *scales, out = rest
+    def run(self, *tensors: Any) -> torch.Tensor:
+        a, weight, bias, *scales, out = tensors
         whole, *scale = self.gathered(a, out.shape[0], *scales[:1])
         is_fast = self._problem.fast_accumulation
         return multiply_into(out, whole, weight, bias, *scale, *scales[1:], is_fast=is_fast)

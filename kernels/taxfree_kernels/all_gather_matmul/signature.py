@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -34,67 +35,44 @@ def _problem(
     bias: torch.Tensor | None,
     gather_dim: int,
     m: int | None,
+    a_scale: torch.Tensor | None = None,
+    weight_scale: torch.Tensor | None = None,
+    dtype: torch.dtype | None = None,
+    fast_accumulation: bool = False,
 ) -> AllGatherMatmul:
-    """See :meth:`taxfree.Runtime.all_gather_matmul`."""
-    _require_matrices(a_shard, weight)
-    dtype = common_dtype(fabric, a_shard=a_shard, weight=weight, bias=bias)
-    return _of_sizes(fabric, a_shard, weight, bias, gather_dim, m, dtype=dtype)
-
-
-def _require_matrices(a_shard: torch.Tensor, weight: torch.Tensor) -> None:
+    """See the methods of :class:`taxfree.Runtime`."""
     require(a_shard.dim() == 2 and weight.dim() == 2, "a_shard and weight must be matrices")
-
-
-def _scaled_problem(
-    fabric: Fabric,
-    a_shard: torch.Tensor,
-    weight: torch.Tensor,
-    a_scale: torch.Tensor,
-    weight_scale: torch.Tensor,
-    bias: torch.Tensor | None,
-    gather_dim: int,
-    m: int | None,
-    dtype: torch.dtype,
-    is_fast: bool,
-) -> AllGatherMatmul:
-    """See :meth:`taxfree.Runtime.scaled_all_gather_matmul`."""
-    _require_matrices(a_shard, weight)
-    scales = require_scales(fabric, a_shard, weight, a_scale, weight_scale)
-    name = require_addends(fabric, dtype, bias=bias)
-    kind = {"dtype": name, "x_dtype": "fp8", "scales": scales, "fast_accumulation": is_fast}
-    return _of_sizes(fabric, a_shard, weight, bias, gather_dim, m, **kind)
-
-
-def _of_sizes(
-    fabric: Fabric,
-    a_shard: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    gather_dim: int,
-    m: int | None,
-    **kind: Any,
-) -> AllGatherMatmul:
-    """The problem of tensors in a dtype, with or without scales."""
+    of_factors: dict[str, Any] = {}
+    if a_scale is None or weight_scale is None or dtype is None:
+        name = common_dtype(fabric, a_shard=a_shard, weight=weight, bias=bias)
+    else:
+        scales = require_scales(fabric, a_shard, weight, a_scale, weight_scale)
+        name = require_addends(fabric, dtype, bias=bias)
+        of_factors = {"x_dtype": "fp8", "scales": scales, "fast_accumulation": fast_accumulation}
     require(1 in weight.stride(), "neither stride of weight is 1")
     require(gather_dim in (0, 1), f"gather_dim is {gather_dim!r}, must be 0 or 1")
     rows, columns = a_shard.shape
     k, n = weight.shape
-    if gather_dim == 0:
-        m = m if m is not None else rows * fabric.world_size
-    else:
-        columns *= fabric.world_size
-        m = m if m is not None else rows
+    m = _rows(fabric.world_size, a_shard, gather_dim, m)
+    columns *= fabric.world_size if gather_dim == 1 else 1
     require(columns == k, f"the gathered A has {columns} columns, weight {k} rows")
     require_row("bias", bias, n)
     problem = AllGatherMatmul(
-        m=m, n=n, k=k, gather_dim=gather_dim, world_size=fabric.world_size,
-        weight_layout=weight_layout(weight), bias=bias is not None, **kind,
+        m=m, n=n, k=k, gather_dim=gather_dim, dtype=name, world_size=fabric.world_size,
+        weight_layout=weight_layout(weight), bias=bias is not None, **of_factors,
     )  # fmt: skip
     expected = own_rows(m, gather_dim, fabric.world_size, fabric.rank)
     require(
         rows == expected, f"a_shard has {rows} rows, rank {fabric.rank} of m={m} has {expected}"
     )
     return problem
+
+
+def _rows(
+    world_size: int, a_shard: torch.Tensor, gather_dim: int, m: int | None, **others: Any
+) -> int:
+    """Rows of the gathered A."""
+    return m if m is not None else matrix_rows(a_shard) * (1 if gather_dim == 1 else world_size)
 
 
 def _library(
@@ -105,26 +83,15 @@ def _library(
     bias: torch.Tensor | None,
     gather_dim: int,
     m: int | None,
+    a_scale: torch.Tensor | None = None,
+    weight_scale: torch.Tensor | None = None,
+    dtype: torch.dtype | None = None,
+    fast_accumulation: bool = False,
 ) -> torch.Tensor:
-    m = m if m is not None else a_shard.shape[0] * (world_size if gather_dim == 0 else 1)
-    product = gather(a_shard, gather_dim, m, world_size, group_name)() @ weight
-    return product if bias is None else product + bias
-
-
-def _scaled_library(
-    world_size: int,
-    group_name: str,
-    a_shard: torch.Tensor,
-    weight: torch.Tensor,
-    a_scale: torch.Tensor,
-    weight_scale: torch.Tensor,
-    bias: torch.Tensor | None,
-    gather_dim: int,
-    m: int | None,
-    dtype: torch.dtype,
-    is_fast: bool,
-) -> torch.Tensor:
-    m = m if m is not None else a_shard.shape[0] * (world_size if gather_dim == 0 else 1)
+    m = _rows(world_size, a_shard, gather_dim, m)
+    if a_scale is None or weight_scale is None:
+        sums = gather(a_shard, gather_dim, m, world_size, group_name)() @ weight
+        return sums if bias is None else sums + bias
     whole = gather(a_shard.view(torch.uint8), gather_dim, m, world_size, group_name)()
     is_of_block = weight_scale.shape != (1, weight.shape[1])
     if a_scale.dim() == 2 and (gather_dim == 0 or is_of_block):
@@ -150,52 +117,28 @@ def _gradient(context: Any, grad: torch.Tensor) -> Gradients:
 ALL_GATHER_MATMUL = Signature(
     "all_gather_matmul",
     "Tensor a_shard, Tensor weight, Tensor? bias, int gather_dim, int? m",
-    layout=lambda a, weight, bias, gather_dim, m: (
-        "all_gather_matmul", a.shape, a.dtype, a.device, weight.shape, weight.stride(),
-        weight.dtype, weight.device, None if bias is None else fixed(bias), gather_dim, m,
-    ),
-    key=lambda a, weight, bias, gather_dim, _: (
-        by_row(a), fixed(weight), fixed(bias), gather_dim,
-    ),
-    sizes=lambda world_size, a, weight, bias, gather_dim, m: (
-        m if m is not None else matrix_rows(a) * (1 if gather_dim == 1 else world_size),
-    ),
-    fits=lambda fabric, m, a, weight, bias, gather_dim, _: (
-        matrix_rows(a) == own_rows(m, gather_dim, fabric.world_size, fabric.rank)
+    by_size={"a_shard": by_row, "a_scale": by_row, "m": lambda _: None},
+    sizes=lambda world_size, **arguments: (_rows(world_size, **arguments),),
+    fits=lambda fabric, rows, a_shard, gather_dim, a_scale=None, **others: (
+        matrix_rows(a_shard) == own_rows(rows, gather_dim, fabric.world_size, fabric.rank)
+        and (a_scale is None or a_scale.dim() < 2 or len(a_scale) == len(a_shard))
     ),
     problem=_problem,
     inputs=lambda _, a, weight, bias, *others: (aligned(a), weight, bias),
-    shape=lambda _, m, a, weight, *others: (m, weight.shape[-1]),
+    shape=lambda _, rows, weight, **others: (rows, weight.shape[-1]),
     library=_library,
     gradient=_gradient,
 )  # fmt: skip
 
-SCALED_ALL_GATHER_MATMUL = Signature(
-    "scaled_all_gather_matmul",
-    "Tensor a_shard, Tensor weight, Tensor a_scale, Tensor weight_scale, Tensor? bias, "
+SCALED_ALL_GATHER_MATMUL = dataclasses.replace(
+    ALL_GATHER_MATMUL,
+    name="scaled_all_gather_matmul",
+    schema="Tensor a_shard, Tensor weight, Tensor a_scale, Tensor weight_scale, Tensor? bias, "
     "int gather_dim, int? m, ScalarType dtype, bool fast_accumulation",
-    layout=lambda a, weight, a_scale, weight_scale, bias, gather_dim, m, dtype, is_fast: (
-        "scaled_all_gather_matmul", a.shape, a.dtype, a.device, fixed(weight), a_scale.shape,
-        a_scale.dtype, a_scale.device, fixed(weight_scale), fixed(bias), gather_dim, m, dtype,
-        is_fast,
-    ),
-    key=lambda a, weight, a_scale, weight_scale, bias, gather_dim, m, dtype, is_fast: (
-        by_row(a), fixed(weight), by_row(a_scale), fixed(weight_scale), fixed(bias), gather_dim,
-        dtype, is_fast,
-    ),
-    sizes=lambda world_size, a, weight, a_scale, weight_scale, bias, gather_dim, m, *others:
-        ALL_GATHER_MATMUL.sizes(world_size, a, weight, bias, gather_dim, m),
-    fits=lambda fabric, m, a, weight, a_scale, weight_scale, bias, gather_dim, *others: (
-        ALL_GATHER_MATMUL.fits(fabric, m, a, weight, bias, gather_dim, None)
-        and (a_scale.dim() < 2 or len(a_scale) == len(a))
-    ),
-    problem=_scaled_problem,
     inputs=lambda _, a, weight, a_scale, weight_scale, bias, *others: (
         aligned(a), weight, bias, aligned(a_scale), weight_scale,
     ),
-    shape=lambda _, m, a, weight, *others: (m, weight.shape[-1]),
-    dtype=lambda a, weight, a_scale, weight_scale, bias, gather_dim, m, dtype, is_fast: dtype,
-    library=_scaled_library,
+    gradient=None,
 )  # fmt: skip
 
 SIGNATURES = (ALL_GATHER_MATMUL, SCALED_ALL_GATHER_MATMUL)

@@ -6,6 +6,7 @@ It allocates its result, which is copied into the output here; the time includes
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -14,7 +15,7 @@ from taxfree_kernels.all_gather_matmul.several import Biases, SeveralWeights, Se
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.variant import Config
-from taxfree_kernels.vendor import symm_mem_op
+from taxfree_kernels.vendor import fused_op_unsupported_reason, symm_mem_op
 
 _MULTICAST_ROWS = 2048  # at most, of which PyTorch gathers so
 
@@ -34,14 +35,8 @@ class TorchFusedPlan(SeveralWeightsPlan):
         name = f"fused_all_gather_{'scaled_' * self._problem.is_fp8}matmul"
         self._op = symm_mem_op(name, self._group, self._workspace_bytes)
 
-    def run(
-        self,
-        a: torch.Tensor,
-        weight: torch.Tensor,
-        bias: torch.Tensor | None,
-        *rest: torch.Tensor,
-    ) -> torch.Tensor:
-        *scales, out = rest
+    def run(self, *tensors: Any) -> torch.Tensor:
+        a, weight, bias, *scales, out = tensors
         if scales:
             a_scale, weight_scale = scales
             _, (product,) = self._op(
@@ -70,18 +65,12 @@ class TorchFused(SeveralWeights):
     gives_way = True
 
     def unsupported_reason(self, problem: AllGatherMatmul, hardware: Hardware) -> str | None:
-        if hardware.backend != "cuda":
-            return "torch's fused op needs CUDA"
-        if problem.world_size == 1:
-            return "one rank has no peers"
+        if reason := fused_op_unsupported_reason(problem, hardware):
+            return reason
         if problem.gather_dim == 1:
             return "torch's fused op rounds the sum after each rank's columns"
         if problem.m % problem.world_size:
             return "torch's fused op gathers equal shards"
-        if problem.scales == "block":
-            return "torch's fused op has scales of tensors and tokens"
-        if problem.is_fp8 and (problem.k % 16 or problem.n % 16):
-            return "its matmul takes multiples of 16"
         return None
 
 

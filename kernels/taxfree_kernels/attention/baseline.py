@@ -6,14 +6,26 @@ from itertools import pairwise
 from typing import Any
 
 import torch
+from torch.nn.functional import scaled_dot_product_attention
 
-from taxfree_kernels.attention.operation import library
 from taxfree_kernels.attention.plans import split
 from taxfree_kernels.attention.problem import Attention
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.fp8 import dequantised_cache
 from taxfree_kernels.launch import is_compiling
 from taxfree_kernels.variant import Config, Plan, Variant
+
+
+def library(
+    problem: Attention, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float | None
+) -> torch.Tensor:
+    """[batch, length, q_heads, head_dim], by whatever kernel torch prefers."""
+    q, k, v = (operand.transpose(1, 2) for operand in (q, k, v))
+    shares = problem.q_heads != problem.kv_heads
+    output: torch.Tensor = scaled_dot_product_attention(
+        q, k, v, is_causal=problem.causal, scale=scale, enable_gqa=shares
+    )
+    return output.transpose(1, 2)
 
 
 class BaselinePlan(Plan):

@@ -17,10 +17,9 @@ from taxfree_kernels.attention.attend import Blocks, Heads, attend
 from taxfree_kernels.attention.plans import AttentionPlan
 from taxfree_kernels.attention.problem import Attention
 from taxfree_kernels.fabric.base import Fabric
-from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.launch import HeadDescriptors, Kernel, compile_options
 from taxfree_kernels.spaces import power_of_2
-from taxfree_kernels.variant import Config, Space, Variant
+from taxfree_kernels.variant import Config, Variant
 
 _NO_STRIDES = (0, 0, 0)  # descriptors have them
 
@@ -50,14 +49,8 @@ class FlashPlan(AttentionPlan):
         rows = (block_m, block_n, block_n) if config["TMA"] else ()
         self._descriptors = [HeadDescriptors([1, 1, row, box]) for row in rows]
 
-    def _operands(
-        self,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        starts: torch.Tensor | None,
-        *scales: torch.Tensor,
-    ) -> tuple[Any, ...]:
+    def _operands(self, *inputs: Any) -> tuple[Any, ...]:
+        q, k, v, starts, *scales = inputs
         if starts is None:
             starts = self._no_starts
         else:
@@ -74,15 +67,9 @@ class Flash(Variant):
 
     plan_class = FlashPlan
     slots = 1
-
-    def space(self, problem: Attention, hardware: Hardware) -> Space:
-        return spaces.space(problem, hardware)
-
-    def seed_configs(self, problem: Attention, hardware: Hardware) -> list[dict[str, Any]]:
-        return spaces.seed_configs(problem, hardware)
-
-    def illegal_reason(self, problem: Attention, hardware: Hardware, config: Config) -> str | None:
-        return spaces.illegal_reason(problem, hardware, config)
+    space = staticmethod(spaces.space)
+    seed_configs = staticmethod(spaces.seed_configs)
+    illegal_reason = staticmethod(spaces.illegal_reason)
 
 
 VARIANT = Flash()

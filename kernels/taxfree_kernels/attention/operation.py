@@ -8,8 +8,8 @@ from itertools import pairwise
 from typing import Any
 
 import torch
-from torch.nn.functional import scaled_dot_product_attention
 
+from taxfree_kernels.attention.baseline import library
 from taxfree_kernels.attention.problem import Attention
 from taxfree_kernels.fp8 import dequantised_cache, fp8_dtype
 from taxfree_kernels.inputs import cache_in_fp8, random_rows
@@ -64,15 +64,10 @@ def reference(
     problem: Attention, rank: int, seed: int, device: torch.device, integers: bool = False
 ) -> torch.Tensor:
     """out float64 [batch, length, q_heads, head_dim], from the inputs of :func:`make_inputs`."""
-    q, k, v, starts, _, *scales = make_inputs(problem, rank, seed, device, integers)
-    assert q is not None
-    assert k is not None
-    assert v is not None
-    if problem.kv_scales != "none":
-        k_scale, v_scale = scales
-        assert k_scale is not None
-        assert v_scale is not None
-        k, v = dequantised_cache(k, k_scale), dequantised_cache(v, v_scale)
+    tensors: Any = make_inputs(problem, rank, seed, device, integers)
+    q, k, v, starts, _, *scales = tensors
+    if scales:
+        k, v = (dequantised_cache(*each) for each in zip((k, v), scales, strict=True))
     return attention64(problem, q, k, v, starts)[0]
 
 
@@ -166,18 +161,6 @@ def _look_for_one_key_each(
     codes = k.reshape(tokens, problem.kv_heads, problem.head_dim)[target.t(), heads]
     sharpness = 2 ** round(math.log2(_MARGIN / problem.head_dim**0.5))
     return (codes * sharpness).view(*k.shape[:-2], problem.q_heads, problem.head_dim)
-
-
-def library(
-    problem: Attention, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float | None
-) -> torch.Tensor:
-    """[batch, length, q_heads, head_dim], by whatever kernel torch prefers."""
-    q, k, v = (operand.transpose(1, 2) for operand in (q, k, v))
-    shares = problem.q_heads != problem.kv_heads
-    output: torch.Tensor = scaled_dot_product_attention(
-        q, k, v, is_causal=problem.causal, scale=scale, enable_gqa=shares
-    )
-    return output.transpose(1, 2)
 
 
 def vendor_kernel(problem: Attention, device: torch.device) -> Callable[..., torch.Tensor] | None:

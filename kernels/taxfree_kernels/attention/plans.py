@@ -31,15 +31,8 @@ class AttentionPlan(Plan):
         self._sized = fabric.workspace.by_size(self._of_size)
 
     @abstractmethod
-    def _operands(
-        self,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        starts: torch.Tensor | None,
-        *scales: torch.Tensor,
-    ) -> tuple[Any, ...]:
-        """The kernel's first arguments; scales are those of keys and values in fp8."""
+    def _operands(self, *inputs: Any) -> tuple[Any, ...]:
+        """The kernel's first arguments, for q, k, v, where sequences begin, and scales of fp8."""
 
     def _of_size(self, size: Size) -> Kernel:
         batch, tokens = size

@@ -9,7 +9,6 @@ import torch
 from taxfree_kernels.arguments import (
     by_sequence,
     cache_dtype,
-    fixed,
     require,
     require_integers,
     require_normal,
@@ -67,23 +66,17 @@ ATTENTION = Signature(
     "attention",
     "Tensor q, Tensor k, Tensor v, Tensor? cu_seqlens, bool causal, float? scale, "
     "Tensor? k_scale, Tensor? v_scale",
-    layout=lambda q, k, v, cu_seqlens, causal, scale, k_scale, v_scale: (
-        "attention", q.shape, q.stride(), q.dtype, q.device, k.shape, k.stride(), k.dtype,
-        k.device, v.shape, v.stride(), v.dtype, v.device,
-        None if cu_seqlens is None else (*fixed(cu_seqlens), cu_seqlens.is_contiguous()),
-        causal, scale, None if k_scale is None else (fixed(k_scale), fixed(v_scale)),
-    ),
-    key=lambda q, k, v, cu_seqlens, causal, scale, k_scale, v_scale: (
-        by_sequence(q), by_sequence(k), by_sequence(v), causal, scale, fixed(k_scale),
-        fixed(v_scale),
-        None if cu_seqlens is None else (q.shape[:1], cu_seqlens.dtype, cu_seqlens.device),
-    ),
-    sizes=lambda _, q, k, v, cu_seqlens, *others: (
+    by_size={
+        "q": lambda q: (by_sequence(q), q.dim() == 3 and len(q)), "k": by_sequence,
+        "v": by_sequence,
+        "cu_seqlens": lambda begins: None if begins is None else (begins.dtype, begins.device),
+    },
+    sizes=lambda _, q, cu_seqlens, **others: (
         (*q.shape[:2], -1)[:2]
         if cu_seqlens is None
         else (cu_seqlens.numel() - 1, *q.shape[:1])
     ),
-    fits=lambda fabric, batch, q, k, v, cu_seqlens, *others: (
+    fits=lambda fabric, batch, q, k, v, cu_seqlens, **others: (
         q.shape[:1] == k.shape[:1] == v.shape[:1]
         and (cu_seqlens is None or (cu_seqlens.dim() == 1 and cu_seqlens.is_contiguous()))
     ),
@@ -93,14 +86,13 @@ ATTENTION = Signature(
         None if scale is None else torch.tensor(scale, dtype=torch.float32, device="cpu"),
         *(scales if scales[0] is not None else ()),
     ),
-    shape=lambda _, batch, q, *others: q.shape,
+    shape=lambda _, batch, q, **others: q.shape,
 )  # fmt: skip
 
 ATTENTION_LSE = dataclasses.replace(
     ATTENTION,
     name="attention_lse",
-    layout=lambda *arguments: ("attention_lse", *ATTENTION.layout(*arguments)),
-    shape=lambda _, batch, q, *others: (elements_with_lse(q),),
+    shape=lambda _, batch, q, **others: (elements_with_lse(q),),
 )
 
 SIGNATURES = (ATTENTION, ATTENTION_LSE)

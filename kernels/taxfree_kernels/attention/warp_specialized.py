@@ -17,7 +17,6 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-import torch
 import triton
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -38,7 +37,7 @@ from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.launch import HeadDescriptors, Kernel, compile_options, is_triton
 from taxfree_kernels.spaces import power_of_2
-from taxfree_kernels.variant import Config, Space, Variant
+from taxfree_kernels.variant import Config, Variant
 
 _LOG2_E = gl.constexpr(1.4426950408889634)
 _LN_2 = gl.constexpr(0.6931471805599453)
@@ -332,15 +331,8 @@ class WarpSpecializedPlan(AttentionPlan):
             for box in boxes
         ]
 
-    def _operands(
-        self,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        starts: torch.Tensor | None,
-        *scales: torch.Tensor,
-    ) -> tuple[Any, ...]:
-        pairs = zip(self._descriptors, (q, k, v), strict=True)
+    def _operands(self, *inputs: Any) -> tuple[Any, ...]:
+        pairs = zip(self._descriptors, inputs[:3], strict=True)
         return tuple([describe(operand) for describe, operand in pairs])
 
 
@@ -349,6 +341,9 @@ class WarpSpecialized(Variant):
 
     plan_class = WarpSpecializedPlan
     slots = 1
+    space = staticmethod(spaces.specialized_space)
+    seed_configs = staticmethod(spaces.specialized_seed_configs)
+    illegal_reason = staticmethod(spaces.specialized_illegal_reason)
 
     def unsupported_reason(self, problem: Attention, hardware: Hardware) -> str | None:
         if hardware.architecture != "sm_90":
@@ -362,15 +357,6 @@ class WarpSpecialized(Variant):
         if is_triton(3, 8) and not (problem.causal and problem.head_dim > 64):
             return "Triton 3.8 would run its matrix instructions one by one"
         return None
-
-    def space(self, problem: Attention, hardware: Hardware) -> Space:
-        return spaces.specialized_space(problem, hardware)
-
-    def seed_configs(self, problem: Attention, hardware: Hardware) -> list[dict[str, Any]]:
-        return spaces.specialized_seed_configs(problem, hardware)
-
-    def illegal_reason(self, problem: Attention, hardware: Hardware, config: Config) -> str | None:
-        return spaces.specialized_illegal_reason(problem, hardware, config)
 
 
 VARIANT = WarpSpecialized()

@@ -7,7 +7,7 @@ is one collective before the look-up.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch.nn.functional import embedding_bag
@@ -74,28 +74,16 @@ class BaselinePlan(Plan):
         first_index = (blocks * problem.capacity).view(world, self._own, 1)
         return _Buffers(sent, received, first_row, first_index, pooled)
 
-    def run(
-        self,
-        weight: torch.Tensor,
-        indices: torch.Tensor,
-        offsets: torch.Tensor,
-        weights: torch.Tensor | None,
-        out: torch.Tensor,
-    ) -> torch.Tensor:
+    def run(self, *tensors: Any) -> torch.Tensor:
+        weight, indices, offsets, weights, out = tensors
         buffers = self._sized[len(out)]
         self._pack(buffers, indices, offsets, weights)
         self._ask(buffers)
         self._answer(buffers, self._look_up(buffers, weight, len(out)))
         return self._finish(buffers, offsets, out)
 
-    def _pack(
-        self,
-        buffers: _Buffers,
-        indices: torch.Tensor,
-        offsets: torch.Tensor,
-        weights: torch.Tensor | None,
-    ) -> None:
-        parts = [indices, offsets, *([] if weights is None else [weights.view(torch.int32)])]
+    def _pack(self, buffers: _Buffers, *bags: torch.Tensor | None) -> None:
+        parts = [part.view(torch.int32) for part in bags if part is not None]
         torch.cat(parts, 1, out=buffers.sent)
 
     def _ask(self, buffers: _Buffers) -> None:
@@ -146,14 +134,8 @@ class BaselinePlan(Plan):
             return torch.div(by_sample, lengths[:, :, None], out=out)
         return out.copy_(by_sample)
 
-    def steps(
-        self,
-        weight: torch.Tensor,
-        indices: torch.Tensor,
-        offsets: torch.Tensor,
-        weights: torch.Tensor | None,
-        out: torch.Tensor,
-    ) -> list[Step]:
+    def steps(self, *tensors: Any) -> list[Step]:
+        weight, indices, offsets, weights, out = tensors
         batch, buffers = len(out), self._sized[len(out)]
         blocks = self._problem.world_size * self._own
         pooled = [weight.new_zeros(blocks, batch + 1, weight.shape[-1])]  # by the step before

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from taxfree_kernels.embedding_all_to_all.problem import EmbeddingAllToAll
@@ -63,23 +65,13 @@ def reference(
     )
     for owner in range(problem.world_size):
         weight = make_inputs(problem, owner, seed, device, integers)[0]
-        assert weight is not None
         add_rows(problem, pooled, owner, weight, *bags)
     return pooled
 
 
-def add_rows(
-    problem: EmbeddingAllToAll,
-    pooled: torch.Tensor,
-    owner: int,
-    weight: torch.Tensor,
-    indices: torch.Tensor | None,
-    offsets: torch.Tensor | None,
-    weights: torch.Tensor | None,
-) -> None:
-    """Add an owner's rows to float64 `pooled`; arguments as :func:`make_inputs` returns them."""
-    assert indices is not None
-    assert offsets is not None
+def add_rows(problem: EmbeddingAllToAll, pooled: torch.Tensor, owner: int, *tensors: Any) -> None:
+    """Add an owner's rows to float64 `pooled`; tensors as :func:`make_inputs` returns them."""
+    weight, indices, offsets, weights = tensors
     first = owner * problem.rows if problem.shard_dim == 1 else 0
     for place, table in enumerate(problem.tables_of(owner)):
         lengths = offsets[table].diff()

@@ -422,14 +422,8 @@ class PushPlan(Plan):
     def kernels(self, size: int) -> tuple[Kernel, ...]:
         return (self._sized[size],)
 
-    def run(
-        self,
-        weight: torch.Tensor,
-        indices: torch.Tensor,
-        offsets: torch.Tensor,
-        weights: torch.Tensor | None,
-        out: torch.Tensor,
-    ) -> torch.Tensor:
+    def run(self, *tensors: Any) -> torch.Tensor:
+        weight, indices, offsets, weights, out = tensors
         bits = indices if weights is None else weights.view(torch.int32)
         self._sized[len(out)](weight, indices, offsets, bits, out)
         return out

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import torch
 
-from taxfree_kernels.arguments import aligned, fixed, require, require_integers
+from taxfree_kernels.arguments import aligned, require, require_integers
 from taxfree_kernels.embedding_all_to_all.gradient import gradient
 from taxfree_kernels.embedding_all_to_all.problem import EmbeddingAllToAll
 from taxfree_kernels.fabric.base import Fabric
@@ -59,41 +62,36 @@ def _problem(
     return problem
 
 
-def _bag(indices: torch.Tensor, offsets: torch.Tensor) -> tuple[int, ...]:
-    """How many indices a bag has room for, and the rest."""
-    return divmod(indices.shape[-1], max(1, offsets.shape[-1] - 1))
+class _Embedding(Signature):
+    """Of two arguments, what calls of all sizes have in common is how much room a bag has."""
+
+    def key(self, arguments: Sequence[Any]) -> tuple[Any, ...]:
+        _, indices, offsets, *_ = arguments
+        room = divmod(indices.shape[-1], max(1, offsets.shape[-1] - 1))
+        return (*super().key(arguments), room)
 
 
-EMBEDDING_ALL_TO_ALL = Signature(
+def _but_columns(matrix: torch.Tensor | None) -> Any:
+    return None if matrix is None else (matrix.shape[:1], matrix.dtype, matrix.device)
+
+
+EMBEDDING_ALL_TO_ALL = _Embedding(
     "embedding_all_to_all",
     "Tensor weight, Tensor indices, Tensor offsets, Tensor? per_sample_weights, int shard_dim, "
     "str mode",
-    layout=lambda weight, indices, offsets, weights, shard_dim, mode: (
-        "embedding_all_to_all", fixed(weight), fixed(indices), fixed(offsets),
-        None if weights is None else (weights.shape, weights.dtype, weights.device),
-        shard_dim, mode,
-    ),
-    key=lambda weight, indices, offsets, weights, shard_dim, mode: (
-        fixed(weight), indices.shape[:1], _bag(indices, offsets), indices.dtype, indices.device,
-        offsets.shape[:1], offsets.dtype, offsets.device,
-        None if weights is None else (weights.dtype, weights.device), shard_dim, mode,
-    ),
-    sizes=lambda _, weight, indices, offsets, *others: (
-        offsets.shape[1] - 1 if offsets.dim() == 2 else -1,
-    ),
-    fits=lambda fabric, batch, weight, indices, offsets, weights, *others: (
+    by_size=dict.fromkeys(("indices", "offsets", "per_sample_weights"), _but_columns),
+    sizes=lambda _, offsets, **others: (offsets.shape[1] - 1 if offsets.dim() == 2 else -1,),
+    fits=lambda fabric, batch, indices, offsets, per_sample_weights, **others: (
         indices.shape[:1] == offsets.shape[:1]
         and indices.is_contiguous()
         and offsets.is_contiguous()
-        and (weights is None or weights.shape == indices.shape)
+        and (per_sample_weights is None or per_sample_weights.shape == indices.shape)
     ),
     problem=_problem,
     inputs=lambda _, weight, indices, offsets, weights, *others: (
         weight, indices, offsets, None if weights is None else aligned(weights),
     ),
-    shape=lambda _, batch, weight, indices, offsets, *others: (
-        batch, offsets.shape[0], weight.shape[-1],
-    ),
+    shape=lambda _, batch, weight, offsets, **others: (batch, offsets.shape[0], weight.shape[-1]),
     gradient=gradient,
     saved=4,
 )  # fmt: skip

@@ -21,8 +21,7 @@ from triton.runtime import jit
 from taxfree_kernels.errors import PeerTimeout, PlanError
 
 if TYPE_CHECKING:
-    from taxfree_kernels.fabric.barrier import DeviceBarrier
-    from taxfree_kernels.fabric.heap import Pool, SymmetricHeap
+    from taxfree_kernels.fabric.heap import DeviceBarrier, Pool, SymmetricHeap
     from taxfree_kernels.hardware import Hardware
 
 ALIGNMENT = 256  # bytes; more than any vector access or bulk copy needs
@@ -35,10 +34,6 @@ Piece = tuple[tuple[int, ...], torch.dtype]  # shape and dtype
 def aligned(size: int) -> int:
     """The bytes that a block of `size` bytes takes: the next block begins there."""
     return size + -size % ALIGNMENT
-
-
-class NoGroup(PlanError):
-    """A plan calls the collective library on a fabric without a process group."""
 
 
 class Fabric(ABC):
@@ -104,9 +99,15 @@ class Fabric(ABC):
         return Workspace(self.device)
 
     @cached_property
-    def library_memory(self) -> dict[str, Workspace]:
+    def library_memory(self) -> dict[Any, Workspace]:
         """Scratch memory of libraries, by kind, that plans share as well."""
         return {}
+
+    def memory_of(self, kind: Callable[[Fabric], Any]) -> Any:
+        """A library's scratch memory, made when the first plan asks for it."""
+        if kind not in self.library_memory:
+            self.library_memory[kind] = kind(self)
+        return self.library_memory[kind]
 
     def loss(self, error: RuntimeError) -> PeerTimeout | None:
         """What to raise in place of an error of a call that means a lost peer; None if it does not.
@@ -181,26 +182,6 @@ class Fabric(ABC):
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-class GrouplessFabric(Fabric):
-    """One rank of a group that is simulated, executed or absent: this process is alone."""
-
-    @property
-    def group(self) -> Any:
-        raise NoGroup(f"fabric {self.name} has no process group")
-
-    def host_words(self, count: int) -> torch.Tensor:
-        return torch.zeros(count, dtype=torch.int64)
-
-    def synchronize(self) -> None:
-        """Nothing runs on a device."""
-
-    def barrier(self) -> None:
-        """There is no other process."""
-
-    def close(self) -> None:
-        """The memory goes with its tensors."""
 
 
 class Workspace:

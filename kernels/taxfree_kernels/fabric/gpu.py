@@ -8,8 +8,11 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+import triton
+import triton.language as tl
 
-from taxfree_kernels.device.calibrate import polls_per_second
+from taxfree_kernels.device import peers, sync
+from taxfree_kernels.device.peers import Group, Peers
 from taxfree_kernels.errors import FabricUnavailable
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.fabric.heap import SymmetricHeap
@@ -18,6 +21,7 @@ from taxfree_kernels.hardware import Hardware
 #: torch's variable that lets ranks share a GPU. They take turns of milliseconds: fit for tests of
 #: protocols, all of which a machine with one GPU can then run; unfit for any timing.
 SHARING = "TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES"
+_POLLS = 20_000  # some 15 ms
 
 
 class GpuFabric(Fabric):
@@ -44,7 +48,7 @@ class GpuFabric(Fabric):
         self._arena, bases = self._map_arenas(heap_bytes)
         self.heap = SymmetricHeap(self._arena)
         self.heap_bases = torch.tensor(bases, dtype=torch.int64, device=self.device)
-        self._polls_per_second = polls_per_second(self)
+        self._polls_per_second = _polls_per_second(self)
 
     @staticmethod
     @abstractmethod
@@ -97,3 +101,26 @@ class GpuFabric(Fabric):
 def current_device() -> torch.device:
     """The current GPU of this process."""
     return torch.device("cuda", torch.cuda.current_device())
+
+
+@triton.jit
+def _wait_for_nobody(control_ptr, heap_bases, GROUP: tl.constexpr):
+    sync.wait(Peers(control_ptr, heap_bases, 0, 1), 0, 0, GROUP)
+
+
+def _polls_per_second(fabric: Fabric) -> float:
+    """Polls of one waiting program in a second: it times out on a word of its own."""
+    report = fabric.host_words(peers.REPORT_WORDS)
+    block = torch.zeros(peers.SIGNALS.value + 1, dtype=torch.int64, device=fabric.device)
+    block[peers.LIMIT.value] = _POLLS
+    block[peers.STATUS.value] = report.data_ptr()
+    bases = block.new_tensor([block.data_ptr()])
+    group = Group(1, fabric.backend)
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    _wait_for_nobody[(1,)](block, bases, GROUP=group)  # compiles, and raises the clocks
+    block[peers.ABORT.value] = 0
+    begin.record()
+    _wait_for_nobody[(1,)](block, bases, GROUP=group)
+    end.record()
+    torch.cuda.synchronize(fabric.device)
+    return _POLLS / (begin.elapsed_time(end) * 1e-3)

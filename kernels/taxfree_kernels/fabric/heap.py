@@ -1,4 +1,4 @@
-"""The symmetric heap, and the pool of inboxes that the plans of one stream share.
+"""The symmetric heap, the pool of inboxes that the plans of one stream share, and a barrier.
 
 An arena holds control words, LL packets, Lamport words, and payload slots.
 """
@@ -8,11 +8,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import torch
+import triton
+import triton.language as tl
 
-from taxfree_kernels.device import peers
-from taxfree_kernels.device.peers import CHANNELS, LAMPORT_SLOT_BYTES, LL_SLOT_BYTES
+from taxfree_kernels.device import peers, sync
+from taxfree_kernels.device.peers import CHANNELS, LAMPORT_SLOT_BYTES, LL_SLOT_BYTES, Group, Peers
 from taxfree_kernels.errors import HeapExhausted, PeerTimeout
 from taxfree_kernels.fabric.base import ALIGNMENT, aligned
+from taxfree_kernels.launch import Kernel
 
 if TYPE_CHECKING:
     from taxfree_kernels.fabric.base import Fabric
@@ -221,3 +224,31 @@ def _words(words: torch.Tensor, slots: int, count: int, what: str) -> tuple[torc
             "give a larger heap_bytes, or send less at once",
         )
     return words[:count], slot_words
+
+
+@triton.jit(do_not_specialize=["rank"])
+def _barrier(control_ptr, heap_bases, rank, GROUP: tl.constexpr):
+    generation = sync.running_generation(control_ptr)
+    own = Peers(control_ptr, heap_bases, rank, generation)
+    peer = tl.arange(0, triton.next_power_of_2(GROUP.WORLD))
+    others = (peer < GROUP.WORLD) & (peer != rank)
+    peer = tl.where(others, peer, rank)
+    sync.signal(own, 0, peer, GROUP, mask=others)
+    sync.wait(own, 0, peer, GROUP, mask=others)
+    sync.leave(control_ptr)
+
+
+class DeviceBarrier:
+    """A kernel that ends on every rank after it has begun on all of them: it aligns timed calls."""
+
+    def __init__(self, fabric: Fabric, timeout_s: float) -> None:
+        self.pool = Pool(fabric, slot_bytes=0, ll_bytes=0, lamport_bytes=0, timeout_s=timeout_s)
+        self._kernel = Kernel(
+            _barrier,
+            grid=1,
+            constants={"GROUP": Group(fabric.world_size, fabric.backend)},
+            last_args=(self.pool.control, fabric.heap_bases, fabric.rank),
+        )
+
+    def __call__(self) -> None:
+        self._kernel()

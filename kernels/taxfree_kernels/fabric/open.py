@@ -8,9 +8,8 @@ import torch
 
 from taxfree_kernels.errors import FabricUnavailable
 from taxfree_kernels.fabric import cuda, host, rocm
-from taxfree_kernels.fabric.barrier import DeviceBarrier
 from taxfree_kernels.fabric.gpu import current_device
-from taxfree_kernels.fabric.heap import Pool
+from taxfree_kernels.fabric.heap import DeviceBarrier, Pool
 from taxfree_kernels.hardware import KNOWN, Hardware
 
 if TYPE_CHECKING:

@@ -75,23 +75,9 @@ class Attention64:
         self._total = torch.zeros(heads, dtype=torch.float64, device=device)
         self._sum = torch.zeros(*heads, problem.v_head_dim, dtype=torch.float64, device=device)
 
-    def add(
-        self,
-        rank: int,
-        q: torch.Tensor | None,
-        k: torch.Tensor | None,
-        v: torch.Tensor | None,
-        kv_lens: torch.Tensor | None,
-        table: torch.Tensor | None,
-        scaling: torch.Tensor | None,
-        *scales: torch.Tensor | None,
-    ) -> None:
-        """Add the keys that a rank holds; arguments as :func:`make_inputs` returns them."""
-        assert q is not None
-        assert k is not None
-        assert v is not None
-        assert kv_lens is not None
-        assert scaling is not None
+    def add(self, rank: int, *tensors: Any) -> None:
+        """Add the keys that a rank holds; tensors as :func:`make_inputs` returns them."""
+        q, k, v, kv_lens, table, scaling, *scales = tensors
         problem, (k_scale, v_scale) = self._problem, scales or (None, None)
         scale, cap = scaling.double()
         queries = q.double().view(*self._top.shape, problem.head_dim)

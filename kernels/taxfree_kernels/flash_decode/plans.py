@@ -404,16 +404,13 @@ class PartsExchange:
 class DecodeVariant(Variant):
     """A variant with the meta-parameters of the splits and of the merges."""
 
+    illegal_reason = staticmethod(spaces.illegal_reason)
+
     def space(self, problem: FlashDecode, hardware: Hardware) -> Space:
         return {**spaces.split_space(problem, hardware), **spaces.merge_space(problem, hardware)}
 
     def seed_configs(self, problem: FlashDecode, hardware: Hardware) -> list[dict[str, Any]]:
         return spaces.seed_configs(problem, hardware, self.space(problem, hardware))
-
-    def illegal_reason(
-        self, problem: FlashDecode, hardware: Hardware, config: Config
-    ) -> str | None:
-        return spaces.illegal_reason(problem, hardware, config)
 
 
 class ExchangingVariant(DecodeVariant):

@@ -9,7 +9,6 @@ from taxfree_kernels.arguments import (
     by_row,
     by_sequence,
     cache_dtype,
-    fixed,
     is_normal,
     require,
     require_integers,
@@ -79,27 +78,20 @@ FLASH_DECODE = Signature(
     "flash_decode",
     "Tensor q, Tensor k, Tensor v, Tensor kv_lens, Tensor? block_table, float? scale, "
     "float? soft_cap, int? window, Tensor? k_scale, Tensor? v_scale",
-    layout=lambda q, k, v, kv_lens, table, scale, soft_cap, window, k_scale, v_scale: (
-        "flash_decode", q.shape, q.dtype, q.device, k.shape, k.stride(), k.dtype, k.device,
-        v.shape, v.stride(), v.dtype, v.device,
-        kv_lens.shape, kv_lens.is_contiguous(), kv_lens.dtype, kv_lens.device,
-        None if table is None else (*fixed(table), table.is_contiguous()),
-        scale, soft_cap, window, None if k_scale is None else (fixed(k_scale), fixed(v_scale)),
-    ),
-    key=lambda q, k, v, kv_lens, table, scale, soft_cap, window, k_scale, v_scale: (
-        by_row(q), by_sequence(k), by_sequence(v), kv_lens.dtype, kv_lens.device,
-        by_sequence(table), scale, soft_cap, window, fixed(k_scale), fixed(v_scale),
-    ),
-    sizes=lambda _, q, k, v, kv_lens, table, *numbers: (
+    by_size={
+        "q": by_row, "k": by_sequence, "v": by_sequence, "block_table": by_sequence,
+        "kv_lens": lambda lens: (lens.dtype, lens.device),
+    },
+    sizes=lambda _, q, k, block_table, **others: (
         q.shape[0] if q.dim() == 3 else -1,
-        k.shape[1] if table is None else k.shape[1] * table.shape[1],
+        k.shape[1] if block_table is None else k.shape[1] * block_table.shape[1],
     ),
-    fits=lambda fabric, batch, q, k, v, kv_lens, table, *numbers: (
+    fits=lambda fabric, batch, k, v, kv_lens, block_table, **others: (
         kv_lens.shape == (fabric.world_size, batch)
         and kv_lens.is_contiguous()
-        and (k if table is None else table).shape[0] == batch
+        and (k if block_table is None else block_table).shape[0] == batch
         and v.shape[0] == k.shape[0]
-        and (table is None or table.is_contiguous())
+        and (block_table is None or block_table.is_contiguous())
     ),
     problem=_problem,
     inputs=lambda on_device, q, k, v, kv_lens, table, scale, soft_cap, window, *scales: (
@@ -109,7 +101,7 @@ FLASH_DECODE = Signature(
         else on_device(scale or q.shape[2] ** -0.5, soft_cap or 0.0),
         *(scales if scales[0] is not None else ()),
     ),
-    shape=lambda _, batch, q, k, v, *others: (batch, q.shape[1], v.shape[3]),
+    shape=lambda _, batch, q, v, **others: (batch, q.shape[1], v.shape[3]),
 )  # fmt: skip
 
 SIGNATURES = (FLASH_DECODE,)

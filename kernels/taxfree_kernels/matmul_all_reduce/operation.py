@@ -5,10 +5,9 @@ from __future__ import annotations
 import torch
 
 from taxfree_kernels.fp8 import dequantised, fp8_dtype, quantised
-from taxfree_kernels.inputs import random_tensor
+from taxfree_kernels.inputs import make_factors, partial_matmul, random_tensor, sum_of_products
 from taxfree_kernels.matmul_all_reduce.problem import MatmulAllReduce
 from taxfree_kernels.reduction.fused import columns_of, parts_of
-from taxfree_kernels.reduction.inputs import make_factors, partial_matmul, sum_of_products
 from taxfree_kernels.variant import Operation
 
 _EPS = 1e-5

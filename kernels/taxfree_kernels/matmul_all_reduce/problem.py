@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from taxfree_kernels.errors import PlanError
 from taxfree_kernels.reduction.spaces import padded_elements, tiles_of
@@ -41,6 +42,8 @@ class MatmulAllReduce(PartialSum):
         PlanError: on impossible dimensions.
     """
 
+    WIDE_ELEMENTS: ClassVar[int] = ONE_SHOT_ELEMENTS
+
     m: int
     n: int
     k: int
@@ -77,11 +80,6 @@ class MatmulAllReduce(PartialSum):
     @property
     def kept_elements(self) -> int:
         return self.elements
-
-    @property
-    def wires(self) -> tuple[str, ...]:
-        wide = ("float32",) if self.elements <= ONE_SHOT_ELEMENTS else ()
-        return (self.dtype, *wide)
 
     @property
     def cost(self) -> Cost:

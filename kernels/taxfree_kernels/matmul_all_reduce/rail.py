@@ -19,7 +19,7 @@ from taxfree_kernels.matmul_all_reduce.problem import MatmulAllReduce
 from taxfree_kernels.matmul_reduce_scatter.problem import MatmulReduceScatter
 from taxfree_kernels.nodes import NodesFabric, Rail
 from taxfree_kernels.variant import Config, Plan, Step
-from taxfree_kernels.vendor import reduce_beside
+from taxfree_kernels.vendor import all_reduce
 
 
 class RailPlan(BaselinePlan):
@@ -79,7 +79,7 @@ class RailPlan(BaselinePlan):
             if bias is not None and self._adds_bias:
                 shard.add_(bias)
             summed.append((shard, whole, target))
-            sums.append(reduce_beside(shard, nodes.rail))
+            sums.append(all_reduce(shard, nodes.rail, beside=True))
             if chunk:
                 gathers.append(self._gather(sums[chunk - 1], *summed[chunk - 1]))
         gathers.append(self._gather(sums[-1], *summed[-1]))

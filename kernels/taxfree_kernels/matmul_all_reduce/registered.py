@@ -12,11 +12,11 @@ import torch
 from taxfree_kernels.fabric.base import Fabric, Scratch
 from taxfree_kernels.matmul_all_reduce.baseline import BaselinePlan
 from taxfree_kernels.matmul_all_reduce.problem import MatmulAllReduce
-from taxfree_kernels.registered import RegisteredVariant, registered_memory
+from taxfree_kernels.registered import RegisteredPlan, RegisteredVariant
 from taxfree_kernels.variant import Config
 
 
-class RegisteredAllReducePlan(BaselinePlan):
+class RegisteredAllReducePlan(RegisteredPlan, BaselinePlan):
     """Matmul into a registered buffer, all-reduce there, one kernel that reads the result."""
 
     _finish_name = "copy out"
@@ -26,12 +26,8 @@ class RegisteredAllReducePlan(BaselinePlan):
         self.launches = 3
 
     def _reserve(self, problem: MatmulAllReduce, fabric: Fabric) -> Scratch:
-        self._registered = registered_memory(fabric)
         dtype = getattr(torch, problem.dtype)
-        return self._registered.scratch(((problem.elements,), dtype))
-
-    def connect(self) -> None:
-        self._registered.register()
+        return self._memory(fabric).scratch(((problem.elements,), dtype))
 
     def _total(self, out: torch.Tensor, residual: torch.Tensor | None) -> torch.Tensor:
         return self._in_scratch(out.shape[-2])

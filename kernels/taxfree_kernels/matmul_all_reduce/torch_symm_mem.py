@@ -51,14 +51,11 @@ class TorchSymmMemPlan(BaselinePlan):
     def __init__(self, problem: MatmulAllReduce, fabric: Fabric, config: Config) -> None:
         super().__init__(problem, fabric, config)
         self._name = {1: "one_shot_all_reduce_out", 2: "two_shot_all_reduce_out"}[config["SHOTS"]]
-        known = fabric.library_memory
-        if "symmetric" not in known:
-            known["symmetric"] = SymmetricMemory(fabric)
-        self._memory, dtype = known["symmetric"], getattr(torch, problem.dtype)
+        self._memory: SymmetricMemory = fabric.memory_of(SymmetricMemory)
+        dtype = getattr(torch, problem.dtype)
         self._partials = self._memory.scratch(((problem.elements,), dtype))
 
     def connect(self) -> None:
-        assert isinstance(self._memory, SymmetricMemory)
         self._memory.rendezvous()
         self._all_reduce = symm_mem_op(self._name, self._group)
 

@@ -95,11 +95,7 @@ class BaselinePlan(Plan):
         return steps
 
     def _multiply(
-        self,
-        buffers: ScatterBuffers,
-        x: torch.Tensor,
-        weight: torch.Tensor,
-        *scales: torch.Tensor,
+        self, buffers: ScatterBuffers, x: torch.Tensor, weight: torch.Tensor, *scales: torch.Tensor
     ) -> None:
         is_fast = self._problem.fast_accumulation
         multiply_into(buffers.partial, x, weight, None, *scales, is_fast=is_fast)

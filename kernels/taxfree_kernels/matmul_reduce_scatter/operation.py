@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from taxfree_kernels.inputs import make_factors, partial_matmul, sum_of_products
 from taxfree_kernels.matmul_reduce_scatter.problem import MatmulReduceScatter
-from taxfree_kernels.reduction.inputs import make_factors, partial_matmul, sum_of_products
 from taxfree_kernels.variant import Operation
 
 

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from taxfree_kernels.errors import PlanError
 from taxfree_kernels.reduction.spaces import padded_elements
 from taxfree_kernels.variant import ITEM_BYTES, Cost, PartialSum, Sharded
-
-#: Largest whole sum, in elements, whose partial sums may travel as float32.
-WIDE_WIRE_ELEMENTS = 1 << 24
 
 
 @dataclass(frozen=True)
@@ -33,6 +31,8 @@ class MatmulReduceScatter(PartialSum, Sharded):
     Raises:
         PlanError: on impossible dimensions.
     """
+
+    WIDE_ELEMENTS: ClassVar[int] = 1 << 24
 
     m: int
     n: int
@@ -66,11 +66,6 @@ class MatmulReduceScatter(PartialSum, Sharded):
     @property
     def kept_elements(self) -> int:
         return self.shard_rows * self.shard_columns
-
-    @property
-    def wires(self) -> tuple[str, ...]:
-        wide = ("float32",) if self.elements <= WIDE_WIRE_ELEMENTS else ()
-        return (self.dtype, *wide)
 
     @property
     def cost(self) -> Cost:

@@ -15,7 +15,7 @@ from taxfree_kernels.launch import is_compiling
 from taxfree_kernels.matmul_reduce_scatter.problem import MatmulReduceScatter
 from taxfree_kernels.nodes import NodesFabric, Rail
 from taxfree_kernels.variant import Config, Plan
-from taxfree_kernels.vendor import reduce_scatter_beside
+from taxfree_kernels.vendor import reduce_scatter
 
 
 class RailPlan(Plan):
@@ -54,7 +54,7 @@ class RailPlan(Plan):
             part = ordered[chunk, : piece.numel()].view(shape).copy_(piece).view(-1, shape[-1])
             shard = summed[chunk, : count * shape[2] * out.shape[1]].view(-1, out.shape[1])
             nodes.sum_in_node(part, weight, shard)
-            works.append(reduce_scatter_beside(out[begin : begin + rows], shard, nodes.rail))
+            works.append(reduce_scatter(out[begin : begin + rows], shard, nodes.rail, beside=True))
         for work in works:
             work.wait()
         return out

@@ -10,29 +10,22 @@ from typing import Any
 
 import torch
 
-from taxfree_kernels.fabric.base import Fabric, Workspace
+from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.matmul_reduce_scatter.baseline import BaselinePlan
 from taxfree_kernels.matmul_reduce_scatter.problem import MatmulReduceScatter
-from taxfree_kernels.registered import RegisteredVariant, registered_memory
+from taxfree_kernels.registered import RegisteredPlan, RegisteredVariant
 from taxfree_kernels.variant import Config, Step
 
 
-class RegisteredReduceScatterPlan(BaselinePlan):
+class RegisteredReduceScatterPlan(RegisteredPlan, BaselinePlan):
     """The baseline's pipeline between registered buffers."""
 
     def __init__(self, problem: MatmulReduceScatter, fabric: Fabric, config: Config) -> None:
         super().__init__(problem, fabric, config)
         self.launches += 1
 
-    def _memory(self, fabric: Fabric) -> Workspace:
-        self._registered = registered_memory(fabric)
-        return self._registered
-
     def _others(self, problem: MatmulReduceScatter) -> tuple[int, ...]:
         return (problem.shard_rows * problem.shard_columns,)
-
-    def connect(self) -> None:
-        self._registered.register()
 
     def _shard(self, out: torch.Tensor) -> torch.Tensor:
         return self._scratch()[2][: out.numel()].view(out.shape)

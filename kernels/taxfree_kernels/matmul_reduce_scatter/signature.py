@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import torch
@@ -10,7 +11,6 @@ from taxfree_kernels.arguments import (
     aligned,
     by_row,
     common_dtype,
-    fixed,
     matmul_sizes,
     matrix_rows,
     require_addends,
@@ -26,61 +26,45 @@ from taxfree_kernels.variant import own_rows
 
 
 def _problem(
-    fabric: Fabric, x: torch.Tensor, weight: torch.Tensor, scatter_dim: int
-) -> MatmulReduceScatter:
-    """See :meth:`taxfree.Runtime.matmul_reduce_scatter`."""
-    dtype = common_dtype(fabric, x=x, weight=weight)
-    m, k, n = matmul_sizes(x, weight)
-    return MatmulReduceScatter(
-        m=m, n=n, k=k, scatter_dim=scatter_dim, dtype=dtype,
-        world_size=fabric.world_size, weight_layout=weight_layout(weight),
-    )  # fmt: skip
-
-
-def _scaled_problem(
     fabric: Fabric,
     x: torch.Tensor,
     weight: torch.Tensor,
-    x_scale: torch.Tensor,
-    weight_scale: torch.Tensor,
     scatter_dim: int,
-    dtype: torch.dtype,
-    fast_accumulation: bool,
+    x_scale: torch.Tensor | None = None,
+    weight_scale: torch.Tensor | None = None,
+    dtype: torch.dtype | None = None,
+    fast_accumulation: bool = False,
 ) -> MatmulReduceScatter:
-    """See :meth:`taxfree.Runtime.scaled_matmul_reduce_scatter`."""
+    """See the methods of :class:`taxfree.Runtime`."""
     m, k, n = matmul_sizes(x, weight)
-    scales = require_scales(fabric, x, weight, x_scale, weight_scale)
+    of_factors: dict[str, Any] = {}
+    if x_scale is None or weight_scale is None or dtype is None:
+        name = common_dtype(fabric, x=x, weight=weight)
+    else:
+        scales = require_scales(fabric, x, weight, x_scale, weight_scale)
+        name = require_addends(fabric, dtype)
+        of_factors = {"x_dtype": "fp8", "scales": scales, "fast_accumulation": fast_accumulation}
     return MatmulReduceScatter(
-        m=m, n=n, k=k, scatter_dim=scatter_dim, dtype=require_addends(fabric, dtype),
-        world_size=fabric.world_size, weight_layout=weight_layout(weight), x_dtype="fp8",
-        scales=scales, fast_accumulation=fast_accumulation,
+        m=m, n=n, k=k, scatter_dim=scatter_dim, dtype=name, world_size=fabric.world_size,
+        weight_layout=weight_layout(weight), **of_factors,
     )  # fmt: skip
 
 
 def _library(
-    world_size: int, group_name: str, x: torch.Tensor, weight: torch.Tensor, scatter_dim: int
-) -> torch.Tensor:
-    return _library_shard(world_size, group_name, x @ weight, scatter_dim)
-
-
-def _scaled_library(
     world_size: int,
     group_name: str,
     x: torch.Tensor,
     weight: torch.Tensor,
-    x_scale: torch.Tensor,
-    weight_scale: torch.Tensor,
     scatter_dim: int,
-    dtype: torch.dtype,
-    fast_accumulation: bool,
+    x_scale: torch.Tensor | None = None,
+    weight_scale: torch.Tensor | None = None,
+    dtype: torch.dtype | None = None,
+    fast_accumulation: bool = False,
 ) -> torch.Tensor:
-    sums = product(x, x_scale, weight, weight_scale).to(dtype)
-    return _library_shard(world_size, group_name, sums, scatter_dim)
-
-
-def _library_shard(
-    world_size: int, group_name: str, partial: torch.Tensor, scatter_dim: int
-) -> torch.Tensor:
+    if x_scale is None or weight_scale is None:
+        partial = x @ weight
+    else:
+        partial = product(x, x_scale, weight, weight_scale).to(dtype)
     if scatter_dim == 1:
         partial = torch.cat(partial.chunk(world_size, 1))
     else:
@@ -112,16 +96,14 @@ def _gradient(context: Any, grad: torch.Tensor) -> Gradients:
 MATMUL_REDUCE_SCATTER = Signature(
     "matmul_reduce_scatter",
     "Tensor x, Tensor weight, int scatter_dim",
-    layout=lambda x, weight, scatter_dim: (
-        "matmul_reduce_scatter", x.shape, x.dtype, x.device, weight.shape, weight.stride(),
-        weight.dtype, weight.device, scatter_dim,
+    by_size={"x": by_row, "x_scale": by_row},
+    sizes=lambda _, x, **others: (matrix_rows(x),),
+    fits=lambda _, m, x_scale=None, **others: (
+        x_scale is None or x_scale.dim() < 2 or len(x_scale) == m
     ),
-    key=lambda x, weight, scatter_dim: (by_row(x), fixed(weight), scatter_dim),
-    sizes=lambda _, x, *others: (matrix_rows(x),),
-    fits=lambda *_: True,
     problem=_problem,
     inputs=lambda _, x, weight, scatter_dim: (aligned(x), weight),
-    shape=lambda world_size, m, x, weight, scatter_dim: (
+    shape=lambda world_size, m, weight, scatter_dim, **others: (
         (m, weight.shape[-1] // world_size)
         if scatter_dim == 1
         else (-(-m // world_size), weight.shape[-1])
@@ -130,28 +112,15 @@ MATMUL_REDUCE_SCATTER = Signature(
     gradient=_gradient,
 )  # fmt: skip
 
-SCALED_MATMUL_REDUCE_SCATTER = Signature(
-    "scaled_matmul_reduce_scatter",
-    "Tensor x, Tensor weight, Tensor x_scale, Tensor weight_scale, int scatter_dim, "
+SCALED_MATMUL_REDUCE_SCATTER = dataclasses.replace(
+    MATMUL_REDUCE_SCATTER,
+    name="scaled_matmul_reduce_scatter",
+    schema="Tensor x, Tensor weight, Tensor x_scale, Tensor weight_scale, int scatter_dim, "
     "ScalarType dtype, bool fast_accumulation",
-    layout=lambda x, weight, x_scale, weight_scale, scatter_dim, dtype, is_fast: (
-        "scaled_matmul_reduce_scatter", x.shape, x.dtype, x.device, fixed(weight), x_scale.shape,
-        x_scale.dtype, x_scale.device, fixed(weight_scale), scatter_dim, dtype, is_fast,
-    ),
-    key=lambda x, weight, x_scale, weight_scale, scatter_dim, dtype, is_fast: (
-        by_row(x), fixed(weight), by_row(x_scale), fixed(weight_scale), scatter_dim, dtype,
-        is_fast,
-    ),
-    sizes=lambda _, x, *others: (matrix_rows(x),),
-    fits=lambda _, m, x, weight, x_scale, *others: x_scale.dim() < 2 or len(x_scale) == m,
-    problem=_scaled_problem,
     inputs=lambda _, x, weight, x_scale, weight_scale, scatter_dim, *others: (
         aligned(x), weight, aligned(x_scale), weight_scale,
     ),
-    shape=lambda world_size, m, x, weight, x_scale, weight_scale, scatter_dim, *others:
-        MATMUL_REDUCE_SCATTER.shape(world_size, m, x, weight, scatter_dim),
-    dtype=lambda x, weight, x_scale, weight_scale, scatter_dim, dtype, is_fast: dtype,
-    library=_scaled_library,
+    gradient=None,
 )  # fmt: skip
 
 SIGNATURES = (MATMUL_REDUCE_SCATTER, SCALED_MATMUL_REDUCE_SCATTER)

@@ -11,7 +11,7 @@ from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.matmul_reduce_scatter.problem import MatmulReduceScatter
 from taxfree_kernels.variant import ITEM_BYTES, Config, Plan, Variant
-from taxfree_kernels.vendor import symm_mem_op
+from taxfree_kernels.vendor import fused_op_unsupported_reason, symm_mem_op
 
 
 class TorchFusedPlan(Plan):
@@ -50,16 +50,10 @@ class TorchFused(Variant):
     is_library = True
 
     def unsupported_reason(self, problem: MatmulReduceScatter, hardware: Hardware) -> str | None:
-        if hardware.backend != "cuda":
-            return "torch's fused op needs CUDA"
-        if problem.scales == "block":
-            return "torch's fused op has scales of tensors and tokens"
-        if problem.is_fp8 and (problem.k % 16 or problem.n % 16):
-            return "its matmul takes multiples of 16"
+        if reason := fused_op_unsupported_reason(problem, hardware):
+            return reason
         if problem.is_fp8 and problem.scatter_dim:
             return "torch's fused op scatters rows of fp8 products"
-        if problem.world_size == 1:
-            return "one rank has no peers"
         if problem.m % problem.world_size and problem.scatter_dim == 0:
             return "torch's fused op splits rows evenly"
         return None

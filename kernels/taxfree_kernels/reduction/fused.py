@@ -473,11 +473,7 @@ def columns_of(n: int, out_scales: str) -> int:
 
 
 def parts_of(
-    out: torch.Tensor,
-    n: int,
-    out_scales: str,
-    kind: torch.dtype,
-    scale: torch.Tensor | None = None,
+    out: torch.Tensor, n: int, out_scales: str, kind: torch.dtype, scale: torch.Tensor | None = None
 ) -> OutputParts:
     """The parts of an output.
 
@@ -640,6 +636,8 @@ class FusedReductionPlan(Plan):
 class FusedReductionVariant(Variant):
     """A variant that sends each tile of a partial sum as soon as it is finished."""
 
+    illegal_reason = staticmethod(spaces.illegal_reason)
+
     def unsupported_reason(self, problem: PartialSum, hardware: Hardware) -> str | None:
         owned = problem.n // problem.world_size if problem.scatter_dim else 0
         if problem.scales == "block" and owned % BLOCK:
@@ -655,6 +653,3 @@ class FusedReductionVariant(Variant):
 
     def seed_configs(self, problem: PartialSum, hardware: Hardware) -> list[dict[str, Any]]:
         return spaces.seed_configs(problem, hardware, self.space(problem, hardware))
-
-    def illegal_reason(self, problem: PartialSum, hardware: Hardware, config: Config) -> str | None:
-        return spaces.illegal_reason(problem, hardware, config)

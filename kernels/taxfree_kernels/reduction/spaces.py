@@ -199,12 +199,10 @@ def first_sends(space: Space, sent_bytes: int, row_elements: int) -> list[dict[s
     """
     counts = space["CHUNKS"]
     wanted = max(1, sent_bytes // _CHUNK_BYTES)
-    nearest = nearest_first(counts, wanted)[0]
-    index = counts.index(nearest)
-    order = (nearest, *counts[index + 1 : index + 2], *counts[max(0, index - 1) : index])
+    order = nearest_first(counts, wanted)
     if row_elements % 16:  # elements are copied one by one, each with an address
         guess = {"SEND_BLOCK": 2048, "num_warps": 8}
-    elif wanted <= 2 * nearest:
+    elif wanted <= 2 * order[0]:
         guess = {"SEND_BLOCK": 4096, "num_warps": 4}
     else:
         guess = {"SEND_BLOCK": 8192, "num_warps": 8}

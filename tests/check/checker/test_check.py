@@ -30,8 +30,8 @@ from taxfree_kernels.all_gather_matmul.problem import AllGatherMatmul
 from taxfree_kernels.device import sync
 from taxfree_kernels.device.peers import Group, Peers, translate
 from taxfree_kernels.errors import PlanError
-from taxfree_kernels.fabric import barrier as device_barrier
-from taxfree_kernels.fabric.barrier import DeviceBarrier
+from taxfree_kernels.fabric import heap
+from taxfree_kernels.fabric.heap import DeviceBarrier
 from taxfree_kernels.hardware import KNOWN
 from taxfree_kernels.launch import Kernel
 from taxfree_kernels.variant import operation_names, operation_shapes, problem_class, variants
@@ -260,7 +260,7 @@ def test_the_barrier_on_the_device_holds_its_protocol():
 
 
 def test_a_barrier_that_does_not_wait_is_reported():
-    for mutant in mutants([device_barrier._barrier]):
+    for mutant in mutants([heap._barrier]):
         if "channel 0" in str(mutant):  # its channel is 0
             continue
         with mutant.installed():

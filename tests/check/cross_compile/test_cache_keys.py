@@ -11,8 +11,8 @@ SCRIPT = """
 import sys
 from taxfree_kernels.fabric import base
 from taxfree_kernels.device import sync
-from taxfree_kernels.fabric import barrier
-functions = {"wait": sync.wait, "generation": sync.running_generation, "barrier": barrier._barrier}
+from taxfree_kernels.fabric import heap
+functions = {"wait": sync.wait, "generation": sync.running_generation, "barrier": heap._barrier}
 print({name: functions[name].cache_key for name in sys.argv[1].split(",")}["generation"])
 """
 AS_TRITON = (
