@@ -61,15 +61,18 @@ def recorded_problem(op: str, problem: Mapping[str, Any]) -> Problem | None:
         op: the operation of the record, perhaps one of another version of taxfree.
         problem: the record's fields.
     """
-    if op not in operation_names():
-        return None
-    specs = field_specs(problem_class(op))
+    return with_fields(problem_class(op), problem) if op in operation_names() else None
+
+
+def with_fields(problem_class: type[Problem], problem: Mapping[str, Any]) -> Problem | None:
+    """Return the problem that has exactly these fields; None if they or their types are others."""
+    specs = field_specs(problem_class)
     if problem.keys() != specs.keys():
         return None
     if any(type(problem[name]) is not spec.kind for name, spec in specs.items()):
         return None
     try:
-        return problem_class(op)(**problem)
+        return problem_class(**problem)
     except PlanError:
         return None
 

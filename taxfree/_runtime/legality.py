@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-from taxfree.problems import LARGEST, recorded_problem
+from taxfree.problems import LARGEST, recorded_problem, with_fields
+from taxfree_kernels.decode_step.tuned import STEP, VERSIONS, WAYS, StepProblem
 from taxfree_kernels.hardware import KNOWN, Hardware
 from taxfree_kernels.variant import Problem, Variant, operation_names, unsupported_reason, variants
 from taxfree_tuning_db import Record
@@ -64,18 +65,24 @@ def illegal_reason(
 
 def refusal(record: Record) -> str | None:
     """Why a record of the right form cannot be one of today's operations, or None."""
-    if record.op not in operation_names():
+    known: Mapping[str, Variant | None]
+    if record.op == STEP:
+        known = {name: WAYS.get(name) for name in VERSIONS}
+        problem = with_fields(StepProblem, record.problem)
+    elif record.op in operation_names():
+        known = variants(record.op)
+        problem = recorded_problem(record.op, record.problem)
+    else:
         return f"there is no operation {record.op!r}"
-    problem = recorded_problem(record.op, record.problem)
     sizes = [value for value in record.problem.values() if isinstance(value, int)]
     if problem is None or max(sizes) > LARGEST:
         return f"{record.op} has no problem {canonical_json(record.problem)}"
     hardware = next((known for known in KNOWN.values() if known.name == record.hardware.gpu), None)
     for measured in (record.winner, record.baseline, *record.runners_up):
-        variant = variants(record.op).get(measured.variant)
-        if variant is None:
+        if measured.variant not in known:
             return f"{record.op} has no variant {measured.variant!r}"
-        if hardware is None or unsupported_reason(variant, problem, hardware) is not None:
+        variant = known[measured.variant]
+        if variant is None or hardware is None or unsupported_reason(variant, problem, hardware):
             continue  # whoever looks it up checks it for the device there
         space = variant.space(problem, hardware)
         unknown = sorted(measured.config.keys() - space.keys())

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from taxfree._runtime.legality import refusal
 from taxfree_kernels.decode_step.tuned import STEP, WAYS, StepProblem
 from taxfree_kernels.hardware import KNOWN
 from taxfree_tune.tuning.steps import StepToTune, tune
 from taxfree_tuning_db import Database
+from taxfree_tuning_db.records import canonical_json
 from tests.ranks import Ranks
 from tests.tune.test_bench_model import MODEL
 
@@ -45,6 +48,9 @@ def test_a_step_is_tuned_and_its_record_is_followed(ranks: Ranks, tmp_path: Path
     assert (record.op, record.problem["context"], record.trials) == (STEP, 8, 2)
     measured = {each.variant for each in (record.winner, record.baseline, *record.runners_up)}
     assert measured == {"baseline", "kernel", "operations"}
+    assert refusal(record) is None  # to import it
+    other = dataclasses.replace(record, problem={**record.problem, "heads": "8"})
+    assert refusal(other) == f"decode_step has no problem {canonical_json(other.problem)}"
     assert all(line.startswith("kernel SPLITS=") for line in lines)
     first = min(
         (each for each in (record.winner, *record.runners_up) if each.variant in WAYS),
