@@ -363,6 +363,20 @@ def test_no_kernel_of_one_node_serves_several() -> None:
     assert NodesFabric.name == "nodes"
 
 
+@pytest.mark.parametrize(
+    ("said", "is_lost"),
+    [
+        ("Application timeout caused pair closure", True),
+        ("[gloo/transport/tcp/pair.cc:547] Connection closed by peer", True),
+        ("out of memory", False),
+    ],
+)
+def test_an_error_of_the_library_means_a_lost_node(said, is_lost):
+    fabric = object.__new__(NodesFabric)
+    with mock.patch.object(NodesFabric, "_loss", lambda self, why: PeerTimeout(why)):
+        assert (fabric.loss(RuntimeError(said)) is not None) is is_lost
+
+
 @pytest.mark.parametrize("op", ROWS)
 def test_a_rail_prepares_what_it_calls_inside_a_node(op):
     prepared: list[Any] = []
