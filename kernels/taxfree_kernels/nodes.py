@@ -207,8 +207,9 @@ class NodesFabric(Fabric):
 
 
 def _is_of_library(error: RuntimeError) -> bool:
-    """Whether a collective has failed: gloo's errors have no class of their own."""
-    return isinstance(error, dist.DistError) or "gloo" in str(error)
+    """Whether a collective has failed: gloo's errors have no class, and not all name it."""
+    said = str(error)
+    return isinstance(error, dist.DistError) or "gloo" in said or "pair closure" in said
 
 
 def _said(error: RuntimeError) -> str:

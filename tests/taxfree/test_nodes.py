@@ -20,7 +20,7 @@ from taxfree.errors import UsageError
 from taxfree_kernels.errors import PeerTimeout
 from taxfree_kernels.hardware import KNOWN, Hardware
 from taxfree_kernels.nodes import NodesFabric
-from taxfree_kernels.variant import op_of
+from taxfree_kernels.variant import op_of, variants
 from taxfree_tuning_db import Database
 from tests.ranks import Ranks, replies_of_survivors, start_group
 from tests.taxfree.runtime_tasks import problem_of, record_of, tensors_of
@@ -361,6 +361,31 @@ def test_no_kernel_of_one_node_serves_several() -> None:
         assert variants(op)["rail"].unsupported_reason(problem, KNOWN["h200"]) is not None
         assert op_of(problem) == op
     assert NodesFabric.name == "nodes"
+
+
+@pytest.mark.parametrize(
+    ("said", "is_lost"),
+    [
+        ("Application timeout caused pair closure", True),
+        ("[gloo/transport/tcp/pair.cc:547] Connection closed by peer", True),
+        ("out of memory", False),
+    ],
+)
+def test_an_error_of_the_library_means_a_lost_node(said, is_lost):
+    fabric = object.__new__(NodesFabric)
+    with mock.patch.object(NodesFabric, "_loss", lambda self, why: PeerTimeout(why)):
+        assert (fabric.loss(RuntimeError(said)) is not None) is is_lost
+
+
+@pytest.mark.parametrize("op", ROWS)
+def test_a_rail_prepares_what_it_calls_inside_a_node(op):
+    prepared: list[Any] = []
+    nodes = mock.Mock(ranks_per_node=2, prepare=lambda problem, most: prepared.append(problem))
+    plan = object.__new__(variants(op)["rail"].plan_class)
+    plan._problem, plan._nodes, plan._chunks = problem_of_one_node(op), nodes, 1
+    plan.connect()
+    (inside,) = prepared
+    assert (inside.gather_dim, inside.world_size, inside.m) == (0, 2, 32)
 
 
 def problem_of_one_node(op: str) -> Any:

@@ -7,6 +7,7 @@ the rail brings the rest.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -30,13 +31,9 @@ class RailPlan(Plan):
         self.launches = 1 + self._chunks * (len(fabric.names) + (self._chunks > 1))
 
     def connect(self) -> None:
-        p, nodes = self._problem, self._nodes
-        most = nodes.ranks_per_node * p.shard_rows  # of the own node, at once
-        inside = AllGatherMatmul(
-            m=most, n=p.n, k=p.k, dtype=p.dtype, world_size=nodes.ranks_per_node,
-            weight_layout=p.weight_layout, bias=p.bias,
-        )  # fmt: skip
-        nodes.prepare(inside, most)
+        problem, ranks = self._problem, self._nodes.ranks_per_node
+        most = ranks * problem.shard_rows  # of the own node, at once
+        self._nodes.prepare(replace(problem, m=most, world_size=ranks), most)
 
     def run(self, *tensors: Any) -> torch.Tensor:
         a, weight, bias, out = tensors

@@ -7,6 +7,7 @@ node keeps its own. The rail sums one piece while the node computes the next.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -33,12 +34,9 @@ class RailPlan(Plan):
         self.launches = 3 * self._chunks
 
     def connect(self) -> None:
-        p, nodes = self._problem, self._nodes
-        inside = MatmulReduceScatter(
-            m=p.m, n=p.n, k=p.k, dtype=p.dtype, world_size=nodes.ranks_per_node,
-            weight_layout=p.weight_layout,
-        )  # fmt: skip
-        nodes.prepare(inside, p.world_size * -(-p.shard_rows // self._chunks))
+        problem, nodes = self._problem, self._nodes
+        inside = replace(problem, world_size=nodes.ranks_per_node)
+        nodes.prepare(inside, problem.world_size * -(-problem.shard_rows // self._chunks))
 
     def run(self, *tensors: Any) -> torch.Tensor:
         x, weight, out = tensors
