@@ -128,16 +128,11 @@ class Dispatcher:
     @property
     def digest(self) -> str:
         """16 hex digits for all that decides a choice, but the code."""
-        winners = sorted(
-            (
-                record.key,
-                record.winner.variant,
-                record.winner.version,
-                *record.winner.config.items(),
-            )
+        records = sorted(
+            (record.key, *map(repr, (record.winner, record.baseline, *record.runners_up)))
             for record in self._table.records()
         )
-        said = repr((winners, self.settings.disable, self.settings.strict, self._fingerprint))
+        said = repr((records, self.settings.disable, self.settings.strict, self._fingerprint))
         return hashlib.sha256(said.encode()).hexdigest()[:16]
 
     def answer(self, op: str, problem: Problem) -> LookUp:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import math
 import warnings
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -259,6 +260,25 @@ class Plans:
         bucket = self.bucket(problem)
         choice = self._dispatcher.choose(op_of(problem), bucket.problem)
         return choice if problem == bucket.problem else _below(choice, bucket)
+
+    def gain_us(self, problem: Problem) -> float:
+        """Microseconds that a choice was measured to save at least, captured or not; or 0."""
+        choice, op = self.choice(problem), op_of(problem)
+        record = self._dispatcher.answer(op, self.bucket(problem).problem).record
+        if record is None:
+            return 0.0
+        library = record.baseline.median_us
+        measured = {
+            (each.variant, mode, *each.config.items()): us
+            for each in (record.baseline, *record.runners_up, record.winner)
+            for mode, us in each.median_us.items()
+        }
+        chosen = [
+            measured.get((one.variant, mode, *one.config.items()), math.inf)
+            for mode in library
+            for one in [choice.of(mode)]
+        ]
+        return max(0.0, min(library.values()) - max(chosen))
 
     def kernels(self) -> dict[str, int]:
         """How many kernels are compiled for the sizes of each operation."""

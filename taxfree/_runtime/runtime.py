@@ -69,6 +69,7 @@ from taxfree_kernels.variant import Problem, Ready, SizeRange, op_of
 from taxfree_tuning_db import Record, Table
 
 _MOST_LAYOUTS = 4096  # of arguments, that a runtime remembers
+_COPIED_BYTES_PER_US = 2_000_000  # read and written; H100 and H200 copy faster
 #: entries by size, the size, and the shape and dtype of the output, of a call
 _Seen = tuple[list[Entry | None], int, tuple[int, ...], torch.dtype]
 _UNSEEN: _Seen = ([], 0, (), torch.float16)
@@ -946,7 +947,7 @@ class Runtime(contextlib.AbstractContextManager["Runtime"]):
         self._require_ours(problem)
         return self._plans.choice(problem)
 
-    def _runs_library(self, name: str, *arguments: Any) -> bool:
+    def _runs_library(self, name: str, *arguments: Any, moved_bytes: int = 0) -> bool:
         """Whether a torch op runs the library on such arguments.
 
         If so, the problem counts as met; else the calls of the op will count.
@@ -954,6 +955,8 @@ class Runtime(contextlib.AbstractContextManager["Runtime"]):
         Args:
             name: of the op.
             arguments: of the op, without the group; tensors need no memory.
+            moved_bytes: that are read and written in addition where the op takes the place of the
+                library's: it must save more than they take.
         """
         problem: Problem
         with usage_errors():
@@ -963,7 +966,10 @@ class Runtime(contextlib.AbstractContextManager["Runtime"]):
                 signature, plans = signatures()[name], self._plans
                 named = signature.named(signature.normalized(arguments))
                 problem = signature.problem(self._fabric, **named)
-        if plans.choice(problem).variant != BASELINE:
+        moves_us = moved_bytes / _COPIED_BYTES_PER_US
+        if plans.choice(problem).variant != BASELINE and (
+            not moved_bytes or plans.gain_us(problem) > moves_us
+        ):
             return False
         if self._collecting and not plans.is_tuned(problem):
             for met in self._collecting:

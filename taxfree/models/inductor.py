@@ -165,7 +165,8 @@ def _fuse_reduce_scatter(graph: Graph, wait: Node, collective: Node) -> str:
     if matmul is None:
         return reason
     x, weight = cast("list[Node]", matmul.args)
-    if _library_runs(_ops.matmul_reduce_scatter.default, (x, weight, 0, group)):
+    extra = 2 * (_value(x).nbytes - _value(whole).nbytes + _value(wait).nbytes) if dim else 0
+    if _library_runs(_ops.matmul_reduce_scatter.default, (x, weight, 0, group), max(0, extra)):
         return _NOT_FASTER
     *sizes, _ = _value(whole).shape
     order = [dim, *(other for other in range(len(sizes) + 1) if other != dim)]
@@ -219,7 +220,9 @@ def _fuse_all_gather(graph: Graph, wait: Node, collective: Node) -> str:
     if not matmuls:
         return f"library: {', '.join(sorted(set(others)))}"
     weights, biases = [each.weight for each in matmuls], [each.bias for each in matmuls]
-    if _library_runs(_ops.all_gather_matmuls.default, (shard, weights, biases, True, group)):
+    copied = 2 * _value(wait).nbytes if others else 0  # rows that are given back
+    joint = shard, weights, biases, True, group
+    if _library_runs(_ops.all_gather_matmuls.default, joint, copied):
         return _NOT_FASTER
     with graph.inserting_before(wait):
         flat = _flat(graph, shard)
@@ -432,10 +435,13 @@ def _decide_layer(graph: Graph, node: Node) -> None:
 # -- where the library runs --
 
 
-def _library_runs(operation: Any, arguments: Sequence[Any]) -> bool:
+def _library_runs(operation: Any, arguments: Sequence[Any], moved_bytes: int = 0) -> bool:
     """Whether the table has the library run an operation on nodes' values, all sizes known.
 
     Operations on the rows of a tensor see them as a matrix.
+
+    Args:
+        moved_bytes: that the operation has to save time for.
     """
     values = map_arg(tuple(arguments), _matrix_or_row)
     tensors = [each for each in tree_leaves(values) if isinstance(each, torch.Tensor)]
@@ -443,7 +449,9 @@ def _library_runs(operation: Any, arguments: Sequence[Any]) -> bool:
         return False
     try:
         with tensors[0].fake_mode:  # type: ignore[attr-defined]
-            return runtime_of(values[-1])._runs_library(_named(operation), *values[:-1])
+            return runtime_of(values[-1])._runs_library(
+                _named(operation), *values[:-1], moved_bytes=moved_bytes
+            )
     except UsageError:  # no runtime is open any more, or the operation does not take such tensors
         return True
     except NoRecord:  # the call raises it

@@ -76,6 +76,8 @@ def enable(mesh: DeviceMesh, model: torch.nn.Module | None = None) -> Runtime:
     common = set(sizes).intersection(*vote(mesh.get_group(), sizes))
     for (name, module), size in zip(found, sizes, strict=True):
         reason = None if size in common else "its sizes differ between ranks"
+        if mesh.size() == 1:  # DTensor exchanges nothing then
+            reason = "there is one rank"
         _replace_forward(name, module, mesh, runtime, reason)
     return runtime
 

@@ -115,6 +115,39 @@ def compare(fabric: Any, what: str) -> Any:
     return errors, taxfree.report().layers
 
 
+def blocks_compiled_one_by_one(fabric: Any) -> tuple[int, dict[str, dict[str, int]]]:
+    """The graphs of four equal blocks, each compiled for itself, and what was reported."""
+    from torch._dynamo.utils import counters
+    from torch.distributed.tensor.parallel import (
+        ColwiseParallel,
+        RowwiseParallel,
+        parallelize_module,
+    )
+
+    import taxfree
+    from taxfree.models import report
+    from tests.models.meshes import new_mesh
+
+    class Block(torch.nn.Sequential):  # frames of PyTorch's own modules are compiled in parts
+        def forward(self, x: Any) -> Any:
+            return super().forward(x)
+
+    blocks = [Block(torch.nn.Linear(8, 8), torch.nn.Linear(8, 8)) for _ in range(4)]
+    model = torch.nn.Sequential(*blocks).bfloat16()
+    mesh = new_mesh()
+    parallelize_module(model, mesh, {"*.0": ColwiseParallel(), "*.1": RowwiseParallel()})
+    report.clear()
+    with taxfree.enable(mesh, model):
+        torch.compiler.reset()
+        before = counters["stats"]["unique_graphs"]
+        for block in model:
+            block.compile(backend="eager", fullgraph=True, dynamic=False)
+        with torch.no_grad():
+            model(torch.ones(2, 8, dtype=torch.bfloat16))
+        graphs = counters["stats"]["unique_graphs"] - before
+        return graphs, {name: dict(ran) for name, ran in taxfree.report().layers.items()}
+
+
 class Quantized(torch.Tensor):
     """A weight of a type of its own, as quantisation makes them."""
 
@@ -411,6 +444,17 @@ def test_features_that_do_not_divide_evenly_run_the_library(ranks: Ranks) -> Non
 def test_sizes_that_differ_between_ranks_run_the_library(ranks: Ranks) -> None:
     for ran in run(ranks, "enable_other_sizes"):
         assert ran == {"library: its sizes differ between ranks": 0}
+
+
+def test_equal_blocks_share_compiled_code(ranks: Ranks) -> None:
+    for graphs, layers in ranks.run(2, f"{__name__}:blocks_compiled_one_by_one"):
+        assert graphs == 1
+        assert layers["0.1"] == {"matmul_all_reduce": 1}
+
+
+def test_one_rank_runs_the_library(ranks: Ranks) -> None:
+    ((_, layers),) = ranks.run(1, f"{__name__}:blocks_compiled_one_by_one")
+    assert layers["0.1"] == {"library: there is one rank": 1}
 
 
 def test_fsdp_may_come_before_or_after(ranks: Ranks) -> None:
