@@ -51,13 +51,12 @@ def test_old_tritons_signal_before_the_write_back_on_amd(triton: str) -> None:
 def defaults(device: str, turn: int) -> Iterator[Case]:
     """Of all examples where compilers have failed most: for NVIDIA, by the oldest.
 
-    Others compile those of few and of many rows; for AMD each compiler and device one of the two.
+    The other compilers and devices have few or many rows, in turns.
     """
     for op in OPERATIONS:
-        few_and_many = operation_shapes(op).aligned[:2]
-        taken = few_and_many if device == "h200" else few_and_many[turn % 2 :][:1]
+        taken = operation_shapes(op).aligned[turn % 2]
         for case in cases(op, device, examples=2 if turn else None):
-            if case.problem in taken or not turn:
+            if not turn or case.problem == taken:
                 yield case
 
 
