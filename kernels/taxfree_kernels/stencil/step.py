@@ -1,0 +1,292 @@
+"""What one step does with a tile of a rank's part; all variants run these device functions.
+
+A tile is [BLOCK_0, BLOCK_1, BLOCK_2] points of [rows, columns, depth]. A part has four sides, which
+have numbers: rows above and below, columns before and after. Whatever is sent of a side lies where
+the receiver has its opposite side.
+
+Neighbours are added in one order, and nothing is contracted: all variants, on any number of ranks,
+have the same bits. Squares for norms are added in float64, so that those are the same in float32,
+too, whatever the order.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import triton
+import triton.language as tl
+
+from taxfree_kernels.hardware import Hardware
+from taxfree_kernels.spaces import power_of_2
+from taxfree_kernels.stencil.problem import Stencil
+from taxfree_kernels.variant import Config, Space
+
+SIDES = 4
+ABOVE, BELOW, BEFORE, AFTER = map(tl.constexpr, range(SIDES))
+
+
+class Box(NamedTuple):
+    """The constants of a rank's part, whose rows are a run-time value, and of its tiles.
+
+    Args:
+        COLUMNS, DEPTH: of the part.
+        DOWN, ACROSS: ranks that share the rows, and the columns.
+        BLOCK_0, BLOCK_1, BLOCK_2: points of a tile.
+    """
+
+    COLUMNS: int
+    DEPTH: int
+    DOWN: int
+    ACROSS: int
+    BLOCK_0: int
+    BLOCK_1: int
+    BLOCK_2: int
+
+
+class Tile(NamedTuple):
+    """A tile of a part, as run-time values.
+
+    Args:
+        number: of the tile, by rows, columns and depth.
+        first_row, first_column: where it begins.
+        row, column, layer: its points: [BLOCK_0, 1, 1], [1, BLOCK_1, 1] and [1, 1, BLOCK_2].
+    """
+
+    number: Any
+    first_row: Any
+    first_column: Any
+    row: Any
+    column: Any
+    layer: Any
+
+
+@triton.jit
+def tiles_of(rows, BOX: tl.constexpr):
+    """Tiles of a part along its rows, its columns and its depth."""
+    return (
+        tl.cdiv(rows, BOX.BLOCK_0),
+        tl.cdiv(BOX.COLUMNS, BOX.BLOCK_1),
+        tl.cdiv(BOX.DEPTH, BOX.BLOCK_2),
+    )
+
+
+@triton.jit
+def tile_at(place, backwards, rows, BOX: tl.constexpr):
+    """The tile at a place of the order: tiles at shared sides come first.
+
+    `backwards` reverses the others: what the last step has used last is then used first.
+    """
+    down, across, deep = tiles_of(rows, BOX)
+    layer, place = place % deep, place // deep
+    side_rows = tl.minimum(down, 2 * (BOX.DOWN > 1))
+    side_columns = tl.minimum(across, 2 * (BOX.ACROSS > 1))
+    ends = side_rows * across
+    sides = ends + (down - side_rows) * side_columns
+    inner = place - sides
+    if backwards:
+        inner = down * across - 1 - sides - inner
+    among = tl.maximum(place - ends, 0)
+    width = tl.maximum(across - side_columns, 1)
+    is_end, is_side = place < ends, place < sides
+    of_side = tl.maximum(side_columns, 1)
+    row = tl.where(is_side, side_rows + among // of_side, side_rows + inner // width)
+    row = tl.where(is_end, place // across, row)
+    column = tl.where(is_side, among % of_side, side_columns + inner % width)
+    column = tl.where(is_end, place % across, column)
+    if BOX.DOWN > 1:  # the last row of tiles, the first, the second ..
+        row = (row + down - 1) % down
+    if BOX.ACROSS > 1:
+        column = (column + across - 1) % across
+    return Tile(
+        (row * across + column) * deep + layer,
+        row * BOX.BLOCK_0,
+        column * BOX.BLOCK_1,
+        (row * BOX.BLOCK_0 + tl.arange(0, BOX.BLOCK_0))[:, None, None],
+        (column * BOX.BLOCK_1 + tl.arange(0, BOX.BLOCK_1))[None, :, None],
+        (layer * BOX.BLOCK_2 + tl.arange(0, BOX.BLOCK_2))[None, None, :],
+    )
+
+
+@triton.jit
+def inside(tile, rows, BOX: tl.constexpr):
+    """Which points of a tile the part has."""
+    return (tile.row < rows) & (tile.column < BOX.COLUMNS) & (tile.layer < BOX.DEPTH)
+
+
+@triton.jit
+def offsets(tile, BOX: tl.constexpr):
+    """Where the points of a tile are in the part."""
+    return (tile.row * BOX.COLUMNS + tile.column) * BOX.DEPTH + tile.layer
+
+
+@triton.jit
+def rank_at(rank, SIDE: tl.constexpr, BOX: tl.constexpr):
+    """The rank at a side of this one's part; negative if there is none."""
+    row, column = rank // BOX.ACROSS, rank % BOX.ACROSS
+    if SIDE == ABOVE:
+        other = tl.where(row > 0, rank - BOX.ACROSS, -1)
+    elif SIDE == BELOW:
+        other = tl.where(row < BOX.DOWN - 1, rank + BOX.ACROSS, -1)
+    elif SIDE == BEFORE:
+        other = tl.where(column > 0, rank - 1, -1)
+    else:
+        other = tl.where(column < BOX.ACROSS - 1, rank + 1, -1)
+    return other
+
+
+@triton.jit
+def at_side(tile, rows, SIDE: tl.constexpr, BOX: tl.constexpr):
+    """Which points of a tile are at a side of the part; their neighbours there are not in it."""
+    if SIDE == ABOVE:
+        found = tile.row == 0
+    elif SIDE == BELOW:
+        found = tile.row == rows - 1
+    elif SIDE == BEFORE:
+        found = tile.column == 0
+    else:
+        found = tile.column == BOX.COLUMNS - 1
+    return found
+
+
+@triton.jit
+def reaches(tile, rows, SIDE: tl.constexpr, BOX: tl.constexpr):
+    """Whether a tile has points at a side of the part."""
+    if SIDE == ABOVE:
+        found = tile.first_row == 0
+    elif SIDE == BELOW:
+        found = tile.first_row + BOX.BLOCK_0 >= rows
+    elif SIDE == BEFORE:
+        found = tile.first_column == 0
+    else:
+        found = tile.first_column + BOX.BLOCK_1 >= BOX.COLUMNS
+    return found
+
+
+@triton.jit
+def halo_offsets(tile, rows, SIDE: tl.constexpr, BOX: tl.constexpr):
+    """Where points at a side are in a halo, and which of them the part has.
+
+    A halo holds the sides that are shared, one behind the other.
+    """
+    ROW: tl.constexpr = BOX.COLUMNS * BOX.DEPTH
+    layer = tl.minimum(tile.layer, BOX.DEPTH - 1)
+    if SIDE < 2:
+        at = SIDE * ROW + tl.minimum(tile.column, BOX.COLUMNS - 1) * BOX.DEPTH + layer
+        has = (tile.column < BOX.COLUMNS) & (tile.layer < BOX.DEPTH)
+    else:
+        first = 2 * ROW * (BOX.DOWN > 1) + (SIDE - 2) * rows * BOX.DEPTH
+        at = first + tl.minimum(tile.row, rows - 1) * BOX.DEPTH + layer
+        has = (tile.row < rows) & (tile.layer < BOX.DEPTH)
+    return at, has
+
+
+@triton.jit
+def loaded(source_ptr, tile, rows, SIDE: tl.constexpr, BOX: tl.constexpr):
+    """The neighbours at a side of all points; 0 where the part does not have them."""
+    ROW: tl.constexpr = BOX.COLUMNS * BOX.DEPTH
+    SHIFT: tl.constexpr = (-ROW, ROW, -BOX.DEPTH, BOX.DEPTH)[SIDE]
+    mask = inside(tile, rows, BOX) & (at_side(tile, rows, SIDE, BOX) == 0)
+    return tl.load(source_ptr + offsets(tile, BOX) + SHIFT, mask=mask, other=0.0)
+
+
+@triton.jit
+def relaxed(source_ptr, tile, rows, rank, above, below, before, after, BOX: tl.constexpr):
+    """A tile before and after a step, from all points' neighbours in the first two dimensions."""
+    has, at = inside(tile, rows, BOX), offsets(tile, BOX)
+    centre = tl.load(source_ptr + at, mask=has, other=0.0)
+    total = (above + below) + (before + after)
+    stays = tile.layer < 0
+    if BOX.DEPTH > 1:
+        is_first, is_last = tile.layer == 0, tile.layer == BOX.DEPTH - 1
+        front = tl.load(source_ptr + at - 1, mask=has & (is_first == 0), other=0.0)
+        back = tl.load(source_ptr + at + 1, mask=has & (is_last == 0), other=0.0)
+        total = (total + (front + back)) * (1 / 6)
+        stays = is_first | is_last
+    else:
+        total = total * 0.25
+    for SIDE in tl.static_range(SIDES):
+        is_edge = rank_at(rank, SIDE, BOX) < 0
+        stays = stays | (at_side(tile, rows, SIDE, BOX) & is_edge)
+    return centre, tl.where(stays, centre, total)
+
+
+@triton.jit
+def squared_change(before, after, tile, rows, BOX: tl.constexpr):
+    """The sum of squares of what a step has changed in a tile, in float64."""
+    change = tl.where(inside(tile, rows, BOX), after - before, 0.0).to(tl.float64)
+    return tl.sum(tl.reshape(change * change, (change.numel,)), 0)
+
+
+# -- what plans and variants share --------------------------------------------------------------
+
+
+def box(problem: Stencil, config: Config) -> Box:
+    """The constants of a problem in a config."""
+    blocks = (config["BLOCK_0"], config["BLOCK_1"], config["BLOCK_2"])
+    return Box(problem.own_columns, problem.depth, problem.down, problem.across, *blocks)
+
+
+def counts(problem: Stencil, constants: Box) -> tuple[int, int]:
+    """Tiles at sides that are shared, and all tiles, of a part."""
+    down, across, deep = (
+        -(-size // block)
+        for size, block in zip(
+            (problem.own_rows, problem.own_columns, problem.depth), constants[4:], strict=True
+        )
+    )
+    inner = (down - min(down, 2 * (problem.down > 1))) * (
+        across - min(across, 2 * (problem.across > 1))
+    )
+    return (down * across - inner) * deep, down * across * deep
+
+
+def tile_space(problem: Stencil, hardware: Hardware) -> Space:
+    """Tiles that cover no more than twice a part in any dimension, and warps."""
+
+    def sizes(size: int, *values: int) -> tuple[int, ...]:
+        return tuple(value for value in values if value < 2 * size) or values[:1]
+
+    if hardware.backend == "interpreter":
+        small = {"BLOCK_0": sizes(problem.own_rows, 4, 16)}
+        small |= {"BLOCK_1": sizes(problem.own_columns, 4, 16)}
+        return small | {"BLOCK_2": sizes(problem.depth, 1, 8, 16)[-2:], "num_warps": (1,)}
+    rows, columns, depth = problem.own_rows, problem.own_columns, problem.depth
+    if depth == 1:
+        blocks = (sizes(rows, 4, 8, 16, 32, 64), sizes(columns, 64, 128, 256, 512), (1,))
+    else:
+        blocks = (sizes(rows, 1, 2, 4, 8), sizes(columns, 4, 8, 16, 32), sizes(depth, 32, 64, 128))
+    names = ("BLOCK_0", "BLOCK_1", "BLOCK_2")
+    return dict(zip(names, blocks, strict=True)) | {"num_warps": (4, 8, 16)}
+
+
+def first_configs(problem: Stencil, hardware: Hardware) -> list[dict[str, int]]:
+    """What a search tries first: a tile for each compute unit, if registers hold it."""
+    units = hardware.compute_units
+    share = -(-problem.elements // units)
+    points = min(power_of_2(share, 512), 4096)
+    fits = 4096 * units >= problem.elements
+    sizes: list[tuple[int, int, int]]
+    if problem.depth == 1:
+        sizes = [(points // width, width, 1) for width in (128, 256)]
+    else:
+        sizes = [(max(1, points // 1024), 16, 64), (max(1, points // 512), 8, 64)]
+    return [
+        {
+            **dict(zip(("BLOCK_0", "BLOCK_1", "BLOCK_2"), size, strict=True)),
+            "num_warps": max(4, points // 512),
+            "PROGRAMS": units * times,
+        }
+        for size in sizes
+        for times in ((1, 2) if fits else (2, 4))
+    ]
+
+
+def tile_illegal_reason(hardware: Hardware, config: Config) -> str | None:
+    """The reason not to run tiles of a config, or None."""
+    points = config["BLOCK_0"] * config["BLOCK_1"] * config["BLOCK_2"]
+    if hardware.backend == "interpreter":
+        return None
+    threads = config["num_warps"] * hardware.warp_size
+    if not 2 * threads <= points <= 32 * threads:
+        return f"{points} points for {threads} threads"
+    return None
