@@ -28,7 +28,6 @@ from taxfree_kernels.stencil.step import (
     at_side,
     halo_offsets,
     inside,
-    loaded,
     offsets,
     rank_at,
     reaches,
@@ -67,10 +66,10 @@ def _step(
             other = rank_at(rank, SIDE, BOX)
             if (other >= 0) & reaches(tile, rows, SIDE, BOX):
                 arrived = sync.wait(peers, 0, other, GROUP) & arrived
-    above = _neighbours(source_ptr, halo_ptr, tile, rank, rows, ABOVE, BOX)
-    below = _neighbours(source_ptr, halo_ptr, tile, rank, rows, BELOW, BOX)
-    before = _neighbours(source_ptr, halo_ptr, tile, rank, rows, BEFORE, BOX)
-    after = _neighbours(source_ptr, halo_ptr, tile, rank, rows, AFTER, BOX)
+    above = _received(halo_ptr, tile, rank, rows, ABOVE, BOX)
+    below = _received(halo_ptr, tile, rank, rows, BELOW, BOX)
+    before = _received(halo_ptr, tile, rank, rows, BEFORE, BOX)
+    after = _received(halo_ptr, tile, rank, rows, AFTER, BOX)
     last, values = relaxed(source_ptr, tile, rows, rank, above, below, before, after, BOX)
     values = tl.where(arrived, values, float("nan"))
     tl.store(target_ptr + offsets(tile, BOX), values, mask=inside(tile, rows, BOX))
@@ -83,13 +82,12 @@ def _step(
 
 
 @triton.jit
-def _neighbours(source_ptr, halo_ptr, tile, rank, rows, SIDE: tl.constexpr, BOX: tl.constexpr):
-    """The neighbours at a side of all points."""
-    values = loaded(source_ptr, tile, rows, SIDE, BOX)
+def _received(halo_ptr, tile, rank, rows, SIDE: tl.constexpr, BOX: tl.constexpr):
+    """A tile's neighbours at a side that another rank has."""
+    at, has = halo_offsets(tile, rows, SIDE, BOX)
+    values = tl.zeros(at.shape, tl.float32)
     if (rank_at(rank, SIDE, BOX) >= 0) & reaches(tile, rows, SIDE, BOX):
-        at, has = halo_offsets(tile, rows, SIDE, BOX)
-        received = tl.load(halo_ptr + at, mask=has, other=0.0)
-        values = tl.where(at_side(tile, rows, SIDE, BOX), received, values)
+        values = tl.load(halo_ptr + at, mask=has, other=0.0)
     return values
 
 
@@ -112,11 +110,11 @@ def add_squares(squares_ptr, sums_ptr, tiles):
 
 @dataclass(frozen=True)
 class Side:
-    """A side that a rank shares: its number, the rank there, and where halos have it."""
+    """A side that a rank shares: the rank there, and where halos have it and its opposite."""
 
-    number: int
     rank: int
     points: slice
+    opposite: slice
 
 
 def shared_sides(problem: Stencil, rank: int) -> list[Side]:
@@ -129,12 +127,15 @@ def shared_sides(problem: Stencil, rank: int) -> list[Side]:
         (column > 0, -1, of_column),
         (column < problem.across - 1, 1, of_column),
     ]
-    found, begin = [], 0
-    for number, (exists, distance, points) in enumerate(places):
-        if exists:
-            found.append(Side(number, rank + distance, slice(begin, begin + points)))
-        begin += points
-    return found
+    begins = (0, of_row, 2 * of_row, 2 * of_row + of_column)
+    points = [
+        slice(begin, begin + size) for begin, (_, _, size) in zip(begins, places, strict=True)
+    ]
+    return [
+        Side(rank + distance, points[number], points[number ^ 1])
+        for number, (exists, distance, _) in enumerate(places)
+        if exists
+    ]
 
 
 @dataclass(frozen=True)

@@ -46,7 +46,7 @@ from taxfree_kernels.stencil.step import (
     at_side,
     halo_offsets,
     inside,
-    loaded,
+    is_shared,
     offsets,
     rank_at,
     reaches,
@@ -96,10 +96,10 @@ def _persistent(
     turn = packets.running_turn(control_ptr)
     words_ptr = inbox.words_ptr + turn % 3 * inbox.stride_words
     area_words = _area_words(rows, BOX)
+    share = (program + turn) % programs  # few words are one share
     packets.empty_last_turn(
-        control_ptr, inbox.words_ptr, inbox.stride_words, turn, 3 * area_words, program,
-        programs,
-    )  # fmt: skip
+        control_ptr, inbox.words_ptr, inbox.stride_words, turn, 3 * area_words, share, programs
+    )
     down, across, deep = tiles_of(rows, BOX)
     tiles = down * across * deep
     for place in range(program, tiles, programs):
@@ -123,18 +123,10 @@ def _persistent(
                 GROUP,
                 BOX,
             )
-            above, has_above = _neighbours(
-                source_ptr, received_ptr, tile, rows, peers, GROUP, ABOVE, BOX
-            )
-            below, has_below = _neighbours(
-                source_ptr, received_ptr, tile, rows, peers, GROUP, BELOW, BOX
-            )
-            before, has_before = _neighbours(
-                source_ptr, received_ptr, tile, rows, peers, GROUP, BEFORE, BOX
-            )
-            after, has_after = _neighbours(
-                source_ptr, received_ptr, tile, rows, peers, GROUP, AFTER, BOX
-            )
+            above, has_above = _receive(received_ptr, tile, rows, peers, GROUP, ABOVE, BOX)
+            below, has_below = _receive(received_ptr, tile, rows, peers, GROUP, BELOW, BOX)
+            before, has_before = _receive(received_ptr, tile, rows, peers, GROUP, BEFORE, BOX)
+            after, has_after = _receive(received_ptr, tile, rows, peers, GROUP, AFTER, BOX)
             is_right = is_right & has_above & has_below & has_before & has_after
             last, values = relaxed(source_ptr, tile, rows, rank, above, below, before, after, BOX)
             values = tl.where(is_right, values, float("nan"))
@@ -184,39 +176,33 @@ def _wait_for_tiles(tile, counters_ptr, steps, rows, peers, GROUP: tl.constexpr,
 
 
 @triton.jit
-def _neighbours(
-    source_ptr, words_ptr, tile, rows, peers,
-    GROUP: tl.constexpr, SIDE: tl.constexpr, BOX: tl.constexpr,
-):  # fmt: skip
-    """The neighbours at a side of all points, and whether those of another rank have arrived."""
-    values = loaded(source_ptr, tile, rows, SIDE, BOX)
-    arrived = tl.num_programs(0) > 0
-    if (BOX.DOWN if SIDE < 2 else BOX.ACROSS) > 1:
+def _receive(
+    words_ptr, tile, rows, peers, GROUP: tl.constexpr, SIDE: tl.constexpr, BOX: tl.constexpr
+):
+    """A tile's neighbours at a side that another rank has, and whether they have arrived."""
+    at, has = halo_offsets(tile, rows, SIDE, BOX)
+    words, arrived = tl.zeros(at.shape, tl.int32), tl.num_programs(0) > 0
+    if is_shared(SIDE, BOX):
         other = rank_at(peers.rank, SIDE, BOX)
         if (other >= 0) & reaches(tile, rows, SIDE, BOX):
-            at, has = halo_offsets(tile, rows, SIDE, BOX)
             words, arrived = packets.receive(peers, words_ptr + at, other, GROUP, mask=has)
-            received = words.to(tl.float32, bitcast=True)
-            values = tl.where(at_side(tile, rows, SIDE, BOX), received, values)
             empty = tl.full(at.shape, EMPTY, tl.int32)
             tl.store(words_ptr + at, empty, mask=has, cache_modifier=".wt")
-    return values, arrived
+    return words.to(tl.float32, bitcast=True), arrived
 
 
 @triton.jit
 def _send(values, words_ptr, tile, rows, peers, BOX: tl.constexpr):
     """Send the points of a tile that other ranks need, to the opposite sides of their halos."""
+    words = values.to(tl.int32, bitcast=True)
     for SIDE in tl.static_range(SIDES):
-        if (BOX.DOWN if SIDE < 2 else BOX.ACROSS) > 1:
+        if is_shared(SIDE, BOX):
             other = rank_at(peers.rank, SIDE, BOX)
             if (other >= 0) & reaches(tile, rows, SIDE, BOX):
                 at, has = halo_offsets(tile, rows, SIDE ^ 1, BOX)
-                target_ptr = translate(words_ptr, peers, other)
+                target_ptr = translate(words_ptr, peers, other) + at + tl.zeros_like(words)
                 mask = at_side(tile, rows, SIDE, BOX) & has
-                packets.send(
-                    peers, target_ptr + at + tl.zeros(values.shape, tl.int32),
-                    values.to(tl.int32, bitcast=True), other, mask=mask,
-                )  # fmt: skip
+                packets.send(peers, target_ptr, words, other, mask=mask)
 
 
 class PersistentPlan(Plan):

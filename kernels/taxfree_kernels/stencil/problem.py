@@ -113,8 +113,8 @@ class Stencil(Problem):
 
     @property
     def slot_bytes(self) -> int:
-        """Halos of both parities of steps, and all ranks' sums for the norms in float64."""
-        return max(4 * ITEM_BYTES * sum(self.halo), 8 * self.norms * self.world_size, 1)
+        """Two halos, which steps take in turns, and all ranks' sums of the norms in float64."""
+        return max(1, 4 * ITEM_BYTES * sum(self.halo) + 8 * self.norms * self.world_size)
 
 
 PROBLEM = Stencil

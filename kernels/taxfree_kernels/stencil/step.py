@@ -21,8 +21,8 @@ from taxfree_kernels.spaces import power_of_2
 from taxfree_kernels.stencil.problem import Stencil
 from taxfree_kernels.variant import Config, Space
 
-SIDES = 4
-ABOVE, BELOW, BEFORE, AFTER = map(tl.constexpr, range(SIDES))
+SIDES = tl.constexpr(4)
+ABOVE, BELOW, BEFORE, AFTER = map(tl.constexpr, range(4))
 
 
 class Box(NamedTuple):
@@ -181,20 +181,38 @@ def halo_offsets(tile, rows, SIDE: tl.constexpr, BOX: tl.constexpr):
 
 
 @triton.jit
-def loaded(source_ptr, tile, rows, SIDE: tl.constexpr, BOX: tl.constexpr):
-    """The neighbours at a side of all points; 0 where the part does not have them."""
+def is_shared(SIDE: tl.constexpr, BOX: tl.constexpr):
+    """Whether any ranks share such a side."""
+    return (BOX.DOWN if SIDE < 2 else BOX.ACROSS) > 1
+
+
+@triton.jit
+def _neighbours(source_ptr, tile, rows, face, SIDE: tl.constexpr, BOX: tl.constexpr):
+    """The neighbours at a side of all points; those at the side have them in `face`."""
     ROW: tl.constexpr = BOX.COLUMNS * BOX.DEPTH
     SHIFT: tl.constexpr = (-ROW, ROW, -BOX.DEPTH, BOX.DEPTH)[SIDE]
-    mask = inside(tile, rows, BOX) & (at_side(tile, rows, SIDE, BOX) == 0)
-    return tl.load(source_ptr + offsets(tile, BOX) + SHIFT, mask=mask, other=0.0)
+    is_end = at_side(tile, rows, SIDE, BOX)
+    mask = inside(tile, rows, BOX) & (is_end == 0)
+    values = tl.load(source_ptr + offsets(tile, BOX) + SHIFT, mask=mask, other=0.0)
+    if is_shared(SIDE, BOX):
+        values = tl.where(is_end, face, values)
+    return values
 
 
 @triton.jit
 def relaxed(source_ptr, tile, rows, rank, above, below, before, after, BOX: tl.constexpr):
-    """A tile before and after a step, from all points' neighbours in the first two dimensions."""
+    """A tile before and after a step.
+
+    Args:
+        above, below, before, after: neighbours that other ranks have, [1, BLOCK_1, BLOCK_2] of
+            rows, [BLOCK_0, 1, BLOCK_2] of columns; anything where there are none.
+    """
     has, at = inside(tile, rows, BOX), offsets(tile, BOX)
     centre = tl.load(source_ptr + at, mask=has, other=0.0)
-    total = (above + below) + (before + after)
+    total = _neighbours(source_ptr, tile, rows, above, ABOVE, BOX)
+    total += _neighbours(source_ptr, tile, rows, below, BELOW, BOX)
+    total_1 = _neighbours(source_ptr, tile, rows, before, BEFORE, BOX)
+    total += total_1 + _neighbours(source_ptr, tile, rows, after, AFTER, BOX)
     stays = tile.layer < 0
     if BOX.DEPTH > 1:
         is_first, is_last = tile.layer == 0, tile.layer == BOX.DEPTH - 1
