@@ -28,8 +28,8 @@ class Repair(IntEnum):
     SCOPES = 3  # every atomic has system scope
     ALL = 4
     #: As written, but a program that has seen an LL packet or a Lamport word also knows what its
-    #: sender knew to have ended, such as the kernels before. Their stores need not be visible to it,
-    #: but their memory may be reused.
+    #: sender knew to have ended, such as the kernels before. Their stores need not be visible to
+    #: it, but their memory may be reused.
     ENDED = 5
 
 
@@ -70,7 +70,7 @@ class Actor:
     name: str
     call: int
     clocks: np.ndarray
-    #: its own clock before its first epoch, or at its last release: what it did until then has ended
+    #: its own clock before its first epoch, or at its last release: what it did by then has ended
     ended: int = field(init=False)
     heard: dict[int, int] = field(default_factory=dict)  # rank -> call acquired from
     #: The last message read of each word and sender, for reports.

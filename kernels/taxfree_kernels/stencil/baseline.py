@@ -19,7 +19,8 @@ class BaselinePlan(LaunchesPlan):
 
     def __init__(self, problem: Stencil, fabric: Fabric) -> None:
         self._group = fabric.group
-        config = step.first_configs(problem, fabric.hardware)[0]
+        # a program for each block: the hardware deals them out
+        config = step.first_configs(problem, fabric.hardware)[0] | {"BLOCKS": 1}
         super().__init__(problem, fabric, config, awaits=False)
         self._stream = fabric.side_stream()
         self._add_squares = Kernel(add_squares, problem.norms)

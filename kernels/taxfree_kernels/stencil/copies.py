@@ -106,7 +106,7 @@ class Copies(Variant):
         return [config for at, config in enumerate(found) if config not in found[:at]]
 
     def illegal_reason(self, problem: Stencil, hardware: Hardware, config: Config) -> str | None:
-        return step.tile_illegal_reason(hardware, config)
+        return step.tile_illegal_reason(problem, hardware, config)
 
     def plan(self, problem: Stencil, fabric: Fabric, config: Config) -> Plan:
         return CopiesPlan(problem, fabric, config)

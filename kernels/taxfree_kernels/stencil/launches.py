@@ -26,6 +26,7 @@ from taxfree_kernels.stencil.step import (
     BELOW,
     SIDES,
     at_side,
+    block_of,
     halo_offsets,
     inside,
     offsets,
@@ -42,8 +43,10 @@ from taxfree_kernels.variant import Config, Plan, resized
 def _first_edges(u_ptr, edges_ptr, rank, rows, BOX: tl.constexpr):
     """Copy what other ranks need for the first step."""
     tile = tile_at(tl.program_id(0), False, rows, BOX)
-    values = tl.load(u_ptr + offsets(tile, BOX), mask=inside(tile, rows, BOX), other=0.0)
-    _store_edges(values, edges_ptr, tile, rank, rows, BOX)
+    for number in range(BOX.BLOCKS):
+        block = block_of(tile, number, rows, BOX)
+        values = tl.load(u_ptr + offsets(block, BOX), mask=inside(block, rows, BOX), other=0.0)
+        _store_edges(values, edges_ptr, block, rank, rows, BOX)
 
 
 @triton.jit(do_not_specialize=["norm", "tiles", "first", "rank", "rows"])
@@ -55,7 +58,7 @@ def _step(
     """A step of the tiles from place `first` on, a program for each.
 
     Args:
-        AWAITS: wait for the neighbours' signals that a tile needs, and leave the generation.
+        AWAITS: wait for the neighbours' signals, and leave the generation.
     """
     program = tl.program_id(0)
     tile = tile_at(first + program, False, rows, BOX)
@@ -64,41 +67,45 @@ def _step(
         peers = Peers(control_ptr, heap_bases, rank, sync.running_generation(control_ptr))
         for SIDE in tl.static_range(SIDES):
             other = rank_at(rank, SIDE, BOX)
-            if (other >= 0) & reaches(tile, rows, SIDE, BOX):
+            if other >= 0:
                 arrived = sync.wait(peers, 0, other, GROUP) & arrived
-    above = _received(halo_ptr, tile, rank, rows, ABOVE, BOX)
-    below = _received(halo_ptr, tile, rank, rows, BELOW, BOX)
-    before = _received(halo_ptr, tile, rank, rows, BEFORE, BOX)
-    after = _received(halo_ptr, tile, rank, rows, AFTER, BOX)
-    last, values = relaxed(source_ptr, tile, rows, rank, above, below, before, after, BOX)
-    values = tl.where(arrived, values, float("nan"))
-    tl.store(target_ptr + offsets(tile, BOX), values, mask=inside(tile, rows, BOX))
-    _store_edges(values, edges_ptr, tile, rank, rows, BOX)
+    squares = tl.zeros((1,), tl.float64)
+    for number in range(BOX.BLOCKS):
+        block = block_of(tile, number, rows, BOX)
+        above = _received(halo_ptr, block, rank, rows, ABOVE, BOX)
+        below = _received(halo_ptr, block, rank, rows, BELOW, BOX)
+        before = _received(halo_ptr, block, rank, rows, BEFORE, BOX)
+        after = _received(halo_ptr, block, rank, rows, AFTER, BOX)
+        last, values = relaxed(source_ptr, block, rows, rank, above, below, before, after, BOX)
+        values = tl.where(arrived, values, float("nan"))
+        tl.store(target_ptr + offsets(block, BOX), values, mask=inside(block, rows, BOX))
+        _store_edges(values, edges_ptr, block, rank, rows, BOX)
+        if HAS_NORM:
+            squares += squared_change(last, values, block, rows, BOX)
     if HAS_NORM:
-        squares = squared_change(last, values, tile, rows, BOX)
-        tl.store(squares_ptr + norm * tiles + tile.number, squares)
+        tl.store(squares_ptr + norm * tiles + tile + tl.arange(0, 1), squares)
     if AWAITS:
         sync.leave(control_ptr)
 
 
 @triton.jit
-def _received(halo_ptr, tile, rank, rows, SIDE: tl.constexpr, BOX: tl.constexpr):
-    """A tile's neighbours at a side that another rank has."""
-    at, has = halo_offsets(tile, rows, SIDE, BOX)
+def _received(halo_ptr, block, rank, rows, SIDE: tl.constexpr, BOX: tl.constexpr):
+    """A block's neighbours at a side that another rank has."""
+    at, has = halo_offsets(block, rows, SIDE, BOX)
     values = tl.zeros(at.shape, tl.float32)
-    if (rank_at(rank, SIDE, BOX) >= 0) & reaches(tile, rows, SIDE, BOX):
+    if (rank_at(rank, SIDE, BOX) >= 0) & reaches(block, rows, SIDE, BOX):
         values = tl.load(halo_ptr + at, mask=has, other=0.0)
     return values
 
 
 @triton.jit
-def _store_edges(values, edges_ptr, tile, rank, rows, BOX: tl.constexpr):
-    """Store the points of a tile that other ranks need, each side where a halo has it."""
+def _store_edges(values, edges_ptr, block, rank, rows, BOX: tl.constexpr):
+    """Store the points of a block that other ranks need, each side where a halo has it."""
     for SIDE in tl.static_range(SIDES):
-        if (rank_at(rank, SIDE, BOX) >= 0) & reaches(tile, rows, SIDE, BOX):
-            at, has = halo_offsets(tile, rows, SIDE, BOX)
+        if (rank_at(rank, SIDE, BOX) >= 0) & reaches(block, rows, SIDE, BOX):
+            at, has = halo_offsets(block, rows, SIDE, BOX)
             at += tl.zeros(values.shape, tl.int32)
-            tl.store(edges_ptr + at, values, mask=at_side(tile, rows, SIDE, BOX) & has)
+            tl.store(edges_ptr + at, values, mask=at_side(block, rows, SIDE, BOX) & has)
 
 
 @triton.jit(do_not_specialize=["tiles"])

@@ -44,6 +44,7 @@ from taxfree_kernels.stencil.step import (
     BELOW,
     SIDES,
     at_side,
+    block_of,
     halo_offsets,
     inside,
     is_shared,
@@ -102,10 +103,13 @@ def _persistent(
     )
     down, across, deep = tiles_of(rows, BOX)
     tiles = down * across * deep
+    counters_ptr = scratch.counters_ptr + _FIRST_COUNTER
     for place in range(program, tiles, programs):
         tile = tile_at(place, False, rows, BOX)
-        values = tl.load(u_ptr + offsets(tile, BOX), mask=inside(tile, rows, BOX), other=0.0)
-        _send(values, words_ptr, tile, rows, peers, BOX)
+        for number in range(BOX.BLOCKS):
+            block = block_of(tile, number, rows, BOX)
+            values = tl.load(u_ptr + offsets(block, BOX), mask=inside(block, rows, BOX), other=0.0)
+            _send(values, words_ptr, block, rows, peers, BOX)
     source_ptr = u_ptr
     for step_number in range(1, steps + 1):
         target_ptr = out_ptr
@@ -114,38 +118,41 @@ def _persistent(
         received_ptr = words_ptr + (step_number - 1) % 3 * area_words
         for place in range(program, tiles, programs):
             tile = tile_at(place, step_number % 2 == 0, rows, BOX)
-            is_right = _wait_for_tiles(
-                tile,
-                scratch.counters_ptr + _FIRST_COUNTER,
-                step_number - 1,
-                rows,
-                peers,
-                GROUP,
-                BOX,
-            )
-            above, has_above = _receive(received_ptr, tile, rows, peers, GROUP, ABOVE, BOX)
-            below, has_below = _receive(received_ptr, tile, rows, peers, GROUP, BELOW, BOX)
-            before, has_before = _receive(received_ptr, tile, rows, peers, GROUP, BEFORE, BOX)
-            after, has_after = _receive(received_ptr, tile, rows, peers, GROUP, AFTER, BOX)
-            is_right = is_right & has_above & has_below & has_before & has_after
-            last, values = relaxed(source_ptr, tile, rows, rank, above, below, before, after, BOX)
-            values = tl.where(is_right, values, float("nan"))
-            tl.store(target_ptr + offsets(tile, BOX), values, mask=inside(tile, rows, BOX))
-            if step_number < steps:
-                sent_ptr = words_ptr + step_number % 3 * area_words
-                _send(values, sent_ptr, tile, rows, peers, BOX)
+            is_right = _wait_for_tiles(tile, counters_ptr, step_number - 1, rows, peers, GROUP, BOX)
+            squares = tl.zeros((1,), tl.float64)
+            for number in range(BOX.BLOCKS):
+                block = block_of(tile, number, rows, BOX)
+                above, has_above = _receive(received_ptr, block, rows, peers, GROUP, ABOVE, BOX)
+                below, has_below = _receive(received_ptr, block, rows, peers, GROUP, BELOW, BOX)
+                before, has_before = _receive(received_ptr, block, rows, peers, GROUP, BEFORE, BOX)
+                after, has_after = _receive(received_ptr, block, rows, peers, GROUP, AFTER, BOX)
+                is_right = is_right & has_above & has_below & has_before & has_after
+                last, values = relaxed(
+                    source_ptr, block, rows, rank, above, below, before, after, BOX
+                )
+                values = tl.where(is_right, values, float("nan"))
+                tl.store(target_ptr + offsets(block, BOX), values, mask=inside(block, rows, BOX))
+                if step_number < steps:
+                    sent_ptr = words_ptr + step_number % 3 * area_words
+                    _send(values, sent_ptr, block, rows, peers, BOX)
+                if HAS_NORMS:
+                    if step_number % norm_every == 0:
+                        squares += squared_change(last, values, block, rows, BOX)
             if HAS_NORMS:
                 if step_number % norm_every == 0:
-                    squares = squared_change(last, values, tile, rows, BOX)
                     norm = step_number // norm_every - 1
-                    tl.store(scratch.squares_ptr + norm * tiles + tile.number, squares)
-            sync.count_units(scratch.counters_ptr + _FIRST_COUNTER + tile.number, 1, GROUP)
+                    place_of_tile = scratch.squares_ptr + norm * tiles + tile
+                    tl.store(place_of_tile + tl.arange(0, 1), squares)
+            sync.count_units(counters_ptr + tile, 1, GROUP)
         source_ptr = target_ptr
     if sync.arrive(scratch.counters_ptr, programs, GROUP):
         lanes = tl.arange(0, _CLEARED)
         for first in range(0, tiles, _CLEARED):
-            counter_ptr = scratch.counters_ptr + _FIRST_COUNTER + first + lanes
-            tl.store(counter_ptr, tl.zeros((_CLEARED,), tl.int32), mask=first + lanes < tiles)
+            tl.store(
+                counters_ptr + first + lanes,
+                tl.zeros((_CLEARED,), tl.int32),
+                mask=first + lanes < tiles,
+            )
         sums_ptr = inbox.sums_ptr + peers.generation % 2 * inbox.stride_sums
         norms_ptr = out_ptr + rows * BOX.COLUMNS * BOX.DEPTH
         norms = steps // norm_every if HAS_NORMS else 0
@@ -166,25 +173,25 @@ def _wait_for_tiles(tile, counters_ptr, steps, rows, peers, GROUP: tl.constexpr,
     """Wait until a tile, and the tiles around it, have done so many steps; whether they have."""
     down, across, deep = tiles_of(rows, BOX)
     lane = tl.arange(0, 8)
-    layer = tile.number % deep + tl.where(lane == 1, 1, 0) - tl.where(lane == 2, 1, 0)
-    column = tile.number // deep % across + tl.where(lane == 3, 1, 0) - tl.where(lane == 4, 1, 0)
-    row = tile.number // deep // across + tl.where(lane == 5, 1, 0) - tl.where(lane == 6, 1, 0)
+    layer = tile % deep + tl.where(lane == 1, 1, 0) - tl.where(lane == 2, 1, 0)
+    column = tile // deep % across + tl.where(lane == 3, 1, 0) - tl.where(lane == 4, 1, 0)
+    row = tile // deep // across + tl.where(lane == 5, 1, 0) - tl.where(lane == 6, 1, 0)
     exists = (row >= 0) & (row < down) & (column >= 0) & (column < across)
     exists = exists & (layer >= 0) & (layer < deep)
-    number = tl.where(exists, (row * across + column) * deep + layer, tile.number)
+    number = tl.where(exists, (row * across + column) * deep + layer, tile)
     return sync.wait_for_units(counters_ptr + number, steps, peers, GROUP, mask=exists)
 
 
 @triton.jit
 def _receive(
-    words_ptr, tile, rows, peers, GROUP: tl.constexpr, SIDE: tl.constexpr, BOX: tl.constexpr
+    words_ptr, block, rows, peers, GROUP: tl.constexpr, SIDE: tl.constexpr, BOX: tl.constexpr
 ):
-    """A tile's neighbours at a side that another rank has, and whether they have arrived."""
-    at, has = halo_offsets(tile, rows, SIDE, BOX)
+    """A block's neighbours at a side that another rank has, and whether they have arrived."""
+    at, has = halo_offsets(block, rows, SIDE, BOX)
     words, arrived = tl.zeros(at.shape, tl.int32), tl.num_programs(0) > 0
     if is_shared(SIDE, BOX):
         other = rank_at(peers.rank, SIDE, BOX)
-        if (other >= 0) & reaches(tile, rows, SIDE, BOX):
+        if (other >= 0) & reaches(block, rows, SIDE, BOX):
             words, arrived = packets.receive(peers, words_ptr + at, other, GROUP, mask=has)
             empty = tl.full(at.shape, EMPTY, tl.int32)
             tl.store(words_ptr + at, empty, mask=has, cache_modifier=".wt")
@@ -192,16 +199,16 @@ def _receive(
 
 
 @triton.jit
-def _send(values, words_ptr, tile, rows, peers, BOX: tl.constexpr):
-    """Send the points of a tile that other ranks need, to the opposite sides of their halos."""
+def _send(values, words_ptr, block, rows, peers, BOX: tl.constexpr):
+    """Send the points of a block that other ranks need, to the opposite sides of their halos."""
     words = values.to(tl.int32, bitcast=True)
     for SIDE in tl.static_range(SIDES):
         if is_shared(SIDE, BOX):
             other = rank_at(peers.rank, SIDE, BOX)
-            if (other >= 0) & reaches(tile, rows, SIDE, BOX):
-                at, has = halo_offsets(tile, rows, SIDE ^ 1, BOX)
+            if (other >= 0) & reaches(block, rows, SIDE, BOX):
+                at, has = halo_offsets(block, rows, SIDE ^ 1, BOX)
                 target_ptr = translate(words_ptr, peers, other) + at + tl.zeros_like(words)
-                mask = at_side(tile, rows, SIDE, BOX) & has
+                mask = at_side(block, rows, SIDE, BOX) & has
                 packets.send(peers, target_ptr, words, other, mask=mask)
 
 
@@ -272,15 +279,18 @@ class Persistent(Variant):
     def space(self, problem: Stencil, hardware: Hardware) -> Space:
         units = hardware.compute_units
         # an interpreted rank runs one program after the other
-        programs = (1,) if hardware.backend == "interpreter" else (units, 2 * units, 4 * units)
-        return {**step.tile_space(problem, hardware), "PROGRAMS": programs}
+        times = (1,) if hardware.backend == "interpreter" else (1, 2, 4, 6)
+        return {
+            **step.tile_space(problem, hardware),
+            "PROGRAMS": tuple(units * each for each in times),
+        }
 
     def seed_configs(self, problem: Stencil, hardware: Hardware) -> list[dict[str, Any]]:
         space = self.space(problem, hardware)
         return [within(space, config) for config in step.first_configs(problem, hardware)]
 
     def illegal_reason(self, problem: Stencil, hardware: Hardware, config: Config) -> str | None:
-        return step.tile_illegal_reason(hardware, config)
+        return step.tile_illegal_reason(problem, hardware, config)
 
     def plan(self, problem: Stencil, fabric: Fabric, config: Config) -> Plan:
         return PersistentPlan(problem, fabric, config)

@@ -1,8 +1,9 @@
 """What one step does with a tile of a rank's part; all variants run these device functions.
 
-A tile is [BLOCK_0, BLOCK_1, BLOCK_2] points of [rows, columns, depth]. A part has four sides, which
-have numbers: rows above and below, columns before and after. Whatever is sent of a side lies where
-the receiver has its opposite side.
+A rank's part of the domain is [rows, columns, depth]. Tiles cut it, and synchronise; a tile is
+several blocks, one below the other, of [BLOCK_0, BLOCK_1, BLOCK_2] points. A part has four sides,
+which have numbers: rows above and below, columns before and after. Whatever is sent of a side lies
+where the receiver has its opposite side.
 
 Neighbours are added in one order, and nothing is contracted: all variants, on any number of ranks,
 have the same bits. Squares for norms are added in float64, so that those are the same in float32,
@@ -31,7 +32,8 @@ class Box(NamedTuple):
     Args:
         COLUMNS, DEPTH: of the part.
         DOWN, ACROSS: ranks that share the rows, and the columns.
-        BLOCK_0, BLOCK_1, BLOCK_2: points of a tile.
+        BLOCK_0, BLOCK_1, BLOCK_2: points of a block.
+        BLOCKS: of a tile.
     """
 
     COLUMNS: int
@@ -41,18 +43,17 @@ class Box(NamedTuple):
     BLOCK_0: int
     BLOCK_1: int
     BLOCK_2: int
+    BLOCKS: int
 
 
-class Tile(NamedTuple):
-    """A tile of a part, as run-time values.
+class Block(NamedTuple):
+    """A block of a tile, as run-time values.
 
     Args:
-        number: of the tile, by rows, columns and depth.
         first_row, first_column: where it begins.
         row, column, layer: its points: [BLOCK_0, 1, 1], [1, BLOCK_1, 1] and [1, 1, BLOCK_2].
     """
 
-    number: Any
     first_row: Any
     first_column: Any
     row: Any
@@ -64,7 +65,7 @@ class Tile(NamedTuple):
 def tiles_of(rows, BOX: tl.constexpr):
     """Tiles of a part along its rows, its columns and its depth."""
     return (
-        tl.cdiv(rows, BOX.BLOCK_0),
+        tl.cdiv(rows, BOX.BLOCK_0 * BOX.BLOCKS),
         tl.cdiv(BOX.COLUMNS, BOX.BLOCK_1),
         tl.cdiv(BOX.DEPTH, BOX.BLOCK_2),
     )
@@ -72,7 +73,7 @@ def tiles_of(rows, BOX: tl.constexpr):
 
 @triton.jit
 def tile_at(place, backwards, rows, BOX: tl.constexpr):
-    """The tile at a place of the order: tiles at shared sides come first.
+    """The number of the tile at a place of the order: tiles at shared sides come first.
 
     `backwards` reverses the others: what the last step has used last is then used first.
     """
@@ -97,26 +98,34 @@ def tile_at(place, backwards, rows, BOX: tl.constexpr):
         row = (row + down - 1) % down
     if BOX.ACROSS > 1:
         column = (column + across - 1) % across
-    return Tile(
-        (row * across + column) * deep + layer,
-        row * BOX.BLOCK_0,
-        column * BOX.BLOCK_1,
-        (row * BOX.BLOCK_0 + tl.arange(0, BOX.BLOCK_0))[:, None, None],
-        (column * BOX.BLOCK_1 + tl.arange(0, BOX.BLOCK_1))[None, :, None],
-        (layer * BOX.BLOCK_2 + tl.arange(0, BOX.BLOCK_2))[None, None, :],
+    return (row * across + column) * deep + layer
+
+
+@triton.jit
+def block_of(tile, number, rows, BOX: tl.constexpr):
+    """A block of a tile, by their numbers."""
+    _, across, deep = tiles_of(rows, BOX)
+    row = (tile // deep // across * BOX.BLOCKS + number) * BOX.BLOCK_0
+    column, layer = tile // deep % across * BOX.BLOCK_1, tile % deep * BOX.BLOCK_2
+    return Block(
+        row,
+        column,
+        (row + tl.arange(0, BOX.BLOCK_0))[:, None, None],
+        (column + tl.arange(0, BOX.BLOCK_1))[None, :, None],
+        (layer + tl.arange(0, BOX.BLOCK_2))[None, None, :],
     )
 
 
 @triton.jit
-def inside(tile, rows, BOX: tl.constexpr):
-    """Which points of a tile the part has."""
-    return (tile.row < rows) & (tile.column < BOX.COLUMNS) & (tile.layer < BOX.DEPTH)
+def inside(block, rows, BOX: tl.constexpr):
+    """Which points of a block the part has."""
+    return (block.row < rows) & (block.column < BOX.COLUMNS) & (block.layer < BOX.DEPTH)
 
 
 @triton.jit
-def offsets(tile, BOX: tl.constexpr):
-    """Where the points of a tile are in the part."""
-    return (tile.row * BOX.COLUMNS + tile.column) * BOX.DEPTH + tile.layer
+def offsets(block, BOX: tl.constexpr):
+    """Where the points of a block are in the part."""
+    return (block.row * BOX.COLUMNS + block.column) * BOX.DEPTH + block.layer
 
 
 @triton.jit
@@ -135,48 +144,48 @@ def rank_at(rank, SIDE: tl.constexpr, BOX: tl.constexpr):
 
 
 @triton.jit
-def at_side(tile, rows, SIDE: tl.constexpr, BOX: tl.constexpr):
-    """Which points of a tile are at a side of the part; their neighbours there are not in it."""
+def at_side(block, rows, SIDE: tl.constexpr, BOX: tl.constexpr):
+    """Which points of a block are at a side of the part; their neighbours there are not in it."""
     if SIDE == ABOVE:
-        found = tile.row == 0
+        found = block.row == 0
     elif SIDE == BELOW:
-        found = tile.row == rows - 1
+        found = block.row == rows - 1
     elif SIDE == BEFORE:
-        found = tile.column == 0
+        found = block.column == 0
     else:
-        found = tile.column == BOX.COLUMNS - 1
+        found = block.column == BOX.COLUMNS - 1
     return found
 
 
 @triton.jit
-def reaches(tile, rows, SIDE: tl.constexpr, BOX: tl.constexpr):
-    """Whether a tile has points at a side of the part."""
+def reaches(block, rows, SIDE: tl.constexpr, BOX: tl.constexpr):
+    """Whether a block has points at a side of the part."""
     if SIDE == ABOVE:
-        found = tile.first_row == 0
+        found = block.first_row == 0
     elif SIDE == BELOW:
-        found = tile.first_row + BOX.BLOCK_0 >= rows
+        found = (block.first_row < rows) & (block.first_row + BOX.BLOCK_0 >= rows)
     elif SIDE == BEFORE:
-        found = tile.first_column == 0
+        found = block.first_column == 0
     else:
-        found = tile.first_column + BOX.BLOCK_1 >= BOX.COLUMNS
+        found = block.first_column + BOX.BLOCK_1 >= BOX.COLUMNS
     return found
 
 
 @triton.jit
-def halo_offsets(tile, rows, SIDE: tl.constexpr, BOX: tl.constexpr):
+def halo_offsets(block, rows, SIDE: tl.constexpr, BOX: tl.constexpr):
     """Where points at a side are in a halo, and which of them the part has.
 
     A halo holds the sides that are shared, one behind the other.
     """
     ROW: tl.constexpr = BOX.COLUMNS * BOX.DEPTH
-    layer = tl.minimum(tile.layer, BOX.DEPTH - 1)
+    layer = tl.minimum(block.layer, BOX.DEPTH - 1)
     if SIDE < 2:
-        at = SIDE * ROW + tl.minimum(tile.column, BOX.COLUMNS - 1) * BOX.DEPTH + layer
-        has = (tile.column < BOX.COLUMNS) & (tile.layer < BOX.DEPTH)
+        at = SIDE * ROW + tl.minimum(block.column, BOX.COLUMNS - 1) * BOX.DEPTH + layer
+        has = (block.column < BOX.COLUMNS) & (block.layer < BOX.DEPTH)
     else:
         first = 2 * ROW * (BOX.DOWN > 1) + (SIDE - 2) * rows * BOX.DEPTH
-        at = first + tl.minimum(tile.row, rows - 1) * BOX.DEPTH + layer
-        has = (tile.row < rows) & (tile.layer < BOX.DEPTH)
+        at = first + tl.minimum(block.row, rows - 1) * BOX.DEPTH + layer
+        has = (block.row < rows) & (block.layer < BOX.DEPTH)
     return at, has
 
 
@@ -187,35 +196,35 @@ def is_shared(SIDE: tl.constexpr, BOX: tl.constexpr):
 
 
 @triton.jit
-def _neighbours(source_ptr, tile, rows, face, SIDE: tl.constexpr, BOX: tl.constexpr):
+def _neighbours(source_ptr, block, rows, face, SIDE: tl.constexpr, BOX: tl.constexpr):
     """The neighbours at a side of all points; those at the side have them in `face`."""
     ROW: tl.constexpr = BOX.COLUMNS * BOX.DEPTH
     SHIFT: tl.constexpr = (-ROW, ROW, -BOX.DEPTH, BOX.DEPTH)[SIDE]
-    is_end = at_side(tile, rows, SIDE, BOX)
-    mask = inside(tile, rows, BOX) & (is_end == 0)
-    values = tl.load(source_ptr + offsets(tile, BOX) + SHIFT, mask=mask, other=0.0)
+    is_end = at_side(block, rows, SIDE, BOX)
+    mask = inside(block, rows, BOX) & (is_end == 0)
+    values = tl.load(source_ptr + offsets(block, BOX) + SHIFT, mask=mask, other=0.0)
     if is_shared(SIDE, BOX):
         values = tl.where(is_end, face, values)
     return values
 
 
 @triton.jit
-def relaxed(source_ptr, tile, rows, rank, above, below, before, after, BOX: tl.constexpr):
-    """A tile before and after a step.
+def relaxed(source_ptr, block, rows, rank, above, below, before, after, BOX: tl.constexpr):
+    """A block before and after a step.
 
     Args:
         above, below, before, after: neighbours that other ranks have, [1, BLOCK_1, BLOCK_2] of
             rows, [BLOCK_0, 1, BLOCK_2] of columns; anything where there are none.
     """
-    has, at = inside(tile, rows, BOX), offsets(tile, BOX)
+    has, at = inside(block, rows, BOX), offsets(block, BOX)
     centre = tl.load(source_ptr + at, mask=has, other=0.0)
-    total = _neighbours(source_ptr, tile, rows, above, ABOVE, BOX)
-    total += _neighbours(source_ptr, tile, rows, below, BELOW, BOX)
-    total_1 = _neighbours(source_ptr, tile, rows, before, BEFORE, BOX)
-    total += total_1 + _neighbours(source_ptr, tile, rows, after, AFTER, BOX)
-    stays = tile.layer < 0
+    total = _neighbours(source_ptr, block, rows, above, ABOVE, BOX)
+    total += _neighbours(source_ptr, block, rows, below, BELOW, BOX)
+    total_1 = _neighbours(source_ptr, block, rows, before, BEFORE, BOX)
+    total += total_1 + _neighbours(source_ptr, block, rows, after, AFTER, BOX)
+    stays = block.layer < 0
     if BOX.DEPTH > 1:
-        is_first, is_last = tile.layer == 0, tile.layer == BOX.DEPTH - 1
+        is_first, is_last = block.layer == 0, block.layer == BOX.DEPTH - 1
         front = tl.load(source_ptr + at - 1, mask=has & (is_first == 0), other=0.0)
         back = tl.load(source_ptr + at + 1, mask=has & (is_last == 0), other=0.0)
         total = (total + (front + back)) * (1 / 6)
@@ -224,14 +233,14 @@ def relaxed(source_ptr, tile, rows, rank, above, below, before, after, BOX: tl.c
         total = total * 0.25
     for SIDE in tl.static_range(SIDES):
         is_edge = rank_at(rank, SIDE, BOX) < 0
-        stays = stays | (at_side(tile, rows, SIDE, BOX) & is_edge)
+        stays = stays | (at_side(block, rows, SIDE, BOX) & is_edge)
     return centre, tl.where(stays, centre, total)
 
 
 @triton.jit
-def squared_change(before, after, tile, rows, BOX: tl.constexpr):
-    """The sum of squares of what a step has changed in a tile, in float64."""
-    change = tl.where(inside(tile, rows, BOX), after - before, 0.0).to(tl.float64)
+def squared_change(before, after, block, rows, BOX: tl.constexpr):
+    """The sum of squares of what a step has changed in a block, in float64."""
+    change = tl.where(inside(block, rows, BOX), after - before, 0.0).to(tl.float64)
     return tl.sum(tl.reshape(change * change, (change.numel,)), 0)
 
 
@@ -240,18 +249,15 @@ def squared_change(before, after, tile, rows, BOX: tl.constexpr):
 
 def box(problem: Stencil, config: Config) -> Box:
     """The constants of a problem in a config."""
-    blocks = (config["BLOCK_0"], config["BLOCK_1"], config["BLOCK_2"])
+    blocks = (config["BLOCK_0"], config["BLOCK_1"], config["BLOCK_2"], config["BLOCKS"])
     return Box(problem.own_columns, problem.depth, problem.down, problem.across, *blocks)
 
 
 def counts(problem: Stencil, constants: Box) -> tuple[int, int]:
     """Tiles at sides that are shared, and all tiles, of a part."""
-    down, across, deep = (
-        -(-size // block)
-        for size, block in zip(
-            (problem.own_rows, problem.own_columns, problem.depth), constants[4:], strict=True
-        )
-    )
+    down = -(-problem.own_rows // (constants.BLOCK_0 * constants.BLOCKS))
+    across = -(-problem.own_columns // constants.BLOCK_1)
+    deep = -(-problem.depth // constants.BLOCK_2)
     inner = (down - min(down, 2 * (problem.down > 1))) * (
         across - min(across, 2 * (problem.across > 1))
     )
@@ -259,52 +265,55 @@ def counts(problem: Stencil, constants: Box) -> tuple[int, int]:
 
 
 def tile_space(problem: Stencil, hardware: Hardware) -> Space:
-    """Tiles that cover no more than twice a part in any dimension, and warps."""
+    """Blocks and tiles that cover less than twice a part in any dimension, and warps."""
 
     def sizes(size: int, *values: int) -> tuple[int, ...]:
         return tuple(value for value in values if value < 2 * size) or values[:1]
 
-    if hardware.backend == "interpreter":
-        small = {"BLOCK_0": sizes(problem.own_rows, 4, 16)}
-        small |= {"BLOCK_1": sizes(problem.own_columns, 4, 16)}
-        return small | {"BLOCK_2": sizes(problem.depth, 1, 8, 16)[-2:], "num_warps": (1,)}
     rows, columns, depth = problem.own_rows, problem.own_columns, problem.depth
-    if depth == 1:
-        blocks = (sizes(rows, 4, 8, 16, 32, 64), sizes(columns, 64, 128, 256, 512), (1,))
+    warps: tuple[int, ...] = (4, 8, 16)
+    if hardware.backend == "interpreter":
+        blocks = (sizes(rows, 1, 4), sizes(columns, 4, 16), sizes(depth, 1, 8, 16)[-2:])
+        warps = (1,)
+    elif depth == 1:
+        blocks = (sizes(rows, 4, 8, 16, 32), sizes(columns, 64, 128, 256), (1,))
     else:
-        blocks = (sizes(rows, 1, 2, 4, 8), sizes(columns, 4, 8, 16, 32), sizes(depth, 32, 64, 128))
-    names = ("BLOCK_0", "BLOCK_1", "BLOCK_2")
-    return dict(zip(names, blocks, strict=True)) | {"num_warps": (4, 8, 16)}
+        blocks = (sizes(rows, 1, 2, 4), sizes(columns, 4, 8, 16, 32), sizes(depth, 32, 64, 128))
+    names = ("BLOCK_0", "BLOCK_1", "BLOCK_2", "BLOCKS")
+    space = dict(zip(names, (*blocks, sizes(rows, 1, 2, 4, 8, 16)), strict=True))
+    return space | {"num_warps": warps}
 
 
 def first_configs(problem: Stencil, hardware: Hardware) -> list[dict[str, int]]:
-    """What a search tries first: a tile for each compute unit, if registers hold it."""
+    """What a search tries first: programs of few warps, or one of many, on each compute unit.
+
+    Eight points a thread leave registers for others, which load while this one waits or stores.
+    """
     units = hardware.compute_units
     share = -(-problem.elements // units)
-    points = min(power_of_2(share, 512), 4096)
-    fits = 4096 * units >= problem.elements
-    sizes: list[tuple[int, int, int]]
-    if problem.depth == 1:
-        sizes = [(points // width, width, 1) for width in (128, 256)]
-    else:
-        sizes = [(max(1, points // 1024), 16, 64), (max(1, points // 512), 8, 64)]
-    return [
-        {
-            **dict(zip(("BLOCK_0", "BLOCK_1", "BLOCK_2"), size, strict=True)),
-            "num_warps": max(4, points // 512),
-            "PROGRAMS": units * times,
-        }
-        for size in sizes
-        for times in ((1, 2) if fits else (2, 4))
-    ]
+    configs = []
+    for warps, programs in ((4, 4), (8, 2), (16, 1)):
+        tile = max(512, share // programs)
+        points = min(256 * warps, power_of_2(tile, 512))
+        width = 128 if problem.depth == 1 else 64
+        blocks = (points // width, width, 1) if problem.depth == 1 else (1, points // width, width)
+        names = ("BLOCK_0", "BLOCK_1", "BLOCK_2")
+        configs.append(
+            dict(zip(names, blocks, strict=True))
+            | {"BLOCKS": min(8, power_of_2(-(-tile // points), 1)), "num_warps": warps}
+            | {"PROGRAMS": programs * units}
+        )
+    return configs if share > 8192 else configs[::-1]
 
 
-def tile_illegal_reason(hardware: Hardware, config: Config) -> str | None:
+def tile_illegal_reason(problem: Stencil, hardware: Hardware, config: Config) -> str | None:
     """The reason not to run tiles of a config, or None."""
-    points = config["BLOCK_0"] * config["BLOCK_1"] * config["BLOCK_2"]
+    if config["BLOCK_0"] * config["BLOCKS"] >= 2 * max(problem.own_rows, config["BLOCK_0"]):
+        return "a tile has blocks without points"
     if hardware.backend == "interpreter":
         return None
+    points = config["BLOCK_0"] * config["BLOCK_1"] * config["BLOCK_2"]
     threads = config["num_warps"] * hardware.warp_size
-    if not 2 * threads <= points <= 32 * threads:
+    if not 2 * threads <= points <= 16 * threads:
         return f"{points} points for {threads} threads"
     return None
