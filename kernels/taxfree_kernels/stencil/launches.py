@@ -27,6 +27,7 @@ from taxfree_kernels.stencil.step import (
     SIDES,
     at_side,
     block_of,
+    blocks_of,
     halo_offsets,
     inside,
     offsets,
@@ -43,7 +44,7 @@ from taxfree_kernels.variant import Config, Plan, resized
 def _first_edges(u_ptr, edges_ptr, rank, rows, BOX: tl.constexpr):
     """Copy what other ranks need for the first step."""
     tile = tile_at(tl.program_id(0), False, rows, BOX)
-    for number in range(BOX.BLOCKS):
+    for number in range(blocks_of(tile, rows, BOX)):
         block = block_of(tile, number, rows, BOX)
         values = tl.load(u_ptr + offsets(block, BOX), mask=inside(block, rows, BOX), other=0.0)
         _store_edges(values, edges_ptr, block, rank, rows, BOX)
@@ -70,7 +71,7 @@ def _step(
             if other >= 0:
                 arrived = sync.wait(peers, 0, other, GROUP) & arrived
     squares = tl.zeros((1,), tl.float64)
-    for number in range(BOX.BLOCKS):
+    for number in range(blocks_of(tile, rows, BOX)):
         block = block_of(tile, number, rows, BOX)
         above = _received(halo_ptr, block, rank, rows, ABOVE, BOX)
         below = _received(halo_ptr, block, rank, rows, BELOW, BOX)

@@ -45,6 +45,7 @@ from taxfree_kernels.stencil.step import (
     SIDES,
     at_side,
     block_of,
+    blocks_of,
     halo_offsets,
     inside,
     is_shared,
@@ -58,6 +59,7 @@ from taxfree_kernels.stencil.step import (
 )
 from taxfree_kernels.variant import Config, Plan, Space, Variant, resized
 
+_REGISTERS = 1 << 16  # of a compute unit of NVIDIA
 _CLEARED = tl.constexpr(1024)  # counters at once
 _FIRST_COUNTER = tl.constexpr(1)  # of a tile; programs that end count themselves before it
 
@@ -106,7 +108,7 @@ def _persistent(
     counters_ptr = scratch.counters_ptr + _FIRST_COUNTER
     for place in range(program, tiles, programs):
         tile = tile_at(place, False, rows, BOX)
-        for number in range(BOX.BLOCKS):
+        for number in range(blocks_of(tile, rows, BOX)):
             block = block_of(tile, number, rows, BOX)
             values = tl.load(u_ptr + offsets(block, BOX), mask=inside(block, rows, BOX), other=0.0)
             _send(values, words_ptr, block, rows, peers, BOX)
@@ -120,7 +122,7 @@ def _persistent(
             tile = tile_at(place, step_number % 2 == 0, rows, BOX)
             is_right = _wait_for_tiles(tile, counters_ptr, step_number - 1, rows, peers, GROUP, BOX)
             squares = tl.zeros((1,), tl.float64)
-            for number in range(BOX.BLOCKS):
+            for number in range(blocks_of(tile, rows, BOX)):
                 block = block_of(tile, number, rows, BOX)
                 above, has_above = _receive(received_ptr, block, rows, peers, GROUP, ABOVE, BOX)
                 below, has_below = _receive(received_ptr, block, rows, peers, GROUP, BELOW, BOX)
@@ -234,6 +236,9 @@ class PersistentPlan(Plan):
         options = compile_options(fabric.backend, config)
         if fabric.backend != "interpreter":
             options["launch_cooperative_grid"] = True
+        if fabric.backend == "cuda":  # all programs fit
+            threads = -(-self._most // fabric.hardware.compute_units) * config["num_warps"] * 32
+            options["maxnreg"] = min(255, _REGISTERS // threads // 8 * 8)
         self._kernel = Kernel(
             _persistent,
             grid=0,

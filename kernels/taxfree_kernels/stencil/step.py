@@ -102,6 +102,13 @@ def tile_at(place, backwards, rows, BOX: tl.constexpr):
 
 
 @triton.jit
+def blocks_of(tile, rows, BOX: tl.constexpr):
+    """Blocks of a tile that have points."""
+    _, across, deep = tiles_of(rows, BOX)
+    return tl.minimum(BOX.BLOCKS, tl.cdiv(rows, BOX.BLOCK_0) - tile // deep // across * BOX.BLOCKS)
+
+
+@triton.jit
 def block_of(tile, number, rows, BOX: tl.constexpr):
     """A block of a tile, by their numbers."""
     _, across, deep = tiles_of(rows, BOX)
@@ -118,8 +125,13 @@ def block_of(tile, number, rows, BOX: tl.constexpr):
 
 @triton.jit
 def inside(block, rows, BOX: tl.constexpr):
-    """Which points of a block the part has."""
-    return (block.row < rows) & (block.column < BOX.COLUMNS) & (block.layer < BOX.DEPTH)
+    """Which points of a block the part has; broadcasts to it."""
+    found = block.row < rows
+    if BOX.COLUMNS % BOX.BLOCK_1 != 0:
+        found = found & (block.column < BOX.COLUMNS)
+    if BOX.DEPTH % BOX.BLOCK_2 != 0:
+        found = found & (block.layer < BOX.DEPTH)
+    return found
 
 
 @triton.jit
@@ -163,7 +175,7 @@ def reaches(block, rows, SIDE: tl.constexpr, BOX: tl.constexpr):
     if SIDE == ABOVE:
         found = block.first_row == 0
     elif SIDE == BELOW:
-        found = (block.first_row < rows) & (block.first_row + BOX.BLOCK_0 >= rows)
+        found = block.first_row + BOX.BLOCK_0 >= rows
     elif SIDE == BEFORE:
         found = block.first_column == 0
     else:
@@ -287,20 +299,23 @@ def tile_space(problem: Stencil, hardware: Hardware) -> Space:
 def first_configs(problem: Stencil, hardware: Hardware) -> list[dict[str, int]]:
     """What a search tries first: programs of few warps, or one of many, on each compute unit.
 
-    Eight points a thread leave registers for others, which load while this one waits or stores.
+    Few points a thread leave registers for others, which load while this one waits or stores.
     """
     units = hardware.compute_units
     share = -(-problem.elements // units)
     configs = []
     for warps, programs in ((4, 4), (8, 2), (16, 1)):
         tile = max(512, share // programs)
-        points = min(256 * warps, power_of_2(tile, 512))
-        width = 128 if problem.depth == 1 else 64
+        width, of_thread = (128, 8) if problem.depth == 1 else (64, 4)
+        points = min(of_thread * 32 * warps, power_of_2(tile, 512))
         blocks = (points // width, width, 1) if problem.depth == 1 else (1, points // width, width)
         names = ("BLOCK_0", "BLOCK_1", "BLOCK_2")
         configs.append(
             dict(zip(names, blocks, strict=True))
-            | {"BLOCKS": min(8, power_of_2(-(-tile // points), 1)), "num_warps": warps}
+            | {
+                "BLOCKS": min(64 // of_thread, power_of_2(-(-tile // points), 1)),
+                "num_warps": warps,
+            }
             | {"PROGRAMS": programs * units}
         )
     return configs if share > 8192 else configs[::-1]
