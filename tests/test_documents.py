@@ -29,6 +29,7 @@ SIZES = {
         "batch": 1, "length": 8192, "q_heads": 64, "kv_heads": 8, "head_dim": 128,
     },
     "embedding_all_to_all": {"batch": 160, "bag": 20, "tables": 26, "rows": 1 << 20, "dim": 128},
+    "stencil": {"rows": 1024, "columns": 1024},
     "flash_decode": {
         "batch": 1, "q_heads": 96, "kv_heads": 12, "head_dim": 128, "kv_len_per_rank": 8192,
     },

@@ -39,6 +39,9 @@ from taxfree_kernels.matmul_reduce_scatter import push as scatter_push
 from taxfree_kernels.matmul_reduce_scatter import push_lamport as scatter_push_lamport
 from taxfree_kernels.reduction import fused as sum_fused
 from taxfree_kernels.reduction import packets as sum_words
+from taxfree_kernels.stencil import launches as stencil_launches
+from taxfree_kernels.stencil import norms as stencil_norms
+from taxfree_kernels.stencil import persistent as stencil
 from taxfree_kernels.variant import Problem
 from tests.check.checker.mutate import Mutant, mutants
 
@@ -261,6 +264,18 @@ GROUPS = {
         of_words=("send", "receive", "_arrived"),
     ),
     "decode: persistent": Group(_DECODE, ("persistent", MIXED), (persistent._decode,)),
+    "stencil: persistent": Group(
+        "stencil",
+        ("persistent", MIXED),
+        (
+            stencil._persistent,
+            stencil._wait_for_tiles,
+            stencil._receive,
+            stencil._send,
+            stencil_norms.finish,
+        ),
+    ),
+    "stencil: copies": Group("stencil", ("copies",), (stencil_launches._step,)),
     "step": Group(
         STEP,
         ("twin",),

@@ -94,6 +94,7 @@ SPARSE = {
     "flash_decode": [
         {"batch": 1, "q_heads": 2, "kv_heads": 1, "head_dim": 16, "kv_len_per_rank": 20}
     ],
+    "stencil": [{"rows": 5, "columns": 3, "steps": 2, "norm_every": 1}],
 }
 
 
