@@ -318,7 +318,7 @@ def first_configs(problem: Stencil, hardware: Hardware) -> list[dict[str, int]]:
             }
             | {"PROGRAMS": programs * units}
         )
-    return configs if share > 8192 else configs[::-1]
+    return configs[::-1] if 2048 < share <= 8192 else configs
 
 
 def tile_illegal_reason(problem: Stencil, hardware: Hardware, config: Config) -> str | None:
