@@ -75,7 +75,7 @@ class CopiesPlan(LaunchesPlan):
         halo = self._halos[parity]
         for side in calls.sides:
             target = self._fabric.peer_view(halo, side.rank)[side.opposite]
-            self._copies.send(target, calls.edges[parity][side.points], side.rank)
+            self._copies.send([target], [calls.edges[parity][side.points]], side.rank)
         return halo
 
     def _join(self) -> None:

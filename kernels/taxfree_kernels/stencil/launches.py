@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import triton
@@ -193,7 +194,7 @@ class LaunchesPlan(Plan):
             ((problem.norms * step.counts(problem, self._box)[1],), torch.float64),
             ((problem.norms,), torch.float64),
         )
-        constants = {"BOX": self._box}
+        constants: dict[str, Any] = {"BOX": self._box}
         options = compile_options(fabric.backend, config)
         self._first_edges = Kernel(_first_edges, 0, constants, options)
         constants |= {"GROUP": Group(problem.world_size, fabric.backend)}

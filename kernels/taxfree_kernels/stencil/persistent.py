@@ -255,7 +255,8 @@ class PersistentPlan(Plan):
         """Of so many rows of the whole domain."""
         problem = resized(self._problem, rows=rows)
         _, tiles = step.counts(problem, self._box)
-        scratch = Scratch(*self._scratch(), self._counters())
+        other, squares = self._scratch()
+        scratch = Scratch(other, squares, self._counters())
         sizes = (problem.own_rows, problem.steps, problem.norm_every)
         return self._kernel.resized(
             min(tiles, self._most), (scratch, self._inbox, *self._ends, *sizes)
