@@ -146,11 +146,11 @@ PROBLEMS = {
         kinds=[
             {},
             {"columns": 18, "depth": 5, "norm_every": 3},
-            {"rows": 7, "columns": 24, "across": 2, "norm_every": 1},
         ],
         ragged=[
             {"rows": 3, "columns": 3, "steps": 5},
             {"rows": 51, "columns": 37, "steps": 2, "norm_every": 0},
+            {"rows": 7, "columns": 24, "across": 3, "norm_every": 1},
             {"rows": 5, "columns": 9, "depth": 20, "across": 3},
         ],
         ends={"columns": 20, "rows": 36},

@@ -21,7 +21,6 @@ from taxfree_kernels.device.peers import Group, Peers
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.launch import Kernel, compile_options
-from taxfree_kernels.spaces import within
 from taxfree_kernels.stencil import step
 from taxfree_kernels.stencil.launches import Launches, LaunchesPlan
 from taxfree_kernels.stencil.norms import finish
@@ -101,9 +100,7 @@ class Copies(Variant):
         return step.tile_space(problem, hardware)
 
     def seed_configs(self, problem: Stencil, hardware: Hardware) -> list[dict[str, Any]]:
-        space = self.space(problem, hardware)
-        found = [within(space, config) for config in step.first_configs(problem, hardware)]
-        return [config for at, config in enumerate(found) if config not in found[:at]]
+        return step.seeds_in(self.space(problem, hardware), problem, hardware)
 
     def illegal_reason(self, problem: Stencil, hardware: Hardware, config: Config) -> str | None:
         return step.tile_illegal_reason(problem, hardware, config)

@@ -33,7 +33,6 @@ from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.fabric.heap import LAMPORT_SLOT_BYTES
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.launch import Kernel, compile_options
-from taxfree_kernels.spaces import within
 from taxfree_kernels.stencil import step
 from taxfree_kernels.stencil.norms import finish
 from taxfree_kernels.stencil.problem import AREAS, ITEM_BYTES, Stencil
@@ -292,8 +291,7 @@ class Persistent(Variant):
         }
 
     def seed_configs(self, problem: Stencil, hardware: Hardware) -> list[dict[str, Any]]:
-        space = self.space(problem, hardware)
-        return [within(space, config) for config in step.first_configs(problem, hardware)]
+        return step.seeds_in(self.space(problem, hardware), problem, hardware)
 
     def illegal_reason(self, problem: Stencil, hardware: Hardware, config: Config) -> str | None:
         return step.tile_illegal_reason(problem, hardware, config)

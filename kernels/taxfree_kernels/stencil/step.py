@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 
 from taxfree_kernels.hardware import Hardware
-from taxfree_kernels.spaces import power_of_2
+from taxfree_kernels.spaces import power_of_2, within
 from taxfree_kernels.stencil.problem import Stencil
 from taxfree_kernels.variant import Config, Space
 
@@ -321,6 +321,16 @@ def first_configs(problem: Stencil, hardware: Hardware) -> list[dict[str, int]]:
     return configs[::-1] if 2048 < share <= 8192 else configs
 
 
+def seeds_in(space: Space, problem: Stencil, hardware: Hardware) -> list[dict[str, Any]]:
+    """The first configs of a space that are legal, each once."""
+    found = [within(space, config) for config in first_configs(problem, hardware)]
+    return [
+        config
+        for at, config in enumerate(found)
+        if config not in found[:at] and tile_illegal_reason(problem, hardware, config) is None
+    ]
+
+
 def tile_illegal_reason(problem: Stencil, hardware: Hardware, config: Config) -> str | None:
     """The reason not to run tiles of a config, or None."""
     if config["BLOCK_0"] * config["BLOCKS"] >= 2 * max(problem.own_rows, config["BLOCK_0"]):
@@ -329,6 +339,6 @@ def tile_illegal_reason(problem: Stencil, hardware: Hardware, config: Config) ->
         return None
     points = config["BLOCK_0"] * config["BLOCK_1"] * config["BLOCK_2"]
     threads = config["num_warps"] * hardware.warp_size
-    if not 2 * threads <= points <= 16 * threads:
+    if not threads <= 2 * points <= 32 * threads:
         return f"{points} points for {threads} threads"
     return None
