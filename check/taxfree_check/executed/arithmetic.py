@@ -72,6 +72,14 @@ def fma(typing_context: Any, a: Float, b: Float, c: Float) -> Any:
     )
 
 
+@intrinsic
+def fma64(typing_context: Any, a: Any, b: Any, c: Any) -> Any:
+    """As :func:`fma`, of float64."""
+    return types.float64(a, b, c), lambda context, builder, signature, arguments: builder.fma(
+        *arguments
+    )
+
+
 @compiled
 def minimum(x: Float, y: Float) -> Float:
     """The smaller one; of a number and a NaN, the number; of zeros, the negative one."""

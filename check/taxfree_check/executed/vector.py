@@ -38,10 +38,10 @@ _KINDS = {
     "u32: u32": "v_mov_b32 v_not_b32 v_bfrev_b32 v_accvgpr_read_b32 v_accvgpr_write_b32"
     " v_accvgpr_mov_b32",
     "u64: u64": "v_mov_b64",
-    "u64: f32": "v_cvt_f64_f32",
-    "u32: u64": "v_cvt_f32_f64",
-    "u64: u64 u64": "v_add_f64 v_mul_f64",
-    "u64: u64 u64 u64": "v_fma_f64",
+    "f64: f32": "v_cvt_f64_f32",
+    "f32: f64": "v_cvt_f32_f64",
+    "f64: f64 f64": "v_add_f64 v_mul_f64",
+    "f64: f64 f64 f64": "v_fma_f64",
     "u32: u32 u32": "v_add_u32 v_sub_u32 v_subrev_u32 v_mul_lo_u32 v_mul_hi_u32 v_and_b32 v_or_b32"
     " v_xor_b32 v_min_u32 v_max_u32 v_lshlrev_b32 v_lshrrev_b32 v_mul_u32_u24 v_pack_b32_f16"
     " v_mbcnt_lo_u32_b32 v_mbcnt_hi_u32_b32",
@@ -169,7 +169,7 @@ _VALUES = """
     v_cvt_f32_f64: bits(np.float32(f64(a)))
     v_add_f64: bits64(f64(a) + f64(b))
     v_mul_f64: bits64(f64(a) * f64(b))
-    v_fma_f64: bits64(f64(a) * f64(b) + f64(c))
+    v_fma_f64: bits64(fma64(f64(a), f64(b), f64(c)))
     i, j, k = signed(a), signed(b), signed(c)
     v_min_i32: min(i, j)
     v_max_i32: max(i, j)
@@ -382,7 +382,7 @@ def _division_fma(instruction: Instruction) -> Row:
 
 
 def _accumulate(instruction: Instruction) -> Row:
-    kind = "f32" if instruction.opcode == "v_fmac_f32" else "u64"
+    kind = instruction.opcode.removeprefix("v_fmac_")
     sources = [*_sources(instruction, [kind] * 2), source(instruction.operands[0], kind)]
     part = OperandPart(sources, _out(instruction), kind in WIDE)
     return _row(instruction, instruction.opcode, part)
