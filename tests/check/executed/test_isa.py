@@ -439,6 +439,8 @@ def memory_forms() -> Iterator[str]:
             }[name.split("_")[1].removesuffix("st64")]  # fmt: skip
         elif name.startswith("buffer"):
             yield f"{name} {data}, v4, s[4:7], s8 offen offset:24"
+            if "atomic" in name:
+                yield f"{name} {data}, v4, s[4:7], s8 offen offset:24 sc0"
         elif "atomic" in name:
             yield f"{name} {data}, v[2:3], {second}, off offset:24 sc0"
             yield f"{name} v4, {second}, s[2:3] offset:-8"
@@ -484,7 +486,12 @@ def test_memory_instructions_do_what_their_pseudo_code_says(text):
     machine.run(text, "s_waitcnt vmcnt(0) lgkmcnt(0)")
     given = instruction(text)
     memory = Bytes(start)
-    taken = {"RETURN_DATA": 20, "VDATA": 20, "DATA": 24 if "atomic" in opcode else 20, "DATA2": 24}
+    taken = {
+        "RETURN_DATA": 20,
+        "VDATA": 20,
+        "DATA": 24 if opcode.startswith("global_atomic") else 20,
+        "DATA2": 24,
+    }
     for number, lane in enumerate(ON):
         place = 2048 * (number + 1) + given.number("offset")
         address = Value(place + (16 if opcode.startswith("buffer") else 0), 64)
