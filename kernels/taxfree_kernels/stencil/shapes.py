@@ -7,8 +7,8 @@ from dataclasses import replace
 from taxfree_kernels.stencil.problem import Stencil
 from taxfree_kernels.variant import Shapes
 
-_PLANE = Stencil(1024, 1024, world_size=2)
-_CUBE = Stencil(128, 128, 128, world_size=2)
+_PLANE = Stencil(1024, 1024, steps=3, world_size=2)
+_CUBE = Stencil(128, 128, 128, steps=3, world_size=2)
 
 
 def tiny(world_size: int) -> list[Stencil]:
@@ -24,14 +24,16 @@ def tiny(world_size: int) -> list[Stencil]:
 
 SHAPES = Shapes(
     tiny=tiny,
-    aligned=(
+    aligned=(),  # neighbours in a row never are
+    ragged=(
         _PLANE,
-        replace(_PLANE, rows=8192, columns=8192, norm_every=10),
+        replace(_PLANE, rows=8192, columns=8192, norm_every=2),
         replace(_PLANE, world_size=4, across=2),
         _CUBE,
-        replace(_CUBE, world_size=4, across=2, norm_every=10),
+        replace(_CUBE, world_size=4, across=2, norm_every=2),
+        replace(_PLANE, rows=998, columns=999),
+        replace(_CUBE, rows=66, columns=67, depth=35, norm_every=1),
     ),
-    ragged=(Stencil(998, 999, world_size=2), Stencil(66, 67, 35, norm_every=5, world_size=2)),
     smallest=(Stencil(3, 3, steps=1), Stencil(3, 3, 3, steps=1)),
     shorthand=("rows", "columns", "depth"),
     sets={
