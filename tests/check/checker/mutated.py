@@ -54,7 +54,7 @@ class Group:
         seeds: of schedules in which a mutant is looked for.
         by_turns: they exchange Lamport words, which carry no generation: it appears in reports
             only, so that another one changes nothing.
-        of_words: functions, called by these, that are given the generation of Lamport words only.
+        of_words: functions, called by these, that are given the generation for reports only.
         problems: that a mutant is looked for in, too, beside the operation's tiny ones.
     """
 
@@ -274,6 +274,7 @@ GROUPS = {
             stencil._send,
             stencil_norms.finish,
         ),
+        of_words=("send", "receive", "_wait_for_tiles", "wait_for_units"),
     ),
     "stencil: copies": Group("stencil", ("copies",), (stencil_launches._step,)),
     "step": Group(
