@@ -39,6 +39,9 @@ from taxfree_kernels.device.peers import (
 from taxfree_kernels.device.trace import interpreted_only
 
 
+_SYSTEM = tl.constexpr("sys")  # Triton 3.6 takes no plain string as a default
+
+
 @interpreted_only
 def yield_and_clock_us() -> int:
     """Yield the core, which other ranks may share; return the time in microseconds."""
@@ -92,7 +95,7 @@ def count_out(count_ptr, calls):
 
 
 @triton.jit
-def _poll(words, want, mask, SEM: tl.constexpr, SCOPE: tl.constexpr = "sys"):
+def _poll(words, want, mask, SEM: tl.constexpr, SCOPE: tl.constexpr = _SYSTEM):
     """The minimum of `words` - `want`: negative while any word is behind."""
     lead = tl.atomic_add(words, for_each(words, 0), sem=SEM, scope=SCOPE, mask=mask) - want
     if mask is not None:

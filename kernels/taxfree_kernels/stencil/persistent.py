@@ -94,9 +94,15 @@ def _persistent(
     GROUP: tl.constexpr, BOX: tl.constexpr, HAS_NORMS: tl.constexpr,
 ):  # fmt: skip
     program, programs = tl.program_id(0), tl.num_programs(0)
+    # before any store, so that AMD's compiler knows them to be the same in all lanes
+    targets = (
+        _words_at(inbox.words_ptr, heap_bases, rank, ABOVE, BOX),
+        _words_at(inbox.words_ptr, heap_bases, rank, BELOW, BOX),
+        _words_at(inbox.words_ptr, heap_bases, rank, BEFORE, BOX),
+        _words_at(inbox.words_ptr, heap_bases, rank, AFTER, BOX),
+    )
     peers = Peers(control_ptr, heap_bases, rank, sync.running_generation(control_ptr))
     turn = packets.running_turn(control_ptr)
-    words_ptr = inbox.words_ptr + turn % 3 * inbox.stride_words
     area_words = _area_words(rows, BOX)
     share = (program + turn) % programs  # few words are one share
     packets.empty_last_turn(
@@ -110,13 +116,13 @@ def _persistent(
         for number in range(blocks_of(tile, rows, BOX)):
             block = block_of(tile, number, rows, BOX)
             values = tl.load(u_ptr + offsets(block, BOX), mask=inside(block, rows, BOX), other=0.0)
-            _send(values, words_ptr, block, rows, peers, BOX)
+            _send(values, targets, _area_at(1, turn, inbox, rows, BOX), block, rows, peers, BOX)
     source_ptr = u_ptr
     for step_number in range(1, steps + 1):
         target_ptr = out_ptr
         if (steps - step_number) % 2 == 1:
             target_ptr = scratch.other_ptr
-        received_ptr = words_ptr + (step_number - 1) % 3 * area_words
+        received_ptr = inbox.words_ptr + _area_at(step_number, turn, inbox, rows, BOX)
         for place in range(program, tiles, programs):
             tile = tile_at(place, step_number % 2 == 0, rows, BOX)
             is_right = _wait_for_tiles(tile, counters_ptr, step_number - 1, rows, peers, GROUP, BOX)
@@ -134,8 +140,8 @@ def _persistent(
                 values = tl.where(is_right, values, float("nan"))
                 tl.store(target_ptr + offsets(block, BOX), values, mask=inside(block, rows, BOX))
                 if step_number < steps:
-                    sent_ptr = words_ptr + step_number % 3 * area_words
-                    _send(values, sent_ptr, block, rows, peers, BOX)
+                    area = _area_at(step_number + 1, turn, inbox, rows, BOX)
+                    _send(values, targets, area, block, rows, peers, BOX)
                 if HAS_NORMS:
                     if step_number % norm_every == 0:
                         squares += squared_change(last, values, block, rows, BOX)
@@ -170,6 +176,21 @@ def _area_words(rows, BOX: tl.constexpr):
 
 
 @triton.jit
+def _area_at(step_number, turn, inbox, rows, BOX: tl.constexpr):
+    """Where the words that a step receives begin, from the first slot."""
+    return turn % 3 * inbox.stride_words + step_number % 3 * _area_words(rows, BOX)
+
+
+@triton.jit
+def _words_at(words_ptr, heap_bases, rank, SIDE: tl.constexpr, BOX: tl.constexpr):
+    """The words of the rank at a side, or of this one where there is none."""
+    other = rank_at(rank, SIDE, BOX)
+    return translate(
+        words_ptr, Peers(None, heap_bases, rank, None), tl.where(other < 0, rank, other)
+    )
+
+
+@triton.jit
 def _wait_for_tiles(tile, counters_ptr, steps, rows, peers, GROUP: tl.constexpr, BOX: tl.constexpr):
     """Wait until a tile, and the tiles around it, have done so many steps; whether they have."""
     down, across, deep = tiles_of(rows, BOX)
@@ -200,7 +221,7 @@ def _receive(
 
 
 @triton.jit
-def _send(values, words_ptr, block, rows, peers, BOX: tl.constexpr):
+def _send(values, targets, area, block, rows, peers, BOX: tl.constexpr):
     """Send the points of a block that other ranks need, to the opposite sides of their halos."""
     words = values.to(tl.int32, bitcast=True)
     for SIDE in tl.static_range(SIDES):
@@ -208,7 +229,7 @@ def _send(values, words_ptr, block, rows, peers, BOX: tl.constexpr):
             other = rank_at(peers.rank, SIDE, BOX)
             if (other >= 0) & reaches(block, rows, SIDE, BOX):
                 at, has = halo_offsets(block, rows, SIDE ^ 1, BOX)
-                target_ptr = translate(words_ptr, peers, other) + at + tl.zeros_like(words)
+                target_ptr = targets[SIDE] + area + at + tl.zeros_like(words)
                 mask = at_side(block, rows, SIDE, BOX) & has
                 packets.send(peers, target_ptr, words, other, mask=mask)
 

@@ -300,11 +300,13 @@ def first_configs(problem: Stencil, hardware: Hardware) -> list[dict[str, int]]:
     """What a search tries first: programs of few warps, or one of many, on each compute unit.
 
     Few points a thread leave registers for others, which load while this one waits or stores.
+    Faces on four sides take so many that half as many threads fit.
     """
     units = hardware.compute_units
     share = -(-problem.elements // units)
     configs = []
-    for warps, programs in ((4, 4), (8, 2), (16, 1)):
+    many = ((4, 4), (8, 2), (16, 1))
+    for warps, programs in many if problem.depth == 1 or problem.across == 1 else ((4, 2), (8, 1)):
         tile = max(512, share // programs)
         width, of_thread = (128, 8) if problem.depth == 1 else (64, 4)
         points = min(of_thread * 32 * warps, power_of_2(tile, 512))
