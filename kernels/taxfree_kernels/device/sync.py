@@ -38,7 +38,6 @@ from taxfree_kernels.device.peers import (
 )
 from taxfree_kernels.device.trace import interpreted_only
 
-
 _SYSTEM = tl.constexpr("sys")  # Triton 3.6 takes no plain string as a default
 
 

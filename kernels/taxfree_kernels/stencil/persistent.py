@@ -16,7 +16,8 @@ its stores, so the words are EMPTY by then.
 
 The last program to end adds the squares of all tiles for the norms, in the order of tiles. It sends
 the sums to all ranks with its signal, waits for theirs, and adds these in the order of ranks. So in
-each call all ranks signal, and wait for, all peers, as payload slots and Lamport words need it.
+each call all ranks signal, and wait for, all peers, as payload slots need it. By then all words are
+EMPTY again. So this call takes no turn of Lamport words: the next one may have the same slot.
 """
 
 from __future__ import annotations
@@ -103,11 +104,6 @@ def _persistent(
     )
     peers = Peers(control_ptr, heap_bases, rank, sync.running_generation(control_ptr))
     turn = packets.running_turn(control_ptr)
-    area_words = _area_words(rows, BOX)
-    share = (program + turn) % programs  # few words are one share
-    packets.empty_last_turn(
-        control_ptr, inbox.words_ptr, inbox.stride_words, turn, 3 * area_words, share, programs
-    )
     down, across, deep = tiles_of(rows, BOX)
     tiles = down * across * deep
     counters_ptr = scratch.counters_ptr + _FIRST_COUNTER
@@ -164,7 +160,6 @@ def _persistent(
         norms_ptr = out_ptr + rows * BOX.COLUMNS * BOX.DEPTH
         norms = steps // norm_every if HAS_NORMS else 0
         finish(scratch.squares_ptr, sums_ptr, norms_ptr, tiles, norms, peers, GROUP, HAS_NORMS)
-    packets.leave_turn(control_ptr)
     sync.leave(control_ptr)
 
 
@@ -294,7 +289,6 @@ class Persistent(Variant):
     """All steps in one kernel."""
 
     name = "persistent"
-    slots = 3
     co_resident = True
 
     def unsupported_reason(self, problem: Stencil, hardware: Hardware) -> str | None:

@@ -269,6 +269,8 @@ GROUPS = {
         ("persistent", MIXED),
         (
             stencil._persistent,
+            stencil._area_at,
+            stencil._words_at,
             stencil._wait_for_tiles,
             stencil._receive,
             stencil._send,
@@ -335,6 +337,11 @@ HARMLESS = (
         "embedding: push",
         "_push: two slots of Lamport words",
         "who pools has waited for indices that were sent after the asking rank's previous call",
+    ),
+    (
+        "stencil: persistent",
+        "_area_at: two slots of Lamport words",
+        "turns are those of other operations, between whose calls a test finds it",
     ),
     *(
         ("decode: fused", f"merge_into_words: _send_to_peers: generation {sign} 1", _BY_TURNS)
