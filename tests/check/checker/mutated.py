@@ -42,6 +42,7 @@ from taxfree_kernels.reduction import packets as sum_words
 from taxfree_kernels.stencil import launches as stencil_launches
 from taxfree_kernels.stencil import norms as stencil_norms
 from taxfree_kernels.stencil import persistent as stencil
+from taxfree_kernels.stencil.problem import Stencil
 from taxfree_kernels.variant import Problem
 from tests.check.checker.mutate import Mutant, mutants
 
@@ -277,6 +278,8 @@ GROUPS = {
             stencil_norms.finish,
         ),
         of_words=("send", "receive", "_wait_for_tiles", "wait_for_units"),
+        # one step, after which ranks that are no neighbours have not heard of each other
+        problems=(Stencil(9, 4, steps=1, norm_every=1, world_size=3),),
     ),
     "stencil: copies": Group("stencil", ("copies",), (stencil_launches._step,)),
     "step": Group(
@@ -328,6 +331,7 @@ HARMLESS = (
         "the last program in resets the counter, alone and before the next launch",
     ),
     ("gather: overlap", "_announce: signal: channel 0", "copies are told of on channel 0"),
+    ("stencil: copies", "_step: wait: channel 0", "copies are told of on channel 0"),
     ("sum: push_in_place", "_push_in_place: sum_by_words: generation + 1", _ANOTHER_FLAG),
     ("sum: push_lamport", "_push_lamport: leave(...) deleted", _BY_TURNS),
     ("sum: push_two_shot_lamport", "_push_two_shot_lamport: leave(...) deleted", _BY_TURNS),
