@@ -52,6 +52,7 @@ SHAPES: Mapping[str, Sequence[str]] = {
     ),
     "flash_decode": ("paper", "batches", "strong"),
     "embedding_all_to_all": ("paper", "rows"),
+    "stencil": ("plane", "cube"),
 }
 
 
@@ -130,7 +131,7 @@ def steps(gpus: int, machine: str, trials: int, budget: int) -> Iterator[Measure
         return tuple(word for shape in shapes for word in ("--shapes", shape))
 
     def taxfree(command: str, op: str, *options: str, dtype: str = "bf16") -> tuple[str, ...]:
-        typed = () if op == "flash_decode" else ("--dtype", dtype)
+        typed = () if op in ("flash_decode", "stencil") else ("--dtype", dtype)
         words = ("-m", "taxfree_cli.app", command, "--op", op, "--gpus", str(gpus), *typed)
         return (*words, *options)
 

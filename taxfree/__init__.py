@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from taxfree_kernels.matmul_all_reduce.problem import MatmulAllReduce
     from taxfree_kernels.matmul_reduce_scatter.problem import MatmulReduceScatter
     from taxfree_kernels.quantise import quantise, silu_and_mul_quantise
+    from taxfree_kernels.stencil.problem import Stencil
     from taxfree_kernels.variant import SizeRange
 
 _HOMES = {
@@ -52,6 +53,7 @@ _HOMES = {
     "Report": "taxfree.models.report",
     "Runtime": "taxfree._runtime.runtime",
     "SizeRange": "taxfree_kernels.variant",
+    "Stencil": "taxfree_kernels.stencil.problem",
     "TaxfreeError": "taxfree.errors",
     "UsageError": "taxfree.errors",
     "autotune": "taxfree._runtime.autotune",
@@ -81,6 +83,7 @@ __all__ = [
     "Report",
     "Runtime",
     "SizeRange",
+    "Stencil",
     "TaxfreeError",
     "UsageError",
     "__version__",

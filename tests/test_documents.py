@@ -29,6 +29,7 @@ SIZES = {
         "batch": 1, "length": 8192, "q_heads": 64, "kv_heads": 8, "head_dim": 128,
     },
     "embedding_all_to_all": {"batch": 160, "bag": 20, "tables": 26, "rows": 1 << 20, "dim": 128},
+    "stencil": {"rows": 1024, "columns": 1024, "dtype": "float32"},
     "flash_decode": {
         "batch": 1, "q_heads": 96, "kv_heads": 12, "head_dim": 128, "kv_len_per_rank": 8192,
     },
@@ -96,7 +97,7 @@ def test_the_api_page_is_what_is_written_today():
 @pytest.mark.parametrize("op", SIZES)
 def test_an_operation_page_names_all_variants_and_meta_parameters(op):
     text = (OPERATIONS / f"{op}.md").read_text(encoding="utf-8")
-    problem = problem_class(op)(**SIZES[op], world_size=8, dtype="bfloat16")
+    problem = problem_class(op)(**{"world_size": 8, "dtype": "bfloat16"} | SIZES[op])
     names = {
         name
         for variant in variants(op).values()

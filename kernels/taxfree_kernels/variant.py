@@ -390,6 +390,10 @@ class Variant:
     #: the fastest nowhere, which are kept to show the gain of each: the folders ``paper``.
     searched: ClassVar[bool] = True
 
+    #: whether programs of a launch wait for any others of it, so that all must run at the same
+    #: time: the launch is cooperative. Others only wait for programs with lower ids.
+    co_resident: ClassVar[bool] = False
+
     #: payload slots that calls alternate between; the checker runs until the first is reused.
     slots: ClassVar[int] = 2
 

@@ -65,6 +65,7 @@ from taxfree_kernels.matmul_reduce_scatter.signature import (
 )
 from taxfree_kernels.reduction.fused import parts_of
 from taxfree_kernels.signature import Signature, signatures
+from taxfree_kernels.stencil.signature import STENCIL
 from taxfree_kernels.variant import Problem, Ready, SizeRange, op_of
 from taxfree_tuning_db import Record, Table
 
@@ -583,6 +584,43 @@ class Runtime(contextlib.AbstractContextManager["Runtime"]):
         factors = (x, weight, x_scale, weight_scale)
         arguments = (*factors, scatter_dim, dtype, bool(fast_accumulation))
         return self._call(SCALED_MATMUL_REDUCE_SCATTER, arguments, out)
+
+    def stencil(
+        self,
+        u: torch.Tensor,
+        steps: int,
+        norm_every: int = 0,
+        across: int = 1,
+        out: torch.Tensor | None = None,
+    ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+        """Jacobi steps on a domain that the ranks share: each point becomes its neighbours' mean.
+
+        Points at the edges of the domain stay. Results have the same bits on any number of ranks.
+
+        Args:
+            u: this rank's part, [rows, columns] or [rows, columns, depth], float32; of one shape on
+                all ranks. Rank r has row r // across and column r % across of a grid of parts.
+            steps: at least 1.
+            norm_every: steps from one residual norm to the next; 0 for none.
+            across: ranks that share the columns; 1: all share the rows.
+            out: of the shape of u, contiguous; the result is written into it. Without norms.
+
+        Returns:
+            The part after all steps. With `norm_every` a pair, the second float32
+            [steps // norm_every], the same on all ranks: the 2-norms, over the whole domain, of
+            what these steps have changed.
+
+        Raises:
+            UsageError: the tensor and numbers do not fit together.
+            PeerTimeout: an earlier call lost a peer.
+        """
+        arguments = (u, steps, norm_every, across)
+        if not norm_every:
+            return self._call(STENCIL, arguments, out)
+        if out is not None:
+            raise UsageError("out holds no norms", "call without out, or without norm_every")
+        both = self._call(STENCIL, arguments, None)
+        return both[: u.numel()].view(u.shape), both[u.numel() :].sqrt()
 
     def _quantised(
         self, signature: Signature, arguments: tuple[Any, ...]

@@ -12,7 +12,8 @@ from tests.kernels.tasks import Case
 from tests.ranks import Ranks, gather_dims, our_names, served_names
 
 GATHER, ALL_REDUCE, SCATTER = "all_gather_matmul", "matmul_all_reduce", "matmul_reduce_scatter"
-DECODE, PROMPTS, EMBEDDING = "flash_decode", "attention", "embedding_all_to_all"
+DECODE, PROMPTS = "flash_decode", "attention"
+EMBEDDING, STENCIL = "embedding_all_to_all", "stencil"
 REPLICATED = (ALL_REDUCE, DECODE)  # all ranks have the same result
 BY_ROWS = ("push", "push_two_shot_lamport")  # they normalise in their own kernel
 BY_ANOTHER = ("push_two_shot", "push_two_shot_lamport_specialized", "two_shot")
@@ -138,6 +139,25 @@ PROBLEMS = {
         drawn={"batch": 7, "tables": 5, "dtype": "bfloat16"},
         crowd={"batch": 1},  # fewer tables than ranks
         repeated={"weighted": True},
+    ),
+    STENCIL: Problems(
+        small={"rows": 24, "columns": 7, "steps": 4, "norm_every": 2},
+        tiny={"norm_every": 0, "steps": 3},
+        kinds=[
+            {},
+            {"columns": 18, "depth": 5, "norm_every": 3},
+        ],
+        ragged=[
+            {"rows": 3, "columns": 3, "steps": 5},
+            {"rows": 51, "columns": 37, "steps": 2, "norm_every": 0},
+            {"rows": 7, "columns": 24, "across": 3, "norm_every": 1},
+            {"rows": 5, "columns": 9, "depth": 20, "across": 3},
+        ],
+        ends={"columns": 20, "rows": 36},
+        drawn={"rows": 48, "columns": 35, "depth": 9},
+        crowd={"columns": 8, "across": 4},
+        repeated={"norm_every": 1},
+        alone=("baseline", "persistent"),
     ),
 }
 #: flash_decode's variants that push words which carry their flag, if told to

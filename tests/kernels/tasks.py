@@ -59,10 +59,13 @@ class Case:
 
     def tensors(self, fabric: Fabric, seed: int, integers: bool) -> tuple[Any, ...]:
         """A rank's own tensors."""
-        a, weight, *others = operation(self.op).make_inputs(
+        tensors = operation(self.op).make_inputs(
             self.problem(fabric.world_size), fabric.rank, seed, fabric.device, integers=integers
         )
-        return a, _padded(weight) if self.padded else weight, *others
+        if not self.padded or len(tensors) == 1:
+            return tensors
+        a, weight, *others = tensors
+        return a, _padded(weight), *others
 
 
 def private(fabric: Fabric, timeout_s: float = 30.0, heap_bytes: int = 1 << 20) -> Fabric:
@@ -291,6 +294,31 @@ def _pooled_rows(
     return out
 
 
+def _stencil(fabric: Fabric, problem: Any, u: torch.Tensor) -> torch.Tensor:
+    """By shifted copies of the whole domain, in float32: all variants have the same bits."""
+    parts = _everybodys_tensor(fabric, u)
+    rows = [
+        torch.cat(parts[at : at + problem.across], 1) for at in range(0, len(parts), problem.across)
+    ]
+    u, norms = torch.cat(rows), []
+    inner = torch.ones_like(u, dtype=torch.bool)
+    for dim, size in enumerate(u.shape):
+        places = torch.arange(size, device=u.device).view(
+            [-1 if at == dim else 1 for at in range(u.dim())]
+        )
+        inner &= (places > 0) & (places < size - 1)
+    for step in range(1, problem.steps + 1):
+        pairs = [u.roll(1, dim) + u.roll(-1, dim) for dim in range(u.dim())]
+        total = pairs[0] + pairs[1]
+        total = total + pairs[2] if len(pairs) == 3 else total
+        last, u = u, torch.where(inner, total * (1 / (2 * len(pairs))), u)
+        if problem.norm_every and step % problem.norm_every == 0:
+            norms.append((u - last).double().norm() ** 2)
+    row, column = divmod(fabric.rank, problem.across)
+    part = u.chunk(problem.down)[row].chunk(problem.across, 1)[column].double()
+    return torch.cat([part.flatten(), torch.stack(norms)]) if norms else part
+
+
 #: operation -> the result in float64 of one rank, from what all ranks hold
 _EXACT = {
     "attention": _own_attention,
@@ -299,6 +327,7 @@ _EXACT = {
     "all_gather_matmul": _gathered_matmul,
     "matmul_all_reduce": _reduced_matmul,
     "matmul_reduce_scatter": _scattered_matmul,
+    "stencil": _stencil,
 }
 
 

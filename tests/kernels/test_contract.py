@@ -24,6 +24,7 @@ from tests.kernels.contract import (
     SCATTER,
     SEARCHED,
     SERVED,
+    STENCIL,
     TASKS,
     WORDS,
     back_to_back,
@@ -77,7 +78,7 @@ class TestServing:
             if unsupported_reasons(ranks, 2, op, case(op, name, **way).fields)[name] is None
         }
         assert served == set(served_names(op))
-        assert len(served) >= (2 if op in (*LOCAL, EMBEDDING) else 5)
+        assert len(served) >= (2 if op in (*LOCAL, EMBEDDING, STENCIL) else 5)
 
     def test_a_single_rank_has_only_the_library(self, ranks, op):
         alone = PROBLEMS[op].alone

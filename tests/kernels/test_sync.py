@@ -122,6 +122,8 @@ class TestTimeouts:
         ),
         ("matmul_all_reduce", "push", {"m": 5, "n": 48, "k": 12, "rms_norm": True}),
         ("matmul_all_reduce", "push_two_shot", {"m": 5, "n": 96, "k": 12}),
+        ("stencil", "persistent", {"rows": 12, "columns": 9, "steps": 3, "norm_every": 1}),
+        ("stencil", "copies", {"rows": 12, "columns": 9, "steps": 3, "norm_every": 1}),
     ],
 )
 class TestAbsentPeer:

@@ -41,6 +41,15 @@ SPACED = {
         {"m": 256, "n": 4096, "k": 1792, "world_size": 4, "scatter_dim": 1, "dtype": "bfloat16"},
         {"m": 17, "n": 37, "k": 33, "world_size": 2},
     ],
+    "stencil": [
+        *(
+            {"rows": side, "columns": side, "depth": depth, "world_size": 2}
+            for side in (4, 128, 1024)
+            for depth in (1, 3, 256)
+        ),
+        {"rows": 8192, "columns": 8192, "across": 2, "world_size": 4},
+        {"rows": 3, "columns": 3},
+    ],
     "attention": [
         {"batch": 1, "length": length, "q_heads": 8, "kv_heads": 2, "head_dim": dim, "packed": each}
         for length in (1, 100, 131072)

@@ -19,7 +19,9 @@ M, N, K = 5, 32, 36
 DECODE = {"batch": 2, "q_heads": 3, "kv_heads": 1, "head_dim": 16, "kv_len_per_rank": 20}
 PROMPTS = {"batch": 2, "length": 20, "q_heads": 2, "kv_heads": 1, "head_dim": 16}
 BAGS = {"batch": 2, "bag": 2, "tables": 3, "rows": 5, "dim": 6}
+DOMAIN = {"rows": 12, "columns": 10, "steps": 4}
 FIELDS = {"flash_decode": DECODE, "attention": PROMPTS, "embedding_all_to_all": BAGS}
+FIELDS |= {"stencil": DOMAIN}
 
 
 def problem_of(op: str = OP, **changes: Any) -> Any:

@@ -61,6 +61,8 @@ CALLED = [
     (EMBEDDING, {"mode": "mean"}, "push"),
     (EMBEDDING, {"shard_dim": 1, "weighted": True, "dtype": "float32"}, "push"),
     (EMBEDDING, {"dtype": "bfloat16"}, "baseline"),
+    ("stencil", {"across": 2, "rows": 7}, "persistent"),
+    ("stencil", {"depth": 4}, "copies"),
     (OP, {}, "baseline"),
     (ALL_REDUCE, {}, "baseline"),
     (ALL_REDUCE, {"residual": True, "rms_norm": True}, "baseline"),
@@ -93,6 +95,8 @@ def method_of(op: str, problem: Any, inputs: Any) -> tuple[str, tuple[Any, ...],
         return op, (q, k, v), options | dict(zip(("k_scale", "v_scale"), scales, strict=False))
     if op == EMBEDDING:
         return op, inputs, {"shard_dim": problem.shard_dim, "mode": problem.mode}
+    if op == "stencil":
+        return op, (*inputs, problem.steps), {"across": problem.across}
     x, weight, bias, residual, norm_weight, eps, *scales = inputs
     factors, kind = (x, weight, *scales), {"dtype": getattr(torch, problem.dtype)} if scales else {}
     scaled = "scaled_" if scales else ""

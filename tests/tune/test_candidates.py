@@ -60,7 +60,8 @@ class TestFirstCandidates:
     @pytest.mark.parametrize("op", operation_names())
     def test_variants_that_are_named_exist(self, op):
         for size in (1, 64, 256, 1024, 4096):
-            problem = resized(operation_shapes(op).aligned[0], m=size)
+            shapes = operation_shapes(op)
+            problem = resized((*shapes.aligned, *shapes.ragged)[0], m=size)
             assert {*operation(op).first_variants(problem)} <= variants(op).keys()
 
     @pytest.mark.parametrize("hardware", [KNOWN["h200"], KNOWN["mi350x"]])

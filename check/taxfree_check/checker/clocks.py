@@ -27,9 +27,9 @@ class Repair(IntEnum):
     RELEASES = 2  # every write of one releases
     SCOPES = 3  # every atomic has system scope
     ALL = 4
-    #: As written, but a program that has seen an LL packet or a Lamport word also knows that the
-    #: kernels before its sender's have ended. Their stores need not be visible to it, but their
-    #: memory may be reused.
+    #: As written, but a program that has seen an LL packet or a Lamport word also knows what its
+    #: sender knew to have ended, such as the kernels before. Their stores need not be visible to
+    #: it, but their memory may be reused.
     ENDED = 5
 
 
@@ -70,7 +70,8 @@ class Actor:
     name: str
     call: int
     clocks: np.ndarray
-    began: int = field(init=False)  # its own clock before its first epoch
+    #: its own clock before its first epoch, or at its last release: what it did by then has ended
+    ended: int = field(init=False)
     heard: dict[int, int] = field(default_factory=dict)  # rank -> call acquired from
     #: The last message read of each word and sender, for reports.
     taken: dict[tuple[int, Sender], Taken] = field(default_factory=dict)
@@ -84,7 +85,7 @@ class Actor:
     pending: dict[tuple[int, Sender, Scope], Message] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.began = self.epoch
+        self.ended = self.epoch
         self.step()
 
     @property
@@ -99,9 +100,13 @@ class Actor:
         np.maximum(self.clocks, clocks, out=self.clocks)
 
     def ended_before(self) -> np.ndarray:
-        """The clock of what had ended when this actor began or acquired since: int64 [slots]."""
+        """The clock of what this actor knows to have ended: int64 [slots].
+
+        What had when it began, what it acquired since, and what it did before its last release: a
+        release waits for it.
+        """
         ended = self.clocks[Repair.ENDED].copy()
-        ended[self.slot] = self.began
+        ended[self.slot] = self.ended
         return ended
 
     def has_seen(self, slot: int, epoch: int, repair: Repair = Repair.AS_WRITTEN) -> bool:
@@ -153,6 +158,8 @@ class Messages:
             continues: it is a read-modify-write, which keeps earlier releases alive.
         """
         self.is_signal |= releases or bool(actor.fenced)
+        if releases and scope != "cta":
+            actor.ended = actor.epoch
         if not continues:
             self._by_sender.clear()
         self._add(Sender(actor.rank, scope, releases), actor.clocks, actor.call, access)

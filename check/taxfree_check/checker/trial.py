@@ -23,6 +23,7 @@ _BACKENDS = ("cuda", "hip")  # waits differ
 _HARDWARE = KNOWN["cpu"]
 _TAKING_TURNS = 3  # of all variants that a check draws from, so that each has several calls
 _CHIPLETS = (1, 2, 3)  # a meta-parameter of AMD's devices, which decides who waits for which tile
+_PROGRAMS = (1, 2, 3)  # of a cooperative launch, of which an interpreted rank has but one
 
 
 class Trial:
@@ -39,10 +40,16 @@ class Trial:
         calls = 1 + max(variant.slots for variant in few) * min(len(few), 2)
         self._variants = [others.choice(few) for _ in range(calls)]
         self._configs = {
-            variant: _draw_config(variant, problem, rng) | {"XCDS": others.choice(_CHIPLETS)}
+            variant: _draw_config(variant, problem, rng) | self._drawn(variant, others)
             for variant in dict.fromkeys(self._variants)
         }
         self._outputs: list[tuple[int, int, torch.Tensor]] = []
+
+    @staticmethod
+    def _drawn(variant: Variant, rng: Random) -> dict[str, Any]:
+        """Meta-parameters whose values on this device would leave out what others do."""
+        drawn = {"XCDS": rng.choice(_CHIPLETS)}
+        return drawn | {"PROGRAMS": rng.choice(_PROGRAMS)} if variant.co_resident else drawn
 
     def plan(self) -> None:
         """Make the plans, and no calls."""
@@ -57,8 +64,13 @@ class Trial:
 
     def _simulate(self, setup: Setup) -> ScheduleOutcome:
         simulation = Simulation(self._problem.world_size, self._problem.slot_bytes)
-        first = self._first_generation
-        return simulation.run(setup, self._seed, first_generation=first, backend=self._backend)
+        return simulation.run(
+            setup,
+            self._seed,
+            first_generation=self._first_generation,
+            backend=self._backend,
+            co_resident=any(variant.co_resident for variant in self._variants),
+        )
 
     def _setup(self, fabric: SimulatedFabric) -> list[Call]:
         if fabric.rank == 0:

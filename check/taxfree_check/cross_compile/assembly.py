@@ -53,6 +53,7 @@ class AsmInstruction:
         scope: "sys" or "gpu", for releases, acquires, polls, and stores past the caches.
         width: bytes per thread, for loads, copies and stores.
         element: bytes that are guaranteed to be accessed at once.
+        source: the line that it was compiled from, or "".
     """
 
     line: int
@@ -61,6 +62,7 @@ class AsmInstruction:
     scope: str = ""
     width: int = 0
     element: int = 0
+    source: str = ""
 
     @property
     def op(self) -> str:

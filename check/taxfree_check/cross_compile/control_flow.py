@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from taxfree_check.cross_compile.assembly import AMDGCN, PTX, AsmInstruction, Role, Syntax
 
 Place = tuple[int, int]  # block, instruction in it
+
+#: where what follows comes from, in a file by its number; line 0: from several places
+_SOURCE = re.compile(r"\.loc\s+\d+\s+(?P<line>\d+)")
 
 
 @dataclass
@@ -167,12 +170,14 @@ def innermost(loops: list[Loop], among: list[Loop]) -> list[Loop]:
 
 
 def _parse(text: str, syntax: Syntax) -> list[BasicBlock]:
-    blocks, pending_release = [BasicBlock("entry")], ""
+    blocks, pending_release, source = [BasicBlock("entry")], "", ""
     for number, raw in enumerate(text.splitlines(), 1):
         line, block = raw.split(syntax.comment)[0].strip(), blocks[-1]
         if not line:
             continue
-        if label := syntax.label.match(line):
+        if place := _SOURCE.match(line):
+            source = "" if place["line"] == "0" else place[0]
+        elif label := syntax.label.match(line):
             blocks.append(BasicBlock(label.group(1)))
         elif branch := syntax.branch.match(line):
             block.target, block.falls_through = branch["target"], bool(branch["condition"])
@@ -183,7 +188,7 @@ def _parse(text: str, syntax: Syntax) -> list[BasicBlock]:
             blocks.append(BasicBlock())
         else:
             pending_release = syntax.opens_release(line) or pending_release
-            instruction = syntax.read(number, line, pending_release)
+            instruction = replace(syntax.read(number, line, pending_release), source=source)
             if instruction.has(Role.RELEASE):
                 pending_release = ""
             if instruction.roles:
@@ -223,12 +228,18 @@ def _through_empty(blocks: list[BasicBlock], index: int) -> int:
 
 
 def _run_masked_acquires(blocks: list[BasicBlock]) -> None:
-    """Forget the jump of waves without active lanes over an acquire of the others."""
+    """Forget the jump of waves without active lanes over an acquire of the others.
+
+    A jump past the acquire of a loop is none of these if it leaves the loop.
+    """
     for index, block in enumerate(blocks):
         if not block.skips_if_masked:
             continue
-        skipped = blocks[index + 1 : block.successors[0]]
-        if any(one.has(Role.ACQUIRE) for inner in skipped for one in inner.instructions):
+        target = block.successors[0]
+        skipped = blocks[index + 1 : target]
+        if not any(one.has(Role.ACQUIRE) for inner in skipped for one in inner.instructions):
+            continue
+        if index not in _reach(index + 1, lambda one: blocks[one].successors, {target}):
             block.successors = [index + 1]
 
 

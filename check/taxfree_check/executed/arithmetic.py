@@ -52,10 +52,30 @@ def bits(x: Float) -> Word:
     return np.int64(np.float32(x).view(np.uint32))
 
 
+@compiled
+def f64(a: Word) -> Any:
+    """The float64 that 64 bits hold."""
+    return np.int64(a).view(np.float64)
+
+
+@compiled
+def bits64(x: Any) -> Word:
+    """The 64 bits that hold a float64."""
+    return np.float64(x).view(np.int64)
+
+
 @intrinsic
 def fma(typing_context: Any, a: Float, b: Float, c: Float) -> Any:
     """``a * b + c``, rounded once."""
     return types.float32(a, b, c), lambda context, builder, signature, arguments: builder.fma(
+        *arguments
+    )
+
+
+@intrinsic
+def fma64(typing_context: Any, a: Any, b: Any, c: Any) -> Any:
+    """As :func:`fma`, of float64."""
+    return types.float64(a, b, c), lambda context, builder, signature, arguments: builder.fma(
         *arguments
     )
 

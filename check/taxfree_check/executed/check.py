@@ -25,8 +25,8 @@ _LONGER = {"all_gather_matmul": (0, 64, 576), "embedding_all_to_all": (0, 0, 0)}
 _BY_DEFAULT = (0, 64, 192)
 _WIDER = 192  # a window
 _ROOM = (0, 512, 2048)  # by which small problems for a config grow until it fits
-_INNER = ("k", "kv_len_per_rank", "length", "bag")
-_SIZES = ("m", "n", "batch", "tables", "rows", "world_size", *_INNER)
+_INNER = ("k", "kv_len_per_rank", "length", "bag", "columns")
+_SIZES = ("m", "n", "batch", "tables", "rows", "depth", "steps", "world_size", *_INNER)
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """Operands of instructions: from their text to what executes them.
 
-A kind says how bits are read: "u32", "i32", "f32", "f16" (the low half), "u64" or "i64".
+A kind says how bits are read: "u32", "i32", "f32", "f16" (the low half), "u64", "i64" or "f64".
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _NAMED = {
 }  # fmt: skip
 _REGISTER = re.compile(r"([sva])(?:(\d+)|\[(\d+)(?::(\d+))?\])")
 _INVERSE_2PI = {"0.15915494", "0.15915494309189532"}
-WIDE = ("u64", "i64")
+WIDE = ("u64", "i64", "f64")
 _SIGN = {"f32": 1 << 31, "f16": 1 << 15}
 
 

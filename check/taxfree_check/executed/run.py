@@ -6,10 +6,11 @@ Triton's own launcher, decoded, and executed, all ranks at once, in an order tha
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from operator import attrgetter
 from random import Random
@@ -333,9 +334,12 @@ class Session:
         self.compiling += time.perf_counter() - begin
         address = partial(self._address, home=host.rank)
         values = list(_values(kernel, args, program.listing, address))
+        grid, tactics = _dimensions(kernel.grid), self._tactics
+        if kernel.options.get("launch_cooperative_grid"):
+            tactics = replace(tactics, resident=max(tactics.resident, math.prod(grid)))
         self._launches[host.rank] = KernelRun(
-            program, _dimensions(kernel.grid), values, compiled.resources.shared_memory,
-            self._gpus[host.rank], self._timing, self._tactics,
+            program, grid, values, compiled.resources.shared_memory, self._gpus[host.rank],
+            self._timing, tactics,
         )  # fmt: skip
 
     def _finish(self, host: Host) -> None:

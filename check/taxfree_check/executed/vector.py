@@ -38,6 +38,10 @@ _KINDS = {
     "u32: u32": "v_mov_b32 v_not_b32 v_bfrev_b32 v_accvgpr_read_b32 v_accvgpr_write_b32"
     " v_accvgpr_mov_b32",
     "u64: u64": "v_mov_b64",
+    "f64: f32": "v_cvt_f64_f32",
+    "f32: f64": "v_cvt_f32_f64",
+    "f64: f64 f64": "v_add_f64 v_mul_f64",
+    "f64: f64 f64 f64": "v_fma_f64",
     "u32: u32 u32": "v_add_u32 v_sub_u32 v_subrev_u32 v_mul_lo_u32 v_mul_hi_u32 v_and_b32 v_or_b32"
     " v_xor_b32 v_min_u32 v_max_u32 v_lshlrev_b32 v_lshrrev_b32 v_mul_u32_u24 v_pack_b32_f16"
     " v_mbcnt_lo_u32_b32 v_mbcnt_hi_u32_b32",
@@ -82,6 +86,7 @@ _SAME = {
     "v_accvgpr_read_b32": "v_mov_b32", "v_accvgpr_write_b32": "v_mov_b32",
     "v_accvgpr_mov_b32": "v_mov_b32", "v_pk_mov_b32": "v_mov_b32",
     "v_fmamk_f32": "v_fma_f32", "v_fmaak_f32": "v_fma_f32", "v_fmac_f32": "v_fma_f32",
+    "v_fmac_f64": "v_fma_f64",
     "v_pk_fma_f32": "v_fma_f32", "v_fma_mix_f32": "v_fma_f32",
     "v_pk_add_f32": "v_add_f32", "v_pk_mul_f32": "v_mul_f32", "v_rcp_iflag_f32": "v_rcp_f32",
     "v_subrev_u32": "v_sub_u32", "v_subrev_f32": "v_sub_f32",
@@ -160,6 +165,11 @@ _VALUES = """
     v_ashrrev_i64: b >> (a & 63)
     v_lshl_add_u64: (a << (b & 7)) + c
     v_mad_u64_u32: a * b + c
+    v_cvt_f64_f32: bits64(np.float64(f32(a)))
+    v_cvt_f32_f64: bits(np.float32(f64(a)))
+    v_add_f64: bits64(f64(a) + f64(b))
+    v_mul_f64: bits64(f64(a) * f64(b))
+    v_fma_f64: bits64(fma64(f64(a), f64(b), f64(c)))
     i, j, k = signed(a), signed(b), signed(c)
     v_min_i32: min(i, j)
     v_max_i32: max(i, j)
@@ -372,8 +382,10 @@ def _division_fma(instruction: Instruction) -> Row:
 
 
 def _accumulate(instruction: Instruction) -> Row:
-    sources = [*_sources(instruction, ["f32"] * 2), source(instruction.operands[0], "f32")]
-    return _row(instruction, instruction.opcode, OperandPart(sources, _out(instruction)))
+    kind = instruction.opcode.removeprefix("v_fmac_")
+    sources = [*_sources(instruction, [kind] * 2), source(instruction.operands[0], kind)]
+    part = OperandPart(sources, _out(instruction), kind in WIDE)
+    return _row(instruction, instruction.opcode, part)
 
 
 def _bitwise(instruction: Instruction) -> Row:
@@ -461,7 +473,7 @@ _MAKERS: dict[Callable[[Instruction], Row | Step], str] = {
     _wide_product: "v_mad_u64_u32 v_mad_i64_i32",
     _division_scale: "v_div_scale_f32",
     _division_fma: "v_div_fmas_f32",
-    _accumulate: "v_fmac_f32",
+    _accumulate: "v_fmac_f32 v_fmac_f64",
     _bitwise: "v_bitop3_b32",
     _packed: "v_pk_add_f32 v_pk_mul_f32 v_pk_fma_f32 v_pk_mov_b32",
     _mixed: "v_fma_mix_f32 v_fma_mixlo_f16 v_fma_mixhi_f16",

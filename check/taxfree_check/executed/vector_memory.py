@@ -38,7 +38,7 @@ _ATOMICS: dict[str, Callable[[int, int], int]] = {
 }  # fmt: skip
 
 _NAME = re.compile(r"(global|buffer)_(load|store)_(lds_)?([a-z]+(?:x\d)?)(_d16_hi)?")
-_ATOMIC = re.compile(r"global_atomic_([a-z]+(?:_f32)?)(_x2)?")
+_ATOMIC = re.compile(r"(?:global|buffer)_atomic_([a-z]+(?:_f32)?)(_x2)?")
 _KNOWN = {"offset", "offen", "sc0", "sc1", "nt", "lds"}
 
 #: wave -> addresses of the lanes that touch memory, and which lanes these are; None for all
@@ -96,7 +96,7 @@ def _done() -> InFlight:
 def touched(instruction: Instruction) -> Callable[[Wave], Lanes]:
     """Wave -> the words of memory that an instruction touches, by number."""
     if match := _ATOMIC.fullmatch(instruction.opcode):
-        index, size = int("sc0" in instruction.modifiers), 8 if match[2] else 4
+        index, size = _atomic_address(instruction), 8 if match[2] else 4
     else:
         match = _NAME.fullmatch(instruction.opcode)
         assert match is not None
@@ -247,12 +247,17 @@ def _store(instruction: Instruction, size: int, count: int, *, upper: bool) -> S
     return step
 
 
+def _atomic_address(instruction: Instruction) -> int:
+    """Which operand of an atomic is the address: a buffer's result takes the place of its value."""
+    return int(instruction.opcode.startswith("buffer") or "sc0" in instruction.modifiers)
+
+
 def _atomic(instruction: Instruction, function: Callable[[int, int], int], size: int) -> Step:
     returns = "sc0" in instruction.modifiers
     scope = Scope.SYSTEM if "sc1" in instruction.modifiers else Scope.AGENT
-    first = 1 if returns else 0
+    first, is_buffer = _atomic_address(instruction), instruction.opcode.startswith("buffer")
     row = row_of(instruction.operands[0]) if returns else 0
-    value_row = row_of(instruction.operands[first + 1])
+    value_row = row_of(instruction.operands[0 if is_buffer else first + 1])
     addresses, words = _addresses(instruction, first, size), size // 4
 
     def step(wave: Wave) -> int | None:

@@ -48,6 +48,9 @@ def interpreted_only(function: _F) -> _F:
     return function
 
 
+_SYSTEM = tl.constexpr("sys")  # Triton 3.6 takes no plain string as a default
+
+
 @interpreted_only
 def yield_and_clock_us() -> int:
     """Yield the core, which other ranks may share; return the time in microseconds."""
@@ -101,9 +104,9 @@ def count_out(count_ptr, calls):
 
 
 @triton.jit
-def _poll(words, want, mask, SEM: tl.constexpr):
+def _poll(words, want, mask, SEM: tl.constexpr, SCOPE: tl.constexpr = _SYSTEM):
     """The minimum of `words` - `want`: negative while any word is behind."""
-    lead = tl.atomic_add(words, for_each(words, 0), sem=SEM, scope="sys", mask=mask) - want
+    lead = tl.atomic_add(words, for_each(words, 0), sem=SEM, scope=SCOPE, mask=mask) - want
     if mask is not None:
         lead = tl.where(mask, lead, 0)
     if len(words.shape) > 0:
@@ -221,22 +224,29 @@ def count_units(counter_ptr, units, GROUP: tl.constexpr):
 
 
 @triton.jit
-def wait_for_units(counter_ptr, units, peers, GROUP: tl.constexpr):
+def wait_for_units(counter_ptr, units, peers, GROUP: tl.constexpr, mask=None):
     """Wait until a counter has reached `units`; then the stores of who counted are visible.
 
     The programs that are waited for may themselves wait for peers. So the bound is half as long
     again, and it is their wait that is reported.
+
+    Args:
+        counter_ptr: a scalar, or a block of counters, which are all waited for in one poll.
+        mask: counters that are waited for; for blocks.
+
+    Returns:
+        Whether it has; see :func:`wait`.
     """
     limit = tl.load(peers.control_ptr + LIMIT)
     limit += limit // 2
-    lead = tl.atomic_add(counter_ptr, 0, sem="acquire", scope="gpu") - units
+    lead = _poll(counter_ptr, units, mask, "acquire", "gpu")
     ticks = tl.cast(0, tl.int64)
     if GROUP.BACKEND == "interpreter":
         start = tl.full((), yield_and_clock_us(), tl.int64)
     while (lead < 0) & (ticks < limit):
         if is_aborted(peers.control_ptr):
             limit = tl.cast(0, tl.int64)
-        lead = tl.atomic_add(counter_ptr, 0, sem="acquire", scope="gpu") - units
+        lead = _poll(counter_ptr, units, mask, "acquire", "gpu")
         if GROUP.BACKEND == "interpreter":
             ticks = tl.full((), yield_and_clock_us() - start, tl.int64)
         else:
@@ -245,6 +255,7 @@ def wait_for_units(counter_ptr, units, peers, GROUP: tl.constexpr):
         none = tl.cast(0, tl.int64)
         abort(peers, NO_CHANNEL, none + peers.rank, peers.generation - 1, GROUP)
     tl.debug_barrier()
+    return lead >= 0
 
 
 @triton.jit

@@ -286,9 +286,11 @@ def _changes_of_loop(node: ast.For) -> Iterator[Change]:
             body = [*node.body[:index], *early, *node.body[index + 2 :]]
             yield "units are counted before they are done", _with(node, body=body)
     if any(_name(call) == "count_units" for call in calls_in(node)):
-        text = ast.unparse(node).replace("units + 1, GROUP", "units, GROUP")
-        without = ast.parse(text.replace("first + programs", "first")).body[0]
-        yield "programs do not count themselves", without
+        text = ast.unparse(node)
+        without = text.replace("units + 1, GROUP", "units, GROUP")
+        without = without.replace("first + programs", "first")
+        if without != text:
+            yield "programs do not count themselves", ast.parse(without).body[0]
     match node:
         case ast.For(target=ast.Name("source"), iter=ast.Call(args=[count])):
             if "receive(" in (text := ast.unparse(node)) and "+=" in text:

@@ -39,6 +39,10 @@ from taxfree_kernels.matmul_reduce_scatter import push as scatter_push
 from taxfree_kernels.matmul_reduce_scatter import push_lamport as scatter_push_lamport
 from taxfree_kernels.reduction import fused as sum_fused
 from taxfree_kernels.reduction import packets as sum_words
+from taxfree_kernels.stencil import launches as stencil_launches
+from taxfree_kernels.stencil import norms as stencil_norms
+from taxfree_kernels.stencil import persistent as stencil
+from taxfree_kernels.stencil.problem import Stencil
 from taxfree_kernels.variant import Problem
 from tests.check.checker.mutate import Mutant, mutants
 
@@ -51,7 +55,7 @@ class Group:
         seeds: of schedules in which a mutant is looked for.
         by_turns: they exchange Lamport words, which carry no generation: it appears in reports
             only, so that another one changes nothing.
-        of_words: functions, called by these, that are given the generation of Lamport words only.
+        of_words: functions, called by these, that are given the generation for reports only.
         problems: that a mutant is looked for in, too, beside the operation's tiny ones.
     """
 
@@ -261,6 +265,23 @@ GROUPS = {
         of_words=("send", "receive", "_arrived"),
     ),
     "decode: persistent": Group(_DECODE, ("persistent", MIXED), (persistent._decode,)),
+    "stencil: persistent": Group(
+        "stencil",
+        ("persistent", MIXED),
+        (
+            stencil._persistent,
+            stencil._area_at,
+            stencil._words_at,
+            stencil._wait_for_tiles,
+            stencil._receive,
+            stencil._send,
+            stencil_norms.finish,
+        ),
+        of_words=("send", "receive", "_wait_for_tiles", "wait_for_units"),
+        # one step, after which ranks that are no neighbours have not heard of each other
+        problems=(Stencil(9, 4, steps=1, norm_every=1, world_size=3),),
+    ),
+    "stencil: copies": Group("stencil", ("copies",), (stencil_launches._step,)),
     "step": Group(
         STEP,
         ("twin",),
@@ -310,6 +331,7 @@ HARMLESS = (
         "the last program in resets the counter, alone and before the next launch",
     ),
     ("gather: overlap", "_announce: signal: channel 0", "copies are told of on channel 0"),
+    ("stencil: copies", "_step: wait: channel 0", "copies are told of on channel 0"),
     ("sum: push_in_place", "_push_in_place: sum_by_words: generation + 1", _ANOTHER_FLAG),
     ("sum: push_lamport", "_push_lamport: leave(...) deleted", _BY_TURNS),
     ("sum: push_two_shot_lamport", "_push_two_shot_lamport: leave(...) deleted", _BY_TURNS),
@@ -319,6 +341,11 @@ HARMLESS = (
         "embedding: push",
         "_push: two slots of Lamport words",
         "who pools has waited for indices that were sent after the asking rank's previous call",
+    ),
+    (
+        "stencil: persistent",
+        "_area_at: two slots of Lamport words",
+        "turns are those of other operations, between whose calls a test finds it",
     ),
     *(
         ("decode: fused", f"merge_into_words: _send_to_peers: generation {sign} 1", _BY_TURNS)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -34,7 +36,18 @@ from taxfree_kernels.fabric import heap
 from taxfree_kernels.fabric.heap import DeviceBarrier
 from taxfree_kernels.hardware import KNOWN
 from taxfree_kernels.launch import Kernel
-from taxfree_kernels.variant import operation_names, operation_shapes, problem_class, variants
+from taxfree_kernels.matmul_all_reduce.problem import MatmulAllReduce
+from taxfree_kernels.stencil import persistent
+from taxfree_kernels.stencil.problem import Stencil
+from taxfree_kernels.variant import (
+    Ready,
+    op_of,
+    operation,
+    operation_names,
+    operation_shapes,
+    problem_class,
+    variants,
+)
 from tests.check.checker.mutate import mutants
 from tests.sample import PARTS, Sample
 
@@ -94,6 +107,7 @@ SPARSE = {
     "flash_decode": [
         {"batch": 1, "q_heads": 2, "kv_heads": 1, "head_dim": 16, "kv_len_per_rank": 20}
     ],
+    "stencil": [{"rows": 5, "columns": 3, "steps": 2, "norm_every": 1}],
 }
 
 
@@ -218,6 +232,39 @@ def test_one_program_covers_a_line_that_no_other_can_reach():
         executed.add(Executed(ranks={0, 1}, programs={0}, calls={1, 2, 3}))
     missing = [line.text.partition("(")[0] for line, _ in coverage.missing(Wanted())]
     assert missing == ["sync.wait"]
+
+
+def _stencils_between_sums(fabric: SimulatedFabric) -> list:
+    """Calls that borrow a slot of Lamport words, between such as take turns with them."""
+    calls = []
+    for problem, name, extra in (
+        (Stencil(6, 4, steps=4, world_size=2), "persistent", {"PROGRAMS": 2}),
+        (MatmulAllReduce(2, 16, 16, world_size=2), "push_lamport", {}),
+    ):
+        op, variant = operation(op_of(problem)), variants(op_of(problem))[name]
+        config = variant.seed_configs(problem, fabric.hardware)[0] | extra
+        plan = Ready(variant.plan(problem, fabric, config))
+        given = op.make_inputs(problem, fabric.rank, 1, fabric.device)
+        output = op.empty_output(problem, fabric.device)
+        calls.append(partial(plan, *given, output))
+    return calls * 4
+
+
+def _violations_between_sums(seeds: Sequence[int]) -> Iterator[str]:
+    simulation = Simulation(2)
+    for seed in seeds:
+        outcome = simulation.run(_stencils_between_sums, seed, co_resident=True)
+        if outcome.violation is not None:
+            yield str(outcome.violation)
+
+
+def test_a_stencil_borrows_words_of_the_turn_to_come():
+    assert list(_violations_between_sums(range(6))) == []
+    (two_slots,) = (
+        each for each in mutants([persistent._area_at]) if "turn" in ast.unparse(each.replacement)
+    )
+    with two_slots.installed():
+        assert next(_violations_between_sums(range(6)), "").startswith("payload lifetime")
 
 
 @triton.jit

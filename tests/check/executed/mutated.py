@@ -24,6 +24,7 @@ OF_OTHER = (
     ("flash_decode", "fused"),
     ("matmul_all_reduce", "push_two_shot_lamport"),
     ("matmul_reduce_scatter", "push"),
+    ("stencil", "persistent"),
 )
 
 
@@ -39,6 +40,7 @@ PROBLEMS = {
     "flash_decode": _problem("flash_decode", 1, 16, 1, 32, 70),
     "matmul_all_reduce": _problem("matmul_all_reduce", 16, 64, 128, residual=True),
     "matmul_reduce_scatter": _problem("matmul_reduce_scatter", 32, 64, 128),
+    "stencil": _problem("stencil", 64, 128, steps=4),
 }
 
 

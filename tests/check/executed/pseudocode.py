@@ -609,6 +609,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "signext_from_bit": _sign_extended,
     "u32_to_f32": _from_integer, "i32_to_f32": _from_integer,
     "f32_to_u32": _to_integer("u"), "f32_to_i32": _to_integer("i"),
+    "f32_to_f64": _float(64), "f64_to_f32": _float(32),
     "f32_to_f16": _float(16), "f16_to_f32": _float(32), "f32_to_bf16": _float(16, "bf"),
 }  # fmt: skip
 

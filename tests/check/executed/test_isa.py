@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import re
+import struct
 from collections.abc import Iterator, Mapping
 from itertools import product
 from random import Random
@@ -84,7 +85,7 @@ SPECIAL_FLOATS = (
 )  # fmt: skip
 SPECIAL_WORDS = (0, 1, 2, 31, 32, 63, 64, 0x7FFF, 0x8000, 0xFFFF, 0x7FFFFFFF, 1 << 31, 0xFFFFFFFF)
 SPECIAL_HALVES = (0, 0x8000, 1, 0x3FF, 0x400, 0x3C00, 0xBC00, 0x7BFF, 0x7C00, 0xFC00, 0x7E00)
-WIDE = ("u64", "i64", "pair")
+WIDE = ("u64", "i64", "f64", "pair")
 
 #: these are approximate on a GPU, too
 APPROXIMATE = {"v_exp_f32", "v_log_f32", "v_rsq_f32"}
@@ -126,6 +127,9 @@ def draw(rng: Random, kind: str) -> int:
             float_bits(rng.uniform(-4, 4)), float_bits(rng.uniform(-1, 1) * 2.0**-126),
             float_bits(rng.uniform(-2, 2) * 2.0 ** rng.randint(-40, 40)),
         ))  # fmt: skip
+    if kind == "f64":
+        numbers = (rng.choice(SPECIAL_FLOATS), rng.uniform(-4, 4) * 2.0 ** rng.randint(-90, 90))
+        return int.from_bytes(struct.pack("<d", rng.choice(numbers)), "little")
     if kind == "exponent":
         return rng.randint(-300, 300) & 0xFFFFFFFF
     return rng.choice((rng.choice(SPECIAL_WORDS), rng.getrandbits(32), rng.getrandbits(8)))
@@ -165,6 +169,7 @@ OF_SEVERAL = [
     ("v_div_scale_f32 {d}, vcc, {2}, {1}, {2}", "f32", FLOATS),
     (f"v_div_fmas_f32 {IN_THREE}", "f32", FLOATS),
     (f"v_fmac_f32 {IN_TWO}", "f32", FLOATS[:2]),
+    (f"v_fmac_f64 {IN_TWO}", "f64", ("f64", "f64")),
     (f"v_pk_add_f32 {IN_TWO}", "pair", PAIRS[:2]),
     (f"v_pk_mul_f32 {IN_TWO}", "pair", PAIRS[:2]),
     (f"v_pk_fma_f32 {IN_THREE}", "pair", PAIRS),
@@ -434,6 +439,8 @@ def memory_forms() -> Iterator[str]:
             }[name.split("_")[1].removesuffix("st64")]  # fmt: skip
         elif name.startswith("buffer"):
             yield f"{name} {data}, v4, s[4:7], s8 offen offset:24"
+            if "atomic" in name:
+                yield f"{name} {data}, v4, s[4:7], s8 offen offset:24 sc0"
         elif "atomic" in name:
             yield f"{name} {data}, v[2:3], {second}, off offset:24 sc0"
             yield f"{name} v4, {second}, s[2:3] offset:-8"
@@ -479,7 +486,12 @@ def test_memory_instructions_do_what_their_pseudo_code_says(text):
     machine.run(text, "s_waitcnt vmcnt(0) lgkmcnt(0)")
     given = instruction(text)
     memory = Bytes(start)
-    taken = {"RETURN_DATA": 20, "VDATA": 20, "DATA": 24 if "atomic" in opcode else 20, "DATA2": 24}
+    taken = {
+        "RETURN_DATA": 20,
+        "VDATA": 20,
+        "DATA": 24 if opcode.startswith("global_atomic") else 20,
+        "DATA2": 24,
+    }
     for number, lane in enumerate(ON):
         place = 2048 * (number + 1) + given.number("offset")
         address = Value(place + (16 if opcode.startswith("buffer") else 0), 64)

@@ -19,7 +19,8 @@ from taxfree_check.cross_compile.compiled_kernel import (
 def whole_words(kernel: CompiledKernel) -> Iterator[Finding]:
     """LL packets (8 bytes) and Lamport words (4) are stored and polled whole, past all caches.
 
-    LLVM merges loads of the same address, which padded rows of words have; PTX keeps all of them.
+    LLVM merges loads of the same address, which padded rows of words have, and leaves out stores
+    whose masks it knows to be false; PTX keeps all of them.
     """
     if not WORD_POLL.search(kernel.ttir) and not WORD_STORE.search(kernel.ttir):
         return
@@ -46,13 +47,30 @@ def whole_words(kernel: CompiledKernel) -> Iterator[Finding]:
     stores = [code.at(place) for place in code.places(Role.STORE)]
     bytes_polled = _bytes(kernel, WORD_POLL) if code.is_ptx else 2 * _past_caches(again)
     bytes_stored = _bytes(kernel, WORD_STORE)
-    for action, made, wanted in (("polled", polls, bytes_polled), ("stored", stores, bytes_stored)):
+    counted = [("polled", polls, bytes_polled)]
+    if code.is_ptx:
+        counted.append(("stored", stores, bytes_stored))
+    else:
+        yield from _cached_stores(kernel, stores)
+    for action, made, wanted in counted:
         past = _past_caches(made)
         if past < wanted:
             yield Finding(f"of {wanted} bytes a thread {past} are {action} past the caches")
     for one in [*polls, *(stores if bytes_stored else ())]:
         if one.scope == "sys" and one.element < size:
             yield Finding("a word in parts", one)
+
+
+def _cached_stores(kernel: CompiledKernel, stores: Iterable[AsmInstruction]) -> Iterator[Finding]:
+    """Stores of words, of which LLVM may leave out parts, that do not go past the caches."""
+    past = [one for one in stores if one.scope == "sys"]
+    wanted = len(WORD_STORE.findall(kernel.source))
+    if len(past) < wanted:
+        yield Finding(f"{wanted} stores of words in the source, {len(past)} go past the caches")
+    sources = {one.source for one in past} - {""}
+    for one in stores:
+        if one.scope != "sys" and one.source in sources:
+            yield Finding("a word stored in a cache", one)
 
 
 def _loads_words(instruction: AsmInstruction) -> bool:

@@ -59,11 +59,12 @@ def written_back(kernel: CompiledKernel) -> Iterator[Finding]:
 def system_scope(kernel: CompiledKernel) -> Iterator[Finding]:
     """Releases and acquires at system scope in the source are in the assembly.
 
-    Device scope is for counters, which acquire and release at once.
+    Device scope is for counters, which acquire and release at once, and for hand-offs between
+    programs of a cooperative launch.
     """
     code, orders = kernel.code, _orders(kernel.source)
     for semantics, scope in orders:
-        if scope != "sys" and semantics != "acq_rel":
+        if scope != "sys" and semantics != "acq_rel" and not kernel.is_cooperative:
             yield Finding(f"{semantics} at {scope} scope in the source")
     counters = sum(scope != "sys" for _, scope in orders)
     for role, name in ((Role.RELEASE, "release"), (Role.ACQUIRE, "acquire")):

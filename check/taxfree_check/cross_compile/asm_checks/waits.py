@@ -55,12 +55,14 @@ def poll_in_loop(kernel: CompiledKernel) -> Iterator[Finding]:
 def acquire_after_poll(kernel: CompiledKernel) -> Iterator[Finding]:
     """A loop of relaxed polls is left through an acquire at system scope, before any load.
 
-    Polls of words need none; on CDNA they look like others, and are counted.
+    Polls of words need none; on CDNA they look like others, and are counted. Nor do those of an
+    abort in a loop that acquires what another program of a cooperative launch counts.
     """
     code = kernel.code
     findings = []
     for loop in kernel.poll_loops:
-        if any(one.is_system_acquire for one in code.inside(loop)):
+        acquires = [one for one in code.inside(loop) if one.has(Role.ACQUIRE)]
+        if any(one.scope == "sys" or kernel.is_cooperative for one in acquires):
             continue
         place = next(poll for poll in code.places(Role.POLL) if poll[0] in loop.blocks)
         early = code.first(place, _acquires, Role.LOAD, Role.COPY)

@@ -1,0 +1,1 @@
+"""Many steps of a stencil over a domain that is cut over the ranks."""

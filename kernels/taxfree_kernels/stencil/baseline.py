@@ -1,0 +1,66 @@
+"""The library: halos travel by the collective library's sends, beside the inner tiles."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+
+from taxfree_kernels.fabric.base import Fabric
+from taxfree_kernels.launch import Kernel, is_compiling
+from taxfree_kernels.stencil import step
+from taxfree_kernels.stencil.launches import Launches, LaunchesPlan, add_squares
+from taxfree_kernels.stencil.problem import Stencil
+from taxfree_kernels.variant import Config, Plan, Variant
+from taxfree_kernels.vendor import all_reduce
+
+
+class BaselinePlan(LaunchesPlan):
+    """Sends and receives of all sides at once, on a side stream."""
+
+    def __init__(self, problem: Stencil, fabric: Fabric) -> None:
+        self._group = fabric.group
+        # a program for each block: the hardware deals them out
+        config = step.first_configs(problem, fabric.hardware)[0] | {"BLOCKS": 1}
+        super().__init__(problem, fabric, config, awaits=False)
+        self._stream = fabric.side_stream()
+        self._add_squares = Kernel(add_squares, problem.norms)
+        exchanges = problem.world_size > 1
+        self.launches = problem.steps * (1 + 2 * exchanges) + exchanges + 3 * (problem.norms > 0)
+
+    def _exchange(self, calls: Launches, parity: int) -> torch.Tensor:
+        if calls.sides and not is_compiling():
+            with self._stream.forked():
+                edges, group = calls.edges[parity], self._group
+                sends = [
+                    dist.P2POp(op, buffer[side.points], group=group, group_peer=side.rank)
+                    for side in calls.sides
+                    for op, buffer in ((dist.isend, edges), (dist.irecv, calls.halo))
+                ]
+                for work in dist.batch_isend_irecv(sends):
+                    work.wait()
+        return calls.halo
+
+    def _join(self) -> None:
+        self._stream.join()
+
+    def _finish(self, calls: Launches, out: torch.Tensor) -> None:
+        if not self._problem.norms:
+            return
+        self._add_squares(calls.squares, calls.sums, calls.tiles)
+        if not is_compiling():
+            all_reduce(calls.sums, self._group)
+            out[calls.elements :] = calls.sums
+
+
+class Baseline(Variant):
+    """The library."""
+
+    name = "baseline"
+    fused = False
+    is_library = True
+
+    def plan(self, problem: Stencil, fabric: Fabric, config: Config) -> Plan:
+        return BaselinePlan(problem, fabric)
+
+
+VARIANT = Baseline()

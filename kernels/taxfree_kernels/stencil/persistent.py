@@ -1,0 +1,318 @@
+"""One kernel for all steps: each tile waits for the tiles around it, and for no other.
+
+There is no launch and no barrier between steps. A program has the same number of tiles in each
+step. Those at sides that are shared come first, and send what the neighbour needs at once; others
+are computed while it travels.
+
+Protocol. All programs run at the same time: the launch is cooperative. A tile's counter counts its
+steps. Step s of a tile waits until the counters of the tiles around it, and its own, are s - 1.
+Then their values are there, and nobody still reads those of step s - 2, which it overwrites. All
+programs take the steps in order, so the lowest step that is not done anywhere can go on.
+
+Halos are Lamport words: they show by themselves that they have arrived. Those of step s lie in area
+s % 3, and the tile that has read them makes them EMPTY. The neighbour sends there again once it has
+received what this tile sent of step s + 2. Between the two this tile has counted step s + 1, behind
+its stores, so the words are EMPTY by then.
+
+The last program to end adds the squares of all tiles for the norms, in the order of tiles. It sends
+the sums to all ranks with its signal, waits for theirs, and adds these in the order of ranks. So in
+each call all ranks signal, and wait for, all peers, as payload slots need it. By then all words are
+EMPTY again. So this call takes no turn of Lamport words: the next one may have the same slot.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+
+from taxfree_kernels.device import packets, sync
+from taxfree_kernels.device.peers import EMPTY, Group, Peers, translate
+from taxfree_kernels.fabric.base import Fabric
+from taxfree_kernels.fabric.heap import LAMPORT_SLOT_BYTES
+from taxfree_kernels.hardware import Hardware
+from taxfree_kernels.launch import Kernel, compile_options
+from taxfree_kernels.stencil import step
+from taxfree_kernels.stencil.norms import finish
+from taxfree_kernels.stencil.problem import AREAS, ITEM_BYTES, Stencil
+from taxfree_kernels.stencil.step import (
+    ABOVE,
+    AFTER,
+    BEFORE,
+    BELOW,
+    SIDES,
+    at_side,
+    block_of,
+    blocks_of,
+    halo_offsets,
+    inside,
+    is_shared,
+    offsets,
+    rank_at,
+    reaches,
+    relaxed,
+    squared_change,
+    tile_at,
+    tiles_of,
+)
+from taxfree_kernels.variant import Config, Plan, Space, Variant, resized
+
+_REGISTERS = 1 << 16  # of a compute unit of NVIDIA
+_CLEARED = tl.constexpr(1024)  # counters at once
+_FIRST_COUNTER = tl.constexpr(1)  # of a tile; programs that end count themselves before it
+
+
+class Scratch(NamedTuple):
+    """Memory of this rank.
+
+    Args:
+        other_ptr: float32, a part: steps alternate between it and the output.
+        squares_ptr: float64 [norms, tiles].
+        counters_ptr: int32 [1 + tiles], 0 between launches.
+    """
+
+    other_ptr: Any
+    squares_ptr: Any
+    counters_ptr: Any
+
+
+class Inbox(NamedTuple):
+    """Symmetric memory: Lamport words, and sums of squares, float64 [norms, WORLD]."""
+
+    words_ptr: Any
+    stride_words: Any
+    sums_ptr: Any
+    stride_sums: Any
+
+
+@triton.jit(do_not_specialize=["rank", "rows", "steps", "norm_every"])
+def _persistent(
+    u_ptr, out_ptr,  # of a call
+    scratch, inbox, control_ptr, heap_bases, rank,  # of the plan and the fabric
+    rows, steps, norm_every,  # of the size
+    GROUP: tl.constexpr, BOX: tl.constexpr, HAS_NORMS: tl.constexpr,
+):  # fmt: skip
+    program, programs = tl.program_id(0), tl.num_programs(0)
+    # before any store, so that AMD's compiler knows them to be the same in all lanes
+    targets = (
+        _words_at(inbox.words_ptr, heap_bases, rank, ABOVE, BOX),
+        _words_at(inbox.words_ptr, heap_bases, rank, BELOW, BOX),
+        _words_at(inbox.words_ptr, heap_bases, rank, BEFORE, BOX),
+        _words_at(inbox.words_ptr, heap_bases, rank, AFTER, BOX),
+    )
+    peers = Peers(control_ptr, heap_bases, rank, sync.running_generation(control_ptr))
+    turn = packets.running_turn(control_ptr)
+    down, across, deep = tiles_of(rows, BOX)
+    tiles = down * across * deep
+    counters_ptr = scratch.counters_ptr + _FIRST_COUNTER
+    for place in range(program, tiles, programs):
+        tile = tile_at(place, False, rows, BOX)
+        for number in range(blocks_of(tile, rows, BOX)):
+            block = block_of(tile, number, rows, BOX)
+            values = tl.load(u_ptr + offsets(block, BOX), mask=inside(block, rows, BOX), other=0.0)
+            _send(values, targets, _area_at(1, turn, inbox, rows, BOX), block, rows, peers, BOX)
+    source_ptr = u_ptr
+    for step_number in range(1, steps + 1):
+        target_ptr = out_ptr
+        if (steps - step_number) % 2 == 1:
+            target_ptr = scratch.other_ptr
+        received_ptr = inbox.words_ptr + _area_at(step_number, turn, inbox, rows, BOX)
+        for place in range(program, tiles, programs):
+            tile = tile_at(place, step_number % 2 == 0, rows, BOX)
+            is_right = _wait_for_tiles(tile, counters_ptr, step_number - 1, rows, peers, GROUP, BOX)
+            squares = tl.zeros((1,), tl.float64)
+            for number in range(blocks_of(tile, rows, BOX)):
+                block = block_of(tile, number, rows, BOX)
+                above, has_above = _receive(received_ptr, block, rows, peers, GROUP, ABOVE, BOX)
+                below, has_below = _receive(received_ptr, block, rows, peers, GROUP, BELOW, BOX)
+                before, has_before = _receive(received_ptr, block, rows, peers, GROUP, BEFORE, BOX)
+                after, has_after = _receive(received_ptr, block, rows, peers, GROUP, AFTER, BOX)
+                is_right = is_right & has_above & has_below & has_before & has_after
+                last, values = relaxed(
+                    source_ptr, block, rows, rank, above, below, before, after, BOX
+                )
+                values = tl.where(is_right, values, float("nan"))
+                tl.store(target_ptr + offsets(block, BOX), values, mask=inside(block, rows, BOX))
+                if step_number < steps:
+                    area = _area_at(step_number + 1, turn, inbox, rows, BOX)
+                    _send(values, targets, area, block, rows, peers, BOX)
+                if HAS_NORMS:
+                    if step_number % norm_every == 0:
+                        squares += squared_change(last, values, block, rows, BOX)
+            if HAS_NORMS:
+                if step_number % norm_every == 0:
+                    norm = step_number // norm_every - 1
+                    place_of_tile = scratch.squares_ptr + norm * tiles + tile
+                    tl.store(place_of_tile + tl.arange(0, 1), squares)
+            sync.count_units(counters_ptr + tile, 1, GROUP)
+        source_ptr = target_ptr
+    if sync.arrive(scratch.counters_ptr, programs, GROUP):
+        lanes = tl.arange(0, _CLEARED)
+        for first in range(0, tiles, _CLEARED):
+            tl.store(
+                counters_ptr + first + lanes,
+                tl.zeros((_CLEARED,), tl.int32),
+                mask=first + lanes < tiles,
+            )
+        sums_ptr = inbox.sums_ptr + peers.generation % 2 * inbox.stride_sums
+        norms_ptr = out_ptr + rows * BOX.COLUMNS * BOX.DEPTH
+        norms = steps // norm_every if HAS_NORMS else 0
+        finish(scratch.squares_ptr, sums_ptr, norms_ptr, tiles, norms, peers, GROUP, HAS_NORMS)
+    sync.leave(control_ptr)
+
+
+@triton.jit
+def _area_words(rows, BOX: tl.constexpr):
+    """Words of a halo."""
+    of_rows = 2 * BOX.COLUMNS * BOX.DEPTH * (BOX.DOWN > 1)
+    return of_rows + 2 * rows * BOX.DEPTH * (BOX.ACROSS > 1)
+
+
+@triton.jit
+def _area_at(step_number, turn, inbox, rows, BOX: tl.constexpr):
+    """Where the words that a step receives begin, from the first slot."""
+    return turn % 3 * inbox.stride_words + step_number % 3 * _area_words(rows, BOX)
+
+
+@triton.jit
+def _words_at(words_ptr, heap_bases, rank, SIDE: tl.constexpr, BOX: tl.constexpr):
+    """The words of the rank at a side, or of this one where there is none."""
+    other = rank_at(rank, SIDE, BOX)
+    return translate(
+        words_ptr, Peers(None, heap_bases, rank, None), tl.where(other < 0, rank, other)
+    )
+
+
+@triton.jit
+def _wait_for_tiles(tile, counters_ptr, steps, rows, peers, GROUP: tl.constexpr, BOX: tl.constexpr):
+    """Wait until a tile, and the tiles around it, have done so many steps; whether they have."""
+    down, across, deep = tiles_of(rows, BOX)
+    lane = tl.arange(0, 8)
+    layer = tile % deep + tl.where(lane == 1, 1, 0) - tl.where(lane == 2, 1, 0)
+    column = tile // deep % across + tl.where(lane == 3, 1, 0) - tl.where(lane == 4, 1, 0)
+    row = tile // deep // across + tl.where(lane == 5, 1, 0) - tl.where(lane == 6, 1, 0)
+    exists = (row >= 0) & (row < down) & (column >= 0) & (column < across)
+    exists = exists & (layer >= 0) & (layer < deep)
+    number = tl.where(exists, (row * across + column) * deep + layer, tile)
+    return sync.wait_for_units(counters_ptr + number, steps, peers, GROUP, mask=exists)
+
+
+@triton.jit
+def _receive(
+    words_ptr, block, rows, peers, GROUP: tl.constexpr, SIDE: tl.constexpr, BOX: tl.constexpr
+):
+    """A block's neighbours at a side that another rank has, and whether they have arrived."""
+    at, has = halo_offsets(block, rows, SIDE, BOX)
+    words, arrived = tl.zeros(at.shape, tl.int32), tl.num_programs(0) > 0
+    if is_shared(SIDE, BOX):
+        other = rank_at(peers.rank, SIDE, BOX)
+        if (other >= 0) & reaches(block, rows, SIDE, BOX):
+            words, arrived = packets.receive(peers, words_ptr + at, other, GROUP, mask=has)
+            empty = tl.full(at.shape, EMPTY, tl.int32)
+            tl.store(words_ptr + at, empty, mask=has, cache_modifier=".wt")
+    return words.to(tl.float32, bitcast=True), arrived
+
+
+@triton.jit
+def _send(values, targets, area, block, rows, peers, BOX: tl.constexpr):
+    """Send the points of a block that other ranks need, to the opposite sides of their halos."""
+    words = values.to(tl.int32, bitcast=True)
+    for SIDE in tl.static_range(SIDES):
+        if is_shared(SIDE, BOX):
+            other = rank_at(peers.rank, SIDE, BOX)
+            if (other >= 0) & reaches(block, rows, SIDE, BOX):
+                at, has = halo_offsets(block, rows, SIDE ^ 1, BOX)
+                target_ptr = targets[SIDE] + area + at + tl.zeros_like(words)
+                mask = at_side(block, rows, SIDE, BOX) & has
+                packets.send(peers, target_ptr, words, other, mask=mask)
+
+
+class PersistentPlan(Plan):
+    """One launch, of as many programs as run at the same time."""
+
+    def __init__(self, problem: Stencil, fabric: Fabric, config: Config) -> None:
+        self._problem = problem
+        self._box = step.box(problem, config)
+        self._most = config["PROGRAMS"]
+        _, tiles = step.counts(problem, self._box)
+        self._scratch = fabric.workspace.scratch(
+            ((problem.elements,), torch.float32),
+            ((max(problem.norms, 1) * tiles,), torch.float64),
+        )
+        self._counters = fabric.workspace.counters(_FIRST_COUNTER.value + tiles)
+        words = AREAS * 2 * sum(problem.halo)
+        self._inbox = Inbox(
+            *fabric.pool.lamport_slots(words),
+            *fabric.pool.slots(max(problem.norms, 1) * problem.world_size, torch.float64),
+        )
+        self._ends = (fabric.pool.control, fabric.heap_bases, fabric.rank)
+        options = compile_options(fabric.backend, config)
+        if fabric.backend != "interpreter":
+            options["launch_cooperative_grid"] = True
+        if fabric.backend == "cuda":  # all programs fit
+            threads = -(-self._most // fabric.hardware.compute_units) * config["num_warps"] * 32
+            options["maxnreg"] = min(255, _REGISTERS // threads // 8 * 8)
+        self._kernel = Kernel(
+            _persistent,
+            grid=0,
+            constants={
+                "GROUP": Group(problem.world_size, fabric.backend),
+                "BOX": self._box,
+                "HAS_NORMS": problem.norms > 0,
+            },
+            options=options,
+        )
+        self._sized = fabric.workspace.by_size(self._of_size)
+
+    def _of_size(self, rows: int) -> Kernel:
+        """Of so many rows of the whole domain."""
+        problem = resized(self._problem, rows=rows)
+        _, tiles = step.counts(problem, self._box)
+        other, squares = self._scratch()
+        scratch = Scratch(other, squares, self._counters())
+        sizes = (problem.own_rows, problem.steps, problem.norm_every)
+        return self._kernel.resized(
+            min(tiles, self._most), (scratch, self._inbox, *self._ends, *sizes)
+        )
+
+    def kernels(self, size: int) -> tuple[Kernel, ...]:
+        return (self._sized[size],)
+
+    def run(self, u: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+        self._sized[u.shape[0] * self._problem.down](u, out)
+        return out
+
+
+class Persistent(Variant):
+    """All steps in one kernel."""
+
+    name = "persistent"
+    co_resident = True
+
+    def unsupported_reason(self, problem: Stencil, hardware: Hardware) -> str | None:
+        if AREAS * 2 * ITEM_BYTES * sum(problem.halo) > LAMPORT_SLOT_BYTES:
+            return "halos are larger than a slot of words"
+        return None
+
+    def space(self, problem: Stencil, hardware: Hardware) -> Space:
+        units = hardware.compute_units
+        # an interpreted rank runs one program after the other
+        times = (1,) if hardware.backend == "interpreter" else (1, 2, 4, 6)
+        return {
+            **step.tile_space(problem, hardware),
+            "PROGRAMS": tuple(units * each for each in times),
+        }
+
+    def seed_configs(self, problem: Stencil, hardware: Hardware) -> list[dict[str, Any]]:
+        return step.seeds_in(self.space(problem, hardware), problem, hardware)
+
+    def illegal_reason(self, problem: Stencil, hardware: Hardware, config: Config) -> str | None:
+        return step.tile_illegal_reason(problem, hardware, config)
+
+    def plan(self, problem: Stencil, fabric: Fabric, config: Config) -> Plan:
+        return PersistentPlan(problem, fabric, config)
+
+
+VARIANT = Persistent()
