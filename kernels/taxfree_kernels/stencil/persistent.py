@@ -29,9 +29,8 @@ import triton
 import triton.language as tl
 
 from taxfree_kernels.device import packets, sync
-from taxfree_kernels.device.peers import EMPTY, Group, Peers, translate
+from taxfree_kernels.device.peers import EMPTY, LAMPORT_SLOT_BYTES, Group, Peers, translate
 from taxfree_kernels.fabric.base import Fabric
-from taxfree_kernels.fabric.heap import LAMPORT_SLOT_BYTES
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.launch import Kernel, compile_options
 from taxfree_kernels.stencil import step

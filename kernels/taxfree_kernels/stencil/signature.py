@@ -42,10 +42,9 @@ def _shape(
 STENCIL = Signature(
     "stencil",
     "Tensor u, int steps, int norm_every, int across",
-    layout=lambda u, *numbers: ("stencil", u.shape, u.stride(), u.dtype, u.device, *numbers),
-    key=lambda u, *numbers: (by_row(u), *numbers),
-    sizes=lambda world_size, u, steps, norm_every, across: (_rows(world_size, u, across),),
-    fits=lambda fabric, rows, *arguments: rows > 0,
+    by_size={"u": by_row},
+    sizes=lambda world_size, u, across, **others: (_rows(world_size, u, across),),
+    fits=lambda fabric, rows, **others: rows > 0,
     problem=_problem,
     inputs=lambda _, u, *numbers: (aligned(u),),
     shape=_shape,
