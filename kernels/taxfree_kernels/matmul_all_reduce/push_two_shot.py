@@ -137,7 +137,8 @@ def send_to_owner(
         if WIRE.primitive_bitwidth == 8:
             is_column = col_begin + tl.arange(0, TILE.BLOCK_N) < n
             part, scale = rows_in_fp8(tl.where(is_column[None, :], acc, 0.0), WIRE)
-            tl.store(scales_behind(target_ptr, TILE) + row, scale, mask=row_begin + row < m)
+            scale_ptrs = scales_of_rows(target_ptr, row, inbox.stride_row, TILE)
+            tl.store(scale_ptrs, scale, mask=row_begin + row < m)
         else:
             part = acc.to(WIRE)
         tl.store(target_ptr + offsets, part, mask=mask)
@@ -169,7 +170,7 @@ def add_piece(
     part_ptr = inbox.parts_ptr + owned_tile.to(tl.int64) * elements_of_part(TILE, WIRE)
     scale_ptrs = None
     if WIRE.primitive_bitwidth == 8:
-        scale_ptrs = (scales_behind(part_ptr, TILE) + row)[:, None]
+        scale_ptrs = scales_of_rows(part_ptr, row, inbox.stride_row, TILE)[:, None]
     total = fused.total_of_tile(
         rows, cols, row_mask, n, addends, part_ptr, inbox.stride_source, offsets,
         row_mask[:, None], owned_tile // OWNED_PER_SIGNAL, peers, GROUP, EPILOGUE, scale_ptrs,
@@ -227,9 +228,10 @@ def elements_of_part(tile, wire):
 
 
 @triton.jit
-def scales_behind(tile_ptr, TILE: tl.constexpr):
-    """The pointer to the scales of a tile's rows in fp8."""
-    return tl.cast(tile_ptr + TILE.BLOCK_M * TILE.BLOCK_N, tl.pointer_type(tl.float32))
+def scales_of_rows(tile_ptr, row, stride_row, TILE: tl.constexpr):
+    """Pointers to the scales of these rows of a tile in fp8; see :func:`offsets_in_tile`."""
+    scales_ptr = tl.cast(tile_ptr + TILE.BLOCK_M * TILE.BLOCK_N, tl.pointer_type(tl.float32))
+    return scales_ptr + row.to(tl.int64) * (stride_row // TILE.BLOCK_N)
 
 
 class PushTwoShotPlan(fused.FusedReductionPlan):
@@ -294,6 +296,8 @@ class PushTwoShot(fused.FusedReductionVariant):
         needed = WIRE_BYTES[config["WIRE"]] * slot_elements(problem, config)
         if needed > problem.slot_bytes:
             return f"{needed} bytes of whole tiles in a slot of {problem.slot_bytes}"
+        if config["WIRE"] == "fp8" and not spaces.fits_registers(hardware, config):
+            return "too few registers to quantise a tile"
         reason = spaces.staggered_illegal_reason(
             hardware, config, tiles_in(problem, config), problem.k
         )
