@@ -34,6 +34,7 @@ from taxfree_kernels.fabric import barrier as device_barrier
 from taxfree_kernels.fabric.barrier import DeviceBarrier
 from taxfree_kernels.hardware import KNOWN
 from taxfree_kernels.launch import Kernel
+from taxfree_kernels.matmul_all_reduce.problem import MatmulAllReduce
 from taxfree_kernels.variant import operation_names, operation_shapes, problem_class, variants
 from tests.check.checker.mutate import mutants
 from tests.sample import PARTS, Sample
@@ -119,6 +120,14 @@ def test_a_gather_of_fp8_rows_holds_its_protocol(name, sample):
     problems = [AllGatherMatmul(n=32, world_size=2, x_dtype="fp8", **each) for each in SCALED]
     served = problems if name != "overlap" else problems[1:]
     checked = check_variant(OP, name, served, sample.of(range(12)))
+    assert checked.violation is None, str(checked)
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_a_sum_over_an_fp8_wire_holds_its_protocol(world_size, sample):
+    kind = {"world_size": world_size, "residual": True, "fp8_wire": True}
+    problems = [MatmulAllReduce(17, 96, 32, **kind), MatmulAllReduce(3, 48, 40, **kind)]
+    checked = check_variant("matmul_all_reduce", "push_two_shot", problems, sample.of(range(8)))
     assert checked.violation is None, str(checked)
 
 
