@@ -11,6 +11,7 @@ from taxfree_kernels.variant import PartialSum
 from taxfree_kernels.vendor import multiply_into, try_fp8
 
 _TERMS = 64  # about, per sum of small integers: keeps sums well below 256, where bfloat16 rounds
+_MOST_IN_FP8 = 16  # e4m3 has all integers up to here, also times a power of two
 
 
 def random_rows(
@@ -65,12 +66,17 @@ def make_factors(
 ) -> tuple[torch.Tensor, ...]:
     """x [m, k] and weight [k, n] of one rank, in fp8 also their scales, as plans take them.
 
-    Small integers, times scales of 1 and 2, stay exact in narrow partial sums.
+    Small integers, times scales of 1 and 2, stay exact in narrow partial sums: in fp8 those of few
+    terms.
     """
     dtype = torch.float32 if problem.is_fp8 else getattr(torch, problem.dtype)
     own_seed = 1000 * seed + rank
-    density = min(1.0, _TERMS / (problem.k * problem.world_size))
+    density = 1.0 if problem.fp8_wire else min(1.0, _TERMS / (problem.k * problem.world_size))
     x = random_tensor((problem.m, problem.k), own_seed, device, dtype, integers, density)
+    if integers and problem.fp8_wire:
+        most = _MOST_IN_FP8 // (4 if problem.scales == "block" else 1)  # of terms, times scales
+        row, column = (torch.arange(size, device=device) for size in x.shape)
+        x *= (row[:, None] + column) % -(-problem.k // most) == 0
     size = (problem.n, problem.k) if problem.weight_layout == "nk" else (problem.k, problem.n)
     weight = random_tensor(size, own_seed + 1_000_000, device, dtype, integers)
     weight = weight.t() if problem.weight_layout == "nk" else weight

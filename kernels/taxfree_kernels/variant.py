@@ -33,11 +33,15 @@ _P = TypeVar("_P", bound="Problem")
 DTYPES = ("float16", "bfloat16")
 LEAST_HEAD_DIM, MOST_HEAD_DIM = 16, 256
 ITEM_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4}
+#: of partial sums on their way
+WIRE_BYTES = ITEM_BYTES | {"fp8": 1}
 #: of fp8 operands: who has a scale; see :mod:`taxfree_kernels.fp8`
 SCALES = ("tensor", "channel", "block")
 #: the same of keys and values
 KV_SCALES = ("tensor", "head")
 BLOCK = 128  # elements that share a scale, along a dimension
+#: relative, of the norm of partial sums that travel in fp8; theirs is 0.028, an element's to 0.0625
+ERROR_OF_FP8_WIRE = 2.0**-5
 LEAST_SCALE = 2.0**-126  # so that of zeros: the smallest normal float32
 
 
@@ -89,6 +93,11 @@ class Problem(ABC):
                 raise PlanError(f"{name} is {getattr(self, name)}, must be at least 1")
         if self.dtype not in dtypes:
             raise PlanError(f"dtype {self.dtype} is not one of {', '.join(dtypes)}")
+
+    @property
+    def permitted_error(self) -> float:
+        """What callers permit besides the library's error, relative to the result's norm."""
+        return 0.0
 
     def for_rows(self, first: int, last: int) -> SizeRange:
         """This problem for each number of rows from `first` to `last`, for ``Runtime.prepare``.
@@ -205,6 +214,7 @@ class PartialSum(MatmulProblem):
         bias, residual, rms_norm: whether the sum is finished with these.
         out_scales: who has a scale in the normalised sum, if it is quantised to fp8: one of
             ``SCALES``, where that of "tensor" is given; else "none".
+        fp8_wire: whether partial sums may travel in fp8, see docs/fp8.md.
         scatter_dim: the dimension of the sum that ranks split, if they do.
     """
 
@@ -214,12 +224,17 @@ class PartialSum(MatmulProblem):
     residual: bool = False
     rms_norm: bool = False
     out_scales: str = "none"
+    fp8_wire: bool = False
     scatter_dim: int = 0
 
     @property
     def elements(self) -> int:
         """Elements of the whole sum, and of each rank's partial sum."""
         return self.m * self.n
+
+    @property
+    def permitted_error(self) -> float:
+        return ERROR_OF_FP8_WIRE * self.fp8_wire
 
     @property
     @abstractmethod

@@ -58,6 +58,7 @@ from taxfree_kernels.matmul_all_reduce.signature import (
     SCALED_MATMUL_ALL_REDUCE,
     SCALED_MATMUL_ALL_REDUCE_RMS_NORM,
     SCALED_MATMUL_ALL_REDUCE_RMS_NORM_QUANTISE,
+    on_wire,
 )
 from taxfree_kernels.matmul_reduce_scatter.signature import (
     MATMUL_REDUCE_SCATTER,
@@ -368,6 +369,7 @@ class Runtime(contextlib.AbstractContextManager["Runtime"]):
         bias: torch.Tensor | None = None,
         residual: torch.Tensor | None = None,
         out: torch.Tensor | None = None,
+        fp8_wire: bool = False,
     ) -> torch.Tensor:
         """The sum over all ranks of x @ weight (+ bias) (+ residual); bitwise equal on all ranks.
 
@@ -378,11 +380,14 @@ class Runtime(contextlib.AbstractContextManager["Runtime"]):
             residual: [m, n], or None; the same on all ranks, and added once.
             out: [m, n], contiguous; the result is written into it. It may be
                 the residual.
+            fp8_wire: permit partial sums of many rows to travel in fp8, with errors of up to 1/16
+                of each: docs/fp8.md. Such calls have no gradients.
 
         Returns:
             [m, n] of the inputs' dtype.
         """
-        return self._call(MATMUL_ALL_REDUCE, (x, weight, bias, residual), out)
+        signature = on_wire(MATMUL_ALL_REDUCE, fp8_wire)
+        return self._call(signature, (x, weight, bias, residual), out)
 
     def matmul_all_reduce_rms_norm(
         self,
@@ -393,6 +398,7 @@ class Runtime(contextlib.AbstractContextManager["Runtime"]):
         residual: torch.Tensor | None = None,
         eps: float = 1e-6,
         out: torch.Tensor | None = None,
+        fp8_wire: bool = False,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """:meth:`matmul_all_reduce`, followed by an RMSNorm of each row; returns both.
 
@@ -406,13 +412,15 @@ class Runtime(contextlib.AbstractContextManager["Runtime"]):
                 before runs one more small kernel.
             out: [2, m, n], contiguous; both are written into it. ``out[1]`` may be the
                 residual.
+            fp8_wire: as of :meth:`matmul_all_reduce`.
 
         Returns:
             The normalised sum, and the sum, which is the next layer's residual: [m, n] each, of the
             inputs' dtype.
         """
         arguments = (x, weight, bias, residual, norm_weight, eps)
-        normalised, total = self._call(MATMUL_ALL_REDUCE_RMS_NORM, arguments, out).unbind()
+        signature = on_wire(MATMUL_ALL_REDUCE_RMS_NORM, fp8_wire)
+        normalised, total = self._call(signature, arguments, out).unbind()
         return normalised, total
 
     def matmul_all_reduce_rms_norm_quantise(
@@ -454,6 +462,7 @@ class Runtime(contextlib.AbstractContextManager["Runtime"]):
         dtype: torch.dtype = torch.bfloat16,
         fast_accumulation: bool = False,
         out: torch.Tensor | None = None,
+        fp8_wire: bool = False,
     ) -> torch.Tensor:
         """:meth:`matmul_all_reduce` of fp8 factors: of (x * x_scale) @ (weight * weight_scale).
 
@@ -465,7 +474,7 @@ class Runtime(contextlib.AbstractContextManager["Runtime"]):
             weight: [k, n] of the same dtype, this rank's rows; k is contiguous.
             x_scale: [1]; [m, 1]; or [m, ceil(k / 128)].
             weight_scale: [1]; [1, n]; or [ceil(k / 128), ceil(n / 128)], the first contiguous.
-            bias, residual, out: as there.
+            bias, residual, out, fp8_wire: as there.
             dtype: of the result, of bias and residual; bfloat16 or float16.
             fast_accumulation: add products as the device's matrix instructions do, over all of k:
                 faster, on Hopper with about 14 bits. With scales of tensors or channels alone.
@@ -475,7 +484,7 @@ class Runtime(contextlib.AbstractContextManager["Runtime"]):
         """
         factors = (x, weight, x_scale, weight_scale)
         arguments = (*factors, bias, residual, dtype, bool(fast_accumulation))
-        return self._call(SCALED_MATMUL_ALL_REDUCE, arguments, out)
+        return self._call(on_wire(SCALED_MATMUL_ALL_REDUCE, fp8_wire), arguments, out)
 
     def scaled_matmul_all_reduce_rms_norm(
         self,
@@ -490,12 +499,13 @@ class Runtime(contextlib.AbstractContextManager["Runtime"]):
         dtype: torch.dtype = torch.bfloat16,
         fast_accumulation: bool = False,
         out: torch.Tensor | None = None,
+        fp8_wire: bool = False,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """:meth:`scaled_matmul_all_reduce`, and the RMSNorm of each row of it.
 
         Args:
             x, weight, x_scale, weight_scale, bias, residual, fast_accumulation: as there.
-            norm_weight, eps, out: as of :meth:`matmul_all_reduce_rms_norm`.
+            norm_weight, eps, out, fp8_wire: as of :meth:`matmul_all_reduce_rms_norm`.
             dtype: of both results and of norm_weight; bfloat16 or float16.
 
         Returns:
@@ -504,7 +514,8 @@ class Runtime(contextlib.AbstractContextManager["Runtime"]):
         factors = (x, weight, x_scale, weight_scale)
         kind = (dtype, bool(fast_accumulation))
         arguments = (*factors, bias, residual, *kind, norm_weight, eps)
-        normalised, total = self._call(SCALED_MATMUL_ALL_REDUCE_RMS_NORM, arguments, out).unbind()
+        signature = on_wire(SCALED_MATMUL_ALL_REDUCE_RMS_NORM, fp8_wire)
+        normalised, total = self._call(signature, arguments, out).unbind()
         return normalised, total
 
     def scaled_matmul_all_reduce_rms_norm_quantise(

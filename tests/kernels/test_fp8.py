@@ -287,6 +287,26 @@ def test_every_way_to_multiply_scales_alike(ranks, variant, config, scales):
 
 
 @on_every_fabric
+@pytest.mark.parametrize("fields", [{}, {"scales": "channel"}, {"scales": "block"}])
+def test_partial_sums_may_travel_in_fp8(ranks, fields):
+    """Of all kinds of factors, in ragged tiles; with all that may follow."""
+    kind = {"fp8_wire": True, "dtype": "bfloat16", "residual": True, "m": 33, "n": 144, "k": 272}
+    kind |= fields | ({"x_dtype": "fp8"} if fields else {})
+    configs = [{}, {"TMA": True, "SIGNALS": 2}, {"SWAP_AB": True, "SPLIT_K": 2, "PIECES": 2}]
+    cases = [case(ALL_REDUCE, "push_two_shot", config, **kind) for config in configs]
+    cases.append(case(ALL_REDUCE, "push_two_shot", **kind, rms_norm=True))
+    assert complaints(ranks, ranks.few, cases) == []
+
+
+@on_every_fabric
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_the_wire_of_fp8_errs_no_more_than_documented(ranks, dtype):
+    """Bit for bit as in torch: also rows of zeros, of wide ranges, NaN and infinite elements."""
+    for found in ranks.run(ranks.few, "tests.kernels.tasks:over_fp8_wire", dtype=dtype):
+        assert found == []
+
+
+@on_every_fabric
 @pytest.mark.parametrize("out_scales", SCALES)
 @pytest.mark.parametrize("variant", NORMALISING)
 def test_a_normalised_sum_is_quantised_for_the_next_layer(ranks, variant, out_scales):

@@ -47,6 +47,11 @@ CALLED = [
         {"x_dtype": "fp8", "scales": "channel", "residual": True, "rms_norm": True},
         "push",
     ),
+    *(
+        (ALL_REDUCE, {"fp8_wire": True, "rms_norm": normed, **factors}, "push_two_shot")
+        for normed in (False, True)
+        for factors in ({}, {"x_dtype": "fp8", "scales": "channel"})
+    ),
     *((SCATTER, {"x_dtype": "fp8", "scales": each}, "push") for each in SCALES),
     (SCATTER, {}, "push"),
     (SCATTER, {"m": 1}, "push"),
@@ -99,6 +104,7 @@ def method_of(op: str, problem: Any, inputs: Any) -> tuple[str, tuple[Any, ...],
         return op, (*inputs, problem.steps), {"across": problem.across}
     x, weight, bias, residual, norm_weight, eps, *scales = inputs
     factors, kind = (x, weight, *scales), {"dtype": getattr(torch, problem.dtype)} if scales else {}
+    kind |= {"fp8_wire": True} if problem.fp8_wire else {}
     scaled = "scaled_" if scales else ""
     if not problem.rms_norm:
         return scaled + op, (*factors, bias, residual), kind

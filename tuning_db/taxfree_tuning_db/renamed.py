@@ -64,7 +64,7 @@ RENAMED: dict[str, Renamed] = {
     "matmul_all_reduce": Renamed(
         config={"IN_DATA": "LL"},
         constants={"push_two_shot_lamport_specialized": _OVERLAPPING},
-        added={**_NOT_FP8, "out_scales": "none"},
+        added={**_NOT_FP8, "out_scales": "none", "fp8_wire": False},
     ),
     "matmul_reduce_scatter": Renamed(
         constants={

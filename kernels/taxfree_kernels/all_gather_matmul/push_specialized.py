@@ -47,10 +47,10 @@ from taxfree_kernels.device.specialized import (
     accumulators,
     load_box,
     make_boxes,
+    multiply_fp8,
     rows_of_product,
     scaled_product,
     scales_of_product,
-    times_rows,
 )
 from taxfree_kernels.device.sync import before_tma_loads, gdc_launch_dependents, gdc_wait, lanes
 from taxfree_kernels.device.tiles import BLOCK, select
@@ -311,57 +311,36 @@ def _multiplied_fp8(
     part: gl.constexpr, call,
     GROUP: gl.constexpr, GATHER: gl.constexpr, TILE: gl.constexpr, WORK: gl.constexpr,
 ):  # fmt: skip
-    """As :func:`_multiplied`, of fp8 factors: see ``specialized.multiply_fp8``.
-
-    Scales of blocks come with their rows, so each step's are loaded once the step has arrived,
-    while the one before is multiplied.
-    """
+    """As :func:`_multiplied`, of fp8 factors."""
     place, boxes, output = call.place, call.boxes, call.output
     COLUMNS: gl.constexpr = TILE.BLOCK_M if TILE.SWAP_AB else TILE.BLOCK_N
     LAYOUT: gl.constexpr = accumulators(COLUMNS, 4, 1)
     row = place.row if TILE.SWAP_AB else place.row + part * _ROWS
     col = place.col + part * _ROWS if TILE.SWAP_AB else place.col
-    acc = gl.zeros([_ROWS, COLUMNS], gl.float32, LAYOUT)
-    none = gl.zeros([_ROWS, COLUMNS], gl.float32, LAYOUT)
     steps = (place.step_end - place.step_begin) * GROUP.WORLD
     gl.assume(steps > 0)
     if TILE.SCALES == "block":
         rows = rows_of_product(row, COLUMNS, LAYOUT, TILE)
         _, slot_ptr = sync.running_slot(call.memory, call.rank)
-        inbox_ptr = inbox_scales(slot_ptr, call.shard, GROUP)
-        mbarrier.wait(boxes.full.index(0), 0)
-        following = _scales_of_step(call, rows, inbox_ptr, 0, GROUP, GATHER)
+        scales = call, rows, inbox_scales(slot_ptr, call.shard, GROUP)
     else:
         scales = scales_of_product(
             row, call.m, col, call.n, output.a_scale_ptr, output.w_scale_ptr, COLUMNS, LAYOUT, TILE
         )
     if TILE.FAST:
         return scaled_product(_multiplied(part, call, GROUP, TILE, WORK), scales, TILE)
-    for step in range(steps):
-        stage = step % WORK.STAGES
-        if TILE.SCALES != "block":
-            mbarrier.wait(boxes.full.index(stage), step // WORK.STAGES & 1)
-        long = boxes.long.index(stage * WORK.WARPGROUPS + part).reshape([_ROWS, TILE.BLOCK_K])
-        other = boxes.other.index(stage).reshape([COLUMNS, TILE.BLOCK_K]).permute((1, 0))
-        product = warpgroup_mma(long, other, none, use_acc=False, is_async=True)
-        if TILE.SCALES == "block":
-            of_step = following
-            after = gl.minimum(step + 1, steps - 1)
-            mbarrier.wait(boxes.full.index(after % WORK.STAGES), after // WORK.STAGES & 1)
-            following = _scales_of_step(call, rows, inbox_ptr, after, GROUP, GATHER)
-        product = warpgroup_mma_wait(0, deps=[product])
-        mbarrier.arrive(boxes.empty.index(stage), count=1)
-        if TILE.SCALES == "block":
-            product = times_rows(product, of_step, TILE)
-        acc += product
-    if TILE.SCALES != "block":
-        acc = scaled_product(acc, scales, TILE)
-    return acc
+    return multiply_fp8(
+        part, steps, boxes, scales, _scales_of_step, (GROUP, GATHER), TILE, WORK.WARPGROUPS,
+        WORK.STAGES,
+    )  # fmt: skip
 
 
 @gluon.jit
-def _scales_of_step(call, rows, inbox_ptr, step, GROUP: gl.constexpr, GATHER: gl.constexpr):
+def _scales_of_step(scales, step, ARRIVE: gl.constexpr):
     """float32: the scale of each row, times that of the columns, in a step, which has arrived."""
+    call, rows, inbox_ptr = scales
+    GROUP: gl.constexpr = ARRIVE[0]
+    GATHER: gl.constexpr = ARRIVE[1]
     place, output = call.place, call.output
     WIDTH: gl.constexpr = GATHER.SCALE_COLUMNS  # of a source
     steps = place.step_end - place.step_begin

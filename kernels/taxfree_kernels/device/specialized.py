@@ -138,54 +138,83 @@ def times_rows(product, of_rows, TILE: gl.constexpr):
 
 
 @gluon.jit
-def _scales_of_block(x_ptrs, row_mask, w_ptr, group):
+def _scales_of_block(scales, group, ARRIVE: gl.constexpr):
     """float32: each row's scale times that of the columns, of a group of k."""
+    x_ptrs, row_mask, w_ptr = scales
     of_rows = gl.load(x_ptrs + group, mask=row_mask, other=0.0)
     return of_rows * gl.load(w_ptr + group)
 
 
 @gluon.jit
-def multiply_fp8(
+def multiply_tile_fp8(
     steps, boxes, row, row_end, col, col_end, k, x_scale_ptr, w_scale_ptr,
     TILE: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
-    """As :func:`multiply`, of the only consumer and its first tile, of fp8 factors with scales.
-
-    Each step is added by itself: see ``tiles.add_fp8_product``. Its scales are loaded a step ahead.
-    """
+    """As :func:`multiply`, of the only consumer and its first tile, of fp8 factors with scales."""
     COLUMNS: gl.constexpr = TILE.BLOCK_M if TILE.SWAP_AB else TILE.BLOCK_N
-    ROWS: gl.constexpr = 16 * gl.num_warps()
     LAYOUT: gl.constexpr = accumulators(COLUMNS, gl.num_warps(), 1)
-    acc = gl.zeros([ROWS, COLUMNS], gl.float32, LAYOUT)
-    none = gl.zeros([ROWS, COLUMNS], gl.float32, LAYOUT)
     if TILE.SCALES == "block":
         groups = gl.cdiv(k, BLOCK).to(gl.int64)
         rows = rows_of_product(row, COLUMNS, LAYOUT, TILE)
         x_ptrs, w_ptr = x_scale_ptr + rows * groups, w_scale_ptr + col // BLOCK * groups
-        following = _scales_of_block(x_ptrs, rows < row_end, w_ptr, 0)
+        scales = x_ptrs, rows < row_end, w_ptr
     else:
         scales = scales_of_product(
             row, row_end, col, col_end, x_scale_ptr, w_scale_ptr, COLUMNS, LAYOUT, TILE
         )
     if TILE.FAST:
         return scaled_product(multiply(0, steps, 0, boxes, TILE, 1, STAGES), scales, TILE)
+    return multiply_fp8(0, steps, boxes, scales, _scales_of_block, None, TILE, 1, STAGES)
+
+
+@gluon.jit
+def multiply_fp8(
+    part: gl.constexpr, steps, boxes, scales, SCALES_OF: gl.constexpr, ARRIVE: gl.constexpr,
+    TILE: gl.constexpr, CONSUMERS: gl.constexpr, STAGES: gl.constexpr,
+):  # fmt: skip
+    """As :func:`multiply`, of a program's first tile of fp8 factors, times their scales.
+
+    Each step is added by itself: see ``tiles.add_fp8_product``. Scales of blocks are loaded a step
+    ahead.
+
+    Args:
+        scales: of :func:`scales_of_product`; of blocks, what SCALES_OF takes before a step, to
+            return float32 for each row of x.
+        ARRIVE: None; or scales of blocks come with their rows, to be loaded once a step has
+            arrived, while the one before is multiplied: constants that SCALES_OF takes.
+    """
+    COLUMNS: gl.constexpr = TILE.BLOCK_M if TILE.SWAP_AB else TILE.BLOCK_N
+    ROWS: gl.constexpr = 16 * gl.num_warps()
+    LAYOUT: gl.constexpr = accumulators(COLUMNS, gl.num_warps(), 1)
+    BY_BLOCK: gl.constexpr = TILE.SCALES == "block"
+    acc = gl.zeros([ROWS, COLUMNS], gl.float32, LAYOUT)
+    none = gl.zeros([ROWS, COLUMNS], gl.float32, LAYOUT)
     gl.assume(steps > 0)
+    if BY_BLOCK:
+        if ARRIVE is not None:
+            mbarrier.wait(boxes.full.index(0), 0)
+        following = SCALES_OF(scales, 0, ARRIVE)
     for step in range(steps):
         stage = step % STAGES
-        if TILE.SCALES == "block":
+        if BY_BLOCK:
             of_step = following
-            after = gl.minimum(step + 1, steps - 1)
-            following = _scales_of_block(x_ptrs, rows < row_end, w_ptr, after)
-        mbarrier.wait(boxes.full.index(stage), step // STAGES & 1)
-        long = boxes.long.index(stage).reshape([ROWS, TILE.BLOCK_K])
+        if BY_BLOCK and ARRIVE is None:
+            following = SCALES_OF(scales, gl.minimum(step + 1, steps - 1), ARRIVE)
+        if not BY_BLOCK or ARRIVE is None:
+            mbarrier.wait(boxes.full.index(stage), step // STAGES & 1)
+        long = boxes.long.index(stage * CONSUMERS + part).reshape([ROWS, TILE.BLOCK_K])
         other = boxes.other.index(stage).reshape([COLUMNS, TILE.BLOCK_K]).permute((1, 0))
         product = warpgroup_mma(long, other, none, use_acc=False, is_async=True)
+        if BY_BLOCK and ARRIVE is not None:
+            after = gl.minimum(step + 1, steps - 1)
+            mbarrier.wait(boxes.full.index(after % STAGES), after // STAGES & 1)
+            following = SCALES_OF(scales, after, ARRIVE)
         product = warpgroup_mma_wait(0, deps=[product])
         mbarrier.arrive(boxes.empty.index(stage), count=1)
-        if TILE.SCALES == "block":
+        if BY_BLOCK:
             product = times_rows(product, of_step, TILE)
         acc += product
-    if TILE.SCALES != "block":
+    if not BY_BLOCK:
         acc = scaled_product(acc, scales, TILE)
     return acc
 

@@ -533,3 +533,23 @@ def quantised_groups(x, scale, ELEMENT: tl.constexpr):
     divided = tl.div_rn(x, tl.broadcast_to(scale[:, None], x.shape))
     clamped = tl.minimum(tl.maximum(divided, -MOST), MOST)
     return tl.where(divided == divided, clamped, divided).to(ELEMENT), scale
+
+
+@triton.jit
+def rows_in_fp8(x, ELEMENT: tl.constexpr):
+    """Rows of x in fp8, and their scales: powers of two, by which all elements divide exactly.
+
+    Args:
+        x: float32 [rows, columns].
+        ELEMENT: the e4m3.
+
+    Returns:
+        ELEMENT [rows, columns]; float32 [rows].
+    """
+    MOST: tl.constexpr = largest_of(ELEMENT)
+    largest = tl.max(tl.where(x == x, tl.abs(x), 0.0), 1)  # without NaNs
+    least = tl.div_rn(largest, tl.full((x.shape[0],), MOST, tl.float32))
+    rounded_up = least.to(tl.int32, bitcast=True) + 0x7FFFFF & 0x7F800000
+    scale = tl.maximum(rounded_up.to(tl.float32, bitcast=True), LEAST_SCALE)
+    inverse = tl.div_rn(tl.full((x.shape[0],), 1.0, tl.float32), scale)
+    return (x * inverse[:, None]).to(ELEMENT), scale

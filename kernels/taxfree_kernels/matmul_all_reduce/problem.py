@@ -8,7 +8,14 @@ from typing import ClassVar
 from taxfree_kernels.errors import PlanError
 from taxfree_kernels.reduction.spaces import padded_elements, tiles_of
 from taxfree_kernels.spaces import power_of_2
-from taxfree_kernels.variant import ITEM_BYTES, SCALES, Cost, PartialSum, groups_of
+from taxfree_kernels.variant import (
+    ITEM_BYTES,
+    SCALES,
+    WIRE_BYTES,
+    Cost,
+    PartialSum,
+    groups_of,
+)
 
 #: Largest output, in elements, for which every rank sends its whole partial sum to every peer and
 #: keeps an inbox for each. Larger ones take too much time on the links, and too much memory.
@@ -37,6 +44,7 @@ class MatmulAllReduce(PartialSum):
         rms_norm: whether the sum is also normalised.
         x_dtype, scales, fast_accumulation: see :class:`MatmulProblem`.
         out_scales: see :class:`PartialSum`; with `rms_norm` alone.
+        fp8_wire: see :class:`PartialSum`; permits it, for two shots of many rows.
 
     Raises:
         PlanError: on impossible dimensions.
@@ -57,6 +65,7 @@ class MatmulAllReduce(PartialSum):
     scales: str = "none"
     fast_accumulation: bool = False
     out_scales: str = "none"
+    fp8_wire: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -85,13 +94,14 @@ class MatmulAllReduce(PartialSum):
     def cost(self) -> Cost:
         """Per rank and call: every rank receives a share of the partial sums and of the result."""
         item, elements = ITEM_BYTES[self.dtype], self.elements
-        received = 2 * (elements - elements // self.world_size)
+        received = elements - elements // self.world_size
+        wire = WIRE_BYTES["fp8"] if self.fp8_wire else item
         factors, sums = self.m * self.k + self.k * self.n, (1 + self.residual) * elements
         normalised = self.rms_norm * (item * self.n + self._normalised_bytes)
         return Cost(
             flops=2 * self.m * self.n * self.k,
             memory_bytes=self.factor_bytes * factors + self.scale_bytes + item * sums + normalised,
-            link_bytes=item * received,
+            link_bytes=(wire + item) * received,
         )
 
     @property

@@ -9,7 +9,8 @@ many rows and many ranks.
 Tile t belongs to rank t % WORLD, so that consecutive tiles take different links, and a ragged M is
 shared evenly. A slot holds the partial sums of this rank's own tiles from every source, in the wire
 dtype, [source, own tile, BLOCK_M, BLOCK_N]; then the sums of all tiles, in the output's dtype,
-[tile, BLOCK_M, BLOCK_N].
+[tile, BLOCK_M, BLOCK_N]. In fp8 each own tile is followed by the scales of its rows, float32
+[BLOCK_M]: what a link carries of a tile and its sum is 3/4 of that in 16 bits.
 
 Protocol. Three roles. Tile programs compute a tile of this rank's partial sum, store it into the
 owner's inbox, and never wait. One signal to every rank announces a group of tiles, of which all
@@ -39,14 +40,14 @@ import triton.language as tl
 from taxfree_kernels.device import sync
 from taxfree_kernels.device.peers import CHANNELS, translate
 from taxfree_kernels.device.sync import gdc_wait
-from taxfree_kernels.device.tiles import in_turns, swizzle2d
+from taxfree_kernels.device.tiles import in_turns, rows_in_fp8, swizzle2d
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.matmul_all_reduce.problem import MatmulAllReduce
 from taxfree_kernels.matmul_all_reduce.rms_norm import NormAfter
 from taxfree_kernels.reduction import fused, spaces
 from taxfree_kernels.reduction.spaces import staggered_tiles, tiles_in, tiles_per_signal
-from taxfree_kernels.variant import ITEM_BYTES, Config, Plan, Space
+from taxfree_kernels.variant import ITEM_BYTES, WIRE_BYTES, Config, Plan, Space
 
 
 class TwoShotInbox(NamedTuple):
@@ -93,7 +94,7 @@ def _push_two_shot(
     counts = Counts(tiles_m, tiles_n, tiles, groups)
     senders, adders = tiles * TILE.SPLIT_K + SCHEDULE.STAGGERED, owned * SCHEDULE.PIECES
     ADDERS_PER_SIGNAL: tl.constexpr = SCHEDULE.TILES_PER_SIGNAL // GROUP.WORLD * SCHEDULE.PIECES
-    stride_source = owned.to(tl.int64) * (TILE.BLOCK_M * TILE.BLOCK_N)
+    stride_source = owned.to(tl.int64) * elements_of_part(TILE, slot_ptr.dtype.element_ty)
     sums_ptr = tl.cast(
         slot_ptr + GROUP.WORLD * stride_source, tl.pointer_type(out_ptr.dtype.element_ty)
     )
@@ -122,7 +123,7 @@ def send_to_owner(
     TILE: tl.constexpr, SCHEDULE: tl.constexpr,
 ):  # fmt: skip
     """Compute a tile of this rank's partial sum, or a share of one; store it to its owner."""
-    tile, row_begin, _, acc, is_whole = fused.numbered_tile(
+    tile, row_begin, col_begin, acc, is_whole = fused.numbered_tile(
         number, m, n, k, x, w, stride_w, buffers, GROUP, TILE, SCHEDULE.STAGGERED
     )
     if is_whole:
@@ -130,9 +131,17 @@ def send_to_owner(
         offsets = offsets_in_tile(row, inbox.stride_row, TILE.BLOCK_N)
         own_ptr = inbox.parts_ptr + peers.rank.to(tl.int64) * inbox.stride_source
         target_ptr = translate(own_ptr, peers, tile % GROUP.WORLD)
-        target_ptr += (tile // GROUP.WORLD).to(tl.int64) * (TILE.BLOCK_M * TILE.BLOCK_N)
+        WIRE: tl.constexpr = inbox.parts_ptr.dtype.element_ty
+        target_ptr += (tile // GROUP.WORLD).to(tl.int64) * elements_of_part(TILE, WIRE)
         mask = (row_begin + row < m)[:, None]
-        tl.store(target_ptr + offsets, acc.to(inbox.parts_ptr.dtype.element_ty), mask=mask)
+        if WIRE.primitive_bitwidth == 8:
+            is_column = col_begin + tl.arange(0, TILE.BLOCK_N) < n
+            part, scale = rows_in_fp8(tl.where(is_column[None, :], acc, 0.0), WIRE)
+            scale_ptrs = scales_of_rows(target_ptr, row, inbox.stride_row, TILE)
+            tl.store(scale_ptrs, scale, mask=row_begin + row < m)
+        else:
+            part = acc.to(WIRE)
+        tl.store(target_ptr + offsets, part, mask=mask)
         fused.announce_tile(
             tile, counts.tiles, 0, buffers.counters_ptr + counts.tiles, peers, GROUP,
             SCHEDULE.TILES_PER_SIGNAL,
@@ -157,10 +166,14 @@ def add_piece(
     rows, cols = tile_m * TILE.BLOCK_M + row, tile_n * TILE.BLOCK_N + tl.arange(0, TILE.BLOCK_N)
     row_mask = rows < tl.where(tile < counts.tiles, m, 0)
     offsets = offsets_in_tile(row, inbox.stride_row, TILE.BLOCK_N)
+    WIRE: tl.constexpr = inbox.parts_ptr.dtype.element_ty
+    part_ptr = inbox.parts_ptr + owned_tile.to(tl.int64) * elements_of_part(TILE, WIRE)
+    scale_ptrs = None
+    if WIRE.primitive_bitwidth == 8:
+        scale_ptrs = scales_of_rows(part_ptr, row, inbox.stride_row, TILE)[:, None]
     total = fused.total_of_tile(
-        rows, cols, row_mask, n, addends, inbox.parts_ptr + owned_tile.to(tl.int64) * ELEMENTS,
-        inbox.stride_source, offsets, row_mask[:, None], owned_tile // OWNED_PER_SIGNAL, peers,
-        GROUP, EPILOGUE,
+        rows, cols, row_mask, n, addends, part_ptr, inbox.stride_source, offsets,
+        row_mask[:, None], owned_tile // OWNED_PER_SIGNAL, peers, GROUP, EPILOGUE, scale_ptrs,
     )  # fmt: skip
     result = total.to(out_ptr.dtype.element_ty)
     sum_ptr = inbox.sums_ptr + tile.to(tl.int64) * ELEMENTS
@@ -208,6 +221,19 @@ def offsets_in_tile(row, stride_row, BLOCK_N: tl.constexpr):
     return row.to(tl.int64)[:, None] * stride_row + tl.arange(0, BLOCK_N)[None, :]
 
 
+@triton.constexpr_function
+def elements_of_part(tile, wire):
+    """Elements of a source's partial sum of a tile in an inbox, with scales if there are any."""
+    return tile.BLOCK_M * (tile.BLOCK_N + (_SCALE_BYTES if wire.primitive_bitwidth == 8 else 0))
+
+
+@triton.jit
+def scales_of_rows(tile_ptr, row, stride_row, TILE: tl.constexpr):
+    """Pointers to the scales of these rows of a tile in fp8; see :func:`offsets_in_tile`."""
+    scales_ptr = tl.cast(tile_ptr + TILE.BLOCK_M * TILE.BLOCK_N, tl.pointer_type(tl.float32))
+    return scales_ptr + row.to(tl.int64) * (stride_row // TILE.BLOCK_N)
+
+
 class PushTwoShotPlan(fused.FusedReductionPlan):
     """The plan's arguments for a sum without RMSNorm."""
 
@@ -228,8 +254,10 @@ class PushTwoShot(fused.FusedReductionVariant):
 
     def space(self, problem: MatmulAllReduce, hardware: Hardware) -> Space:
         is_gpu = hardware.backend != "interpreter"
+        in_fp8 = ("fp8",) if problem.fp8_wire else ()
         return {
             **super().space(problem, hardware),
+            "WIRE": (*in_fp8, *problem.wires),
             "SIGNALS": spaces.signal_counts(hardware, CHANNELS // 2),  # half are for sums
             "PIECES": (1, 2, 4) if is_gpu else (1, 2),
             "AHEAD": (1, 2, 4, _ALL_WAVES) if is_gpu else (0, 1),
@@ -265,9 +293,11 @@ class PushTwoShot(fused.FusedReductionVariant):
     def illegal_reason(
         self, problem: MatmulAllReduce, hardware: Hardware, config: Config
     ) -> str | None:
-        needed = ITEM_BYTES[config["WIRE"]] * slot_elements(problem, config)
+        needed = WIRE_BYTES[config["WIRE"]] * slot_elements(problem, config)
         if needed > problem.slot_bytes:
             return f"{needed} bytes of whole tiles in a slot of {problem.slot_bytes}"
+        if config["WIRE"] == "fp8" and not spaces.fits_registers(hardware, config):
+            return "too few registers to quantise a tile"
         reason = spaces.staggered_illegal_reason(
             hardware, config, tiles_in(problem, config), problem.k
         )
@@ -300,14 +330,16 @@ class PushTwoShot(fused.FusedReductionVariant):
 
 
 _ALL_WAVES = 64  # more waves of tile programs than there are
+_SCALE_BYTES = 4
 
 
 def slot_elements(problem: MatmulAllReduce, config: Config) -> int:
     """Elements of a slot, in the WIRE type: own tiles from every source, and all sums."""
     tiles, elements = tiles_in(problem, config), config["BLOCK_M"] * config["BLOCK_N"]
     inboxes = -(-tiles // problem.world_size) * problem.world_size
-    wire, item = ITEM_BYTES[config["WIRE"]], ITEM_BYTES[problem.dtype]
-    return int(inboxes * elements + tiles * elements * item // wire)
+    wire, item = WIRE_BYTES[config["WIRE"]], ITEM_BYTES[problem.dtype]
+    scales = inboxes * config["BLOCK_M"] * _SCALE_BYTES if config["WIRE"] == "fp8" else 0
+    return int(inboxes * elements + scales + tiles * elements * item // wire)
 
 
 class PushTwoShotNormAfter(NormAfter, PushTwoShot):

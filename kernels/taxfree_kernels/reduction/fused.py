@@ -236,13 +236,13 @@ def send_tile(part, own_ptr, offsets, mask, peers, GROUP: tl.constexpr, TO_SELF:
 @triton.jit
 def total_of_tile(
     rows, cols, row_mask, n, epilogue, source_ptr, stride_source, offsets, at_mask,
-    channel, peers, GROUP: tl.constexpr, EPILOGUE: tl.constexpr,
+    channel, peers, GROUP: tl.constexpr, EPILOGUE: tl.constexpr, scale_ptrs=None,
 ):  # fmt: skip
     """Wait for all ranks' partial sums of a tile, and add them, the bias and the residual.
 
     Args:
         rows, cols, row_mask: the tile's, in a sum of n columns.
-        offsets, at_mask: see :func:`sum_of_sources`.
+        offsets, at_mask, scale_ptrs: see :func:`sum_of_sources`.
         channel: the channel that announces them.
 
     Returns:
@@ -250,7 +250,10 @@ def total_of_tile(
     """
     added = bias_residual_of_tile(rows, cols, row_mask, n, epilogue, EPILOGUE)
     arrived = wait_for_everybody(peers, channel, GROUP)
-    total = sum_of_sources(source_ptr, stride_source, offsets, at_mask, GROUP) + added
+    total = sum_of_sources(
+        source_ptr, stride_source, offsets, at_mask, GROUP, scale_ptrs=scale_ptrs
+    )
+    total += added
     return tl.where(arrived, total, float("nan"))
 
 
@@ -275,36 +278,43 @@ def store_tile(out_ptr, rows, cols, row_mask, n, tile):
 
 @triton.jit
 def sum_of_sources(
-    source_ptr, stride_source, offsets, mask, GROUP: tl.constexpr, own_part=None, rank=0
-):
+    source_ptr, stride_source, offsets, mask, GROUP: tl.constexpr, own_part=None, rank=0,
+    scale_ptrs=None,
+):  # fmt: skip
     """float32: the sum of all ranks' elements at `offsets`, a block, in rank order.
 
     Args:
         own_part: this rank's elements if they are not in the inbox; else None.
+        scale_ptrs: to float32 scales of the rows of source 0 in fp8, whose others are as far away
+            as their elements; else None.
     """
     total = tl.zeros(offsets.shape, tl.float32)
     if offsets.numel <= 4096:  # unrolled, so that the loads of all sources are in flight
         for source in tl.static_range(GROUP.WORLD):
             total += _part_of(
-                source, source_ptr + source * stride_source + offsets, mask, own_part, rank
+                source, source_ptr, stride_source, offsets, mask, own_part, rank, scale_ptrs
             )
     else:  # one source's loads fill the registers
         for source in range(GROUP.WORLD):
             total += _part_of(
-                source, source_ptr + source * stride_source + offsets, mask, own_part, rank
+                source, source_ptr, stride_source, offsets, mask, own_part, rank, scale_ptrs
             )
     return total
 
 
 @triton.jit
-def _part_of(source, ptrs, mask, own_part, rank):
+def _part_of(source, source_ptr, stride_source, offsets, mask, own_part, rank, scale_ptrs):
     """One rank's elements, float32."""
+    ptrs = source_ptr + source * stride_source + offsets
     if own_part is None:
         part = tl.load(ptrs, mask=mask, other=0.0)
     else:
         others = tl.where(rank == source, False, mask)
         part = tl.where(rank == source, own_part, tl.load(ptrs, mask=others, other=0.0))
-    return part.to(tl.float32)
+    part = part.to(tl.float32)
+    if scale_ptrs is not None:
+        part *= tl.load(scale_ptrs + source * (stride_source // 4), mask=mask, other=0.0)
+    return part
 
 
 @triton.jit
@@ -588,7 +598,8 @@ class FusedReductionPlan(Plan):
         """
         if config.get("LL"):
             return fabric.pool.ll_slots(elements)
-        return fabric.pool.slots(elements, getattr(torch, config["WIRE"]))
+        is_fp8 = config["WIRE"] == "fp8"
+        return fabric.pool.slots(elements, self._kind if is_fp8 else getattr(torch, config["WIRE"]))
 
     def _of_size(self, m: int) -> tuple[Kernel, ...]:
         problem = resized(self._problem, m=m)

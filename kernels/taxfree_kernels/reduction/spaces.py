@@ -282,7 +282,12 @@ def fits_addends(problem: PartialSum, hardware: Hardware, config: Config, pieces
     With RMSNorm, programs add rows instead.
     """
     has_addends = (problem.bias or problem.residual) and not problem.rms_norm
-    if hardware.backend != "cuda" or not has_addends:
+    return not has_addends or fits_registers(hardware, config, pieces)
+
+
+def fits_registers(hardware: Hardware, config: Config, pieces: int = 1) -> bool:
+    """Whether a program that holds one of `pieces` of a tile has room for more than the sum."""
+    if hardware.backend != "cuda":
         return True
     threads = pieces * config["num_warps"] * hardware.warp_size
     return int(config["BLOCK_M"] * config["BLOCK_N"]) <= _MOST_A_THREAD * threads

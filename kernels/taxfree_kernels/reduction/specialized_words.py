@@ -30,7 +30,7 @@ from taxfree_kernels.device.specialized import (
     lines,
     load_box,
     multiply,
-    multiply_fp8,
+    multiply_tile_fp8,
 )
 from taxfree_kernels.device.sync import gdc_launch_dependents, gdc_wait
 from taxfree_kernels.fabric.base import Fabric
@@ -184,7 +184,7 @@ def multiply_tile(boxes, place, stride_w, m, n, k, TILE: gl.constexpr, WORK: gl.
     if TILE.SCALES == "none":
         return multiply(0, place.steps, 0, boxes, TILE, 1, WORK.STAGES)
     else:
-        return multiply_fp8(
+        return multiply_tile_fp8(
             place.steps, boxes, place.row, m, place.col, n, k, stride_w.x_scale_ptr,
             stride_w.w_scale_ptr, TILE, WORK.STAGES,
         )  # fmt: skip

@@ -136,6 +136,14 @@ def test_a_gather_of_fp8_rows_holds_its_protocol(name, sample):
     assert checked.violation is None, str(checked)
 
 
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_a_sum_over_an_fp8_wire_holds_its_protocol(world_size, sample):
+    kind = {"world_size": world_size, "residual": True, "fp8_wire": True}
+    problems = [MatmulAllReduce(17, 96, 32, **kind), MatmulAllReduce(3, 48, 40, **kind)]
+    checked = check_variant("matmul_all_reduce", "push_two_shot", problems, sample.of(range(8)))
+    assert checked.violation is None, str(checked)
+
+
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("world_size", [1, 4, 8])
 def test_a_decode_step_holds_its_protocol_on_any_number_of_ranks(world_size, sample):
