@@ -341,18 +341,20 @@ def test_groups_of_lanes_are_swapped():
     assert machine.get(0).tolist() == expected
 
 
-def test_halves_are_transposed_among_16_lanes():
-    machine = Machine()
-    halves = [[[1000 * block + 16 * row + column for column in range(16)] for row in range(4)]
-              for block in range(4)]  # fmt: skip
-    flat = [number for block in halves for row in block for number in row]
-    machine.wave.group.shared.store(np.arange(256) * 2, np.array(flat, np.uint16)[:, None])
+@pytest.mark.parametrize(("bits", "kind"), [(16, np.uint16), (8, np.uint8)])
+def test_elements_are_transposed_among_16_lanes(bits, kind):
+    machine, count = Machine(), 64 // bits
+    elements = [[[61 * block + 16 * row + column & 255 for column in range(16)]
+                 for row in range(count)] for block in range(4)]  # fmt: skip
+    flat = np.array(elements, kind).reshape(-1, 1)
+    machine.wave.group.shared.store(np.arange(len(flat)) * bits // 8, flat)
     machine.set(2, [8 * lane for lane in range(64)])
-    machine.run("ds_read_b64_tr_b16 v[0:1], v2", "s_waitcnt lgkmcnt(0)")
+    machine.run(f"ds_read_b64_tr_b{bits} v[0:1], v2", "s_waitcnt lgkmcnt(0)")
     for lane in range(64):
-        column = [halves[lane // 16][row][lane % 16] for row in range(4)]
+        column = [elements[lane // 16][row][lane % 16] for row in range(count)]
         words = [int(machine.get(word)[lane]) for word in (0, 1)]
-        assert [word >> at & 0xFFFF for word in words for at in (0, 16)] == column
+        found = [word >> at & (1 << bits) - 1 for word in words for at in range(0, 32, bits)]
+        assert found == column
 
 
 def moved(row, control, by):
