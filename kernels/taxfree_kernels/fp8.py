@@ -11,6 +11,9 @@ x is [m, k], a weight [k, n]. A scale belongs to a tensor, a token or output cha
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 
 from taxfree_kernels.errors import PlanError
@@ -18,6 +21,7 @@ from taxfree_kernels.hardware import fp8_of
 from taxfree_kernels.variant import BLOCK, LEAST_SCALE
 
 DTYPES = (torch.float8_e4m3fn, torch.float8_e4m3fnuz)
+_of_host = torch.float8_e4m3fn
 _NEGATIVE_ZERO, _NAN, _OTHER_NAN = 0x80, 0x7F, 0xFF  # of e4m3fn; fnuz has NaN for the first alone
 
 
@@ -26,7 +30,18 @@ def fp8_dtype(device: torch.device) -> torch.dtype:
     if device.type == "cuda" and torch.version.hip is not None:
         name = torch.cuda.get_device_properties(device).gcnArchName
         return dtype_of(name.partition(":")[0])
-    return torch.float8_e4m3fn
+    return _of_host
+
+
+@contextmanager
+def host_multiplies(dtype: torch.dtype) -> Iterator[None]:
+    """Operands on the CPU are of this e4m3: those of kernels that are executed for another GPU."""
+    global _of_host
+    before, _of_host = _of_host, dtype
+    try:
+        yield
+    finally:
+        _of_host = before
 
 
 def dtype_of(architecture: str) -> torch.dtype:

@@ -96,6 +96,14 @@ def maximum(x: Float, y: Float) -> Float:
     return x if x > y or y != y else y
 
 
+@compiled
+def median(x: Float, y: Float, z: Float) -> Float:
+    """V_MED3_F32: the middle one; with a NaN, the smallest of the numbers."""
+    if x != x or y != y or z != z:
+        return minimum(minimum(x, y), z)
+    return maximum(minimum(x, y), minimum(maximum(x, y), z))
+
+
 # -- exponents and divisions ----------------------------------------------------------------------
 
 
@@ -211,6 +219,48 @@ def from_half(a: Word) -> Word:
     if not a >> 10 & 31:
         return sign | bits(np.float32(fraction) * np.float32(2.0**-24))
     return sign | (a & 0x7FFF) + (112 << 10) << 13
+
+
+@compiled
+def to_fp8(a: Word, is_fnuz: Word, clamps: Word) -> Word:
+    """The bits of float32 as those of e4m3: to the nearest, ties to even; NaNs stay NaNs.
+
+    Args:
+        is_fnuz: with the bias 8, and NaN for -0; else as the Open Compute Project has it.
+        clamps: whether what is too large, and infinity, becomes the largest; else NaN.
+    """
+    sign, size, bias = a >> 24 & 0x80, a & 0x7FFFFFFF, 8 if is_fnuz else 7
+    if size < 128 - bias << 23:  # subnormal
+        code = np.int64(np.rint(np.float64(f32(size)) * 2.0 ** (bias + 2)))
+    else:  # a carry runs into the exponent
+        code = (size + 0x7FFFF + (size >> 20 & 1) >> 20) - (127 - bias << 3)
+    most = 0x7F if is_fnuz else 0x7E
+    if size > _INFINITY or (code > most and not clamps):
+        return 0x80 if is_fnuz else sign | 0x7F
+    return min(code, most) | (0 if is_fnuz and not code else sign)
+
+
+@compiled
+def from_fp8(a: Word, is_fnuz: Word) -> Word:
+    """The bits of e4m3, likewise, as those of float32."""
+    sign, size, bias = (a & 0x80) << 24, a & 0x7F, 8 if is_fnuz else 7
+    if a == 0x80 if is_fnuz else size == 0x7F:
+        return _INFINITY | _QUIET
+    if size < 8:  # subnormal
+        return sign | bits(np.float32(size * 2.0 ** -(bias + 2)))
+    return sign | (size << 20) + (127 - bias << 23)
+
+
+@compiled
+def packed_fp8(a: Word, b: Word, how: Word, before: Word) -> Word:
+    """V_CVT_PK_FP8_F32: two float32 in e4m3, in half of a word, whose other half stays.
+
+    Args:
+        how: whether it clamps; 2 more for the upper half; 4 more for fnuz.
+        before: the word.
+    """
+    pair = to_fp8(a, how & 4, how & 1) | to_fp8(b, how & 4, how & 1) << 8
+    return before & 0xFFFF | pair << 16 if how & 2 else before & 0xFFFF0000 | pair
 
 
 # -- bits -----------------------------------------------------------------------------------------

@@ -14,7 +14,13 @@ from taxfree_check.executed.program import Program
 from taxfree_check.executed.run import DEVICES, ExecutedCall, run
 from taxfree_kernels.errors import PlanError
 from taxfree_kernels.hardware import KNOWN
-from taxfree_kernels.variant import Config, Problem, operation_shapes, variants
+from taxfree_kernels.variant import (
+    Config,
+    Problem,
+    operation_shapes,
+    problem_class,
+    variants,
+)
 
 SEEDS = _LENGTHS = 3
 
@@ -23,8 +29,22 @@ SEEDS = _LENGTHS = 3
 #: is a constant of kernels: each length would be another kernel.
 _LONGER = {"all_gather_matmul": (0, 64, 576), "embedding_all_to_all": (0, 0, 0)}
 _BY_DEFAULT = (0, 64, 192)
+_OF_FP8 = (0, 128, 512)  # a step of it is twice as long
 _WIDER = 192  # a window
 _ROOM = (0, 512, 2048)  # by which small problems for a config grow until it fits
+#: operation -> small problems in fp8, on two ranks: of tokens and channels, of blocks, ...
+_IN_FP8: dict[str, tuple[dict[str, Any], ...]] = {
+    "all_gather_matmul": (
+        {"m": 5, "n": 40, "k": 48, "gather_dim": 0, "scales": "channel"},
+        {"m": 17, "n": 136, "k": 136, "gather_dim": 0, "scales": "block"},
+    ),
+    "matmul_all_reduce": (
+        {"m": 5, "n": 144, "k": 72, "residual": True, "scales": "block"},
+        {"m": 3, "n": 144, "k": 72, "rms_norm": True, "scales": "channel", "out_scales": "block"},
+    ),
+    "matmul_reduce_scatter": ({"m": 5, "n": 136, "k": 72, "scales": "block"},),
+}
+_KEYS_IN_FP8 = {"attention": "tensor", "flash_decode": "head"}
 _INNER = ("k", "kv_len_per_rank", "length", "bag", "columns")
 _SIZES = ("m", "n", "batch", "tables", "rows", "depth", "steps", "world_size", *_INNER)
 
@@ -102,10 +122,15 @@ def check(
 
 def tiny_problems(op: str, world_size: int) -> list[Problem]:
     """Problems to execute by default: a window shows some blocks of keys, so that a loop runs."""
-    return [
+    tiny = [
         _grown(problem, "window", _WIDER) if getattr(problem, "window", 0) else problem
         for problem in operation_shapes(op).tiny(world_size)
     ]
+    if op in _KEYS_IN_FP8:
+        return [*tiny, replace(tiny[-1], kv_scales=_KEYS_IN_FP8[op])]
+    made, common = problem_class(op), {"dtype": "bfloat16", "x_dtype": "fp8"}
+    of_fp8 = (fields | common for fields in _IN_FP8.get(op, ()))
+    return tiny + [made(world_size=world_size, **fields) for fields in of_fp8]
 
 
 def default_config(op: str, variant: str, problem: Problem, architecture: str) -> Config:
@@ -182,7 +207,8 @@ def check_config(
 
 def _lengthened(op: str, problem: Problem, seed: int) -> Problem:
     """A problem with a longer inner dimension."""
-    return _grown(problem, _inner(problem), _LONGER.get(op, _BY_DEFAULT)[seed % _LENGTHS])
+    by_default = _OF_FP8 if getattr(problem, "x_dtype", "same") == "fp8" else _BY_DEFAULT
+    return _grown(problem, _inner(problem), _LONGER.get(op, by_default)[seed % _LENGTHS])
 
 
 def _inner(problem: Problem) -> str:

@@ -7,12 +7,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from taxfree_check.executed.errors import UnknownInstruction
+from taxfree_kernels.hardware import fp8_of
 
 _INSTRUCTION = re.compile(r"\t((?:s|v|ds|buffer|global|flat|scratch)_\w+)\s*(.*)")
 _LABEL = re.compile(r"(\.?[\w$.]+):")
 _FORM = re.compile(r"_(e32|e64|dpp|sdwa)$")
 _WORD = re.compile(r"[^\s\[]+(?:\[[^\]]*\])?")
 _SOURCE = re.compile(r"(\w+\.py:\d+):\d+")
+_ARCHITECTURE = re.compile(r'\.amdgcn_target ".*?(gfx\w+)')
 _ARGUMENT = re.compile(r"\.offset:\s*(\d+)\s+\.size:\s*(\d+)\s+\.value_kind:\s*(\w+)")
 
 
@@ -29,6 +31,7 @@ class Instruction:
         text: as it is there.
         source: the lines of the program that it comes from, the innermost first, such as
             ``("sync.py:75", "sync.py:132")``; empty without debug information.
+        is_fnuz: whether its fp8 is e4m3fnuz, as on gfx942; else that of the Open Compute Project.
     """
 
     line: int
@@ -38,6 +41,7 @@ class Instruction:
     modifiers: Mapping[str, str]
     text: str
     source: tuple[str, ...] = ()
+    is_fnuz: bool = False
 
     def number(self, name: str, default: int = 0) -> int:
         """The integer value of a modifier."""
@@ -92,7 +96,10 @@ def decode(text: str) -> Listing:
     Raises:
         UnknownInstruction: it is no kernel, or needs what the executor does not have.
     """
-    instructions, labels = _body(text)
+    architecture = _ARCHITECTURE.search(text)
+    if architecture is None:
+        raise UnknownInstruction("the text does not say for which GPU it is")
+    instructions, labels = _body(text, "fnuz" in fp8_of(architecture[1]))
     if _field(text, "private_segment_fixed_size"):
         raise UnknownInstruction("the kernel spills to scratch memory", "take another config")
     every = tuple(Argument(int(offset), int(size), kind) for offset, size, kind in _arguments(text))
@@ -119,8 +126,10 @@ def decode(text: str) -> Listing:
     )
 
 
-def instruction(text: str, line: int = 0, source: tuple[str, ...] = ()) -> Instruction:
-    """Decode one instruction, without a label or a comment."""
+def instruction(
+    text: str, line: int = 0, source: tuple[str, ...] = (), is_fnuz: bool = False
+) -> Instruction:
+    """Decode one instruction, without a label or a comment; see :class:`Instruction`."""
     opcode, _, rest = text.strip().partition(" ")
     operands, words = _split(rest.strip())
     if opcode in ("buffer_wbl2", "buffer_inv"):  # scopes only
@@ -138,10 +147,11 @@ def instruction(text: str, line: int = 0, source: tuple[str, ...] = ()) -> Instr
         modifiers=modifiers,
         text=text.strip(),
         source=source,
+        is_fnuz=is_fnuz,
     )
 
 
-def _body(text: str) -> tuple[list[Instruction], dict[str, int]]:
+def _body(text: str, is_fnuz: bool) -> tuple[list[Instruction], dict[str, int]]:
     lines = text.split("\n")
     first = next(number for number, line in enumerate(lines) if "; -- Begin function" in line)
     instructions: list[Instruction] = []
@@ -156,7 +166,8 @@ def _body(text: str) -> tuple[list[Instruction], dict[str, int]]:
         elif label := _LABEL.match(code):
             labels[label[1]] = len(instructions)
         elif match := _INSTRUCTION.match(code):
-            instructions.append(instruction(" ".join(match.groups()), number, source))
+            code = " ".join(match.groups())
+            instructions.append(instruction(code, number, source, is_fnuz))
     return instructions, labels
 
 

@@ -20,8 +20,9 @@ compiled = partial(njit, error_model="numpy")
 VECTORS = 512  # rows of 64 lanes; row 256 is the first accumulator
 SCALARS = 64 * VECTORS  # the word of s0
 STATE_WORDS = SCALARS + 192
-#: numbers of special scalar registers; the last one is no register of the machine
-VCC, M0, EXEC, SCC = 106, 124, 126, 128
+#: numbers of special scalar registers; the last two are no registers of the machine: the condition
+#: code, and whether conversions to fp8 clamp (FP16_OVFL)
+VCC, M0, EXEC, SCC, CLAMPS = 106, 124, 126, 128, 129
 
 
 class Form(IntEnum):

@@ -22,7 +22,7 @@ from taxfree_check.executed import (
 from taxfree_check.executed.caches import GpuMemory, View
 from taxfree_check.executed.decode import Instruction, Listing
 from taxfree_check.executed.encoding import INSTRUCTION, Form, Row
-from taxfree_check.executed.errors import BadAccess, Hang
+from taxfree_check.executed.errors import BadAccess, Hang, UnknownInstruction
 from taxfree_check.executed.flight import OperationTiming
 from taxfree_check.executed.lanes import WORD
 from taxfree_check.executed.lds import SharedMemory
@@ -51,6 +51,7 @@ class Program:
 
     def __init__(self, listing: Listing) -> None:
         self.listing = listing
+        _require_no_clamped_halves(listing)
         count = len(listing.instructions)
         self.rows = np.zeros(count + 1, INSTRUCTION)  # at the last one, compiled code stops
         self.steps: list[Step | None] = [None] * count
@@ -77,6 +78,19 @@ class Program:
         for index, step in steps.items():
             changed.rows["form"][index], changed.steps[index] = Form.PYTHON, step
         return changed
+
+
+def _require_no_clamped_halves(listing: Listing) -> None:
+    """The mode in which conversions to fp8 clamp is also that of float16, where it is not modelled.
+
+    Raises:
+        UnknownInstruction: the kernel has both.
+    """
+    opcodes = {instruction.opcode for instruction in listing.instructions}
+    if "s_setreg_imm32_b32" in opcodes and (halves := opcodes & vector.MAKES_HALVES):
+        raise UnknownInstruction(
+            f"{', '.join(sorted(halves))}: clamping of float16 is not modelled"
+        )
 
 
 def build_step(instruction: Instruction, labels: Mapping[str, int]) -> Step:

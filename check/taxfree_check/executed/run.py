@@ -32,6 +32,7 @@ from taxfree_check.executed.tactics import Tactics
 from taxfree_check.groupless import NoGroup
 from taxfree_kernels import variant as registry
 from taxfree_kernels.errors import HeapExhausted, PeerTimeout
+from taxfree_kernels.fp8 import dtype_of, host_multiplies
 from taxfree_kernels.hardware import KNOWN, Hardware
 from taxfree_kernels.launch import Kernel, launching_through
 from taxfree_kernels.variant import Config, Problem, Ready
@@ -128,7 +129,7 @@ def run(
     session = Session(shown, hardware, most_instructions, patience, tactics, programs)
     begin = time.perf_counter()
     try:
-        with np.errstate(all="ignore"):
+        with np.errstate(all="ignore"), host_multiplies(dtype_of(architecture)):
             session.run()
     except NoGroup:
         shown.verdict = "nothing to run"
@@ -206,6 +207,8 @@ class Session:
         self._shown, self._hardware, self._most = shown, hardware, most_instructions
         self._patience = patience
         self._programs = {} if programs is None else programs
+        # the reference of a sum in fp8 knows how integers are rounded
+        self._of_integers = getattr(shown.problem, "out_scales", "none") != "none"
         self.compiling = 0.0
         rng = self._rng = Random(shown.seed)
         self._tactics = tactics or Tactics.drawn(rng)
@@ -229,7 +232,8 @@ class Session:
             calls = []
             self._outputs.append([])
             for call in range(CALLS if self._shown.silent is None else 1):
-                inputs = op.make_inputs(problem, rank, self._shown.seed + call, cpu, False)
+                seed = self._shown.seed + call
+                inputs = op.make_inputs(problem, rank, seed, cpu, self._of_integers)
                 kept = [
                     value if value is None else self._memory.copy_of(value, rank)
                     for value in inputs
@@ -394,10 +398,10 @@ class Session:
     def _difference(self, rank: int, call: int) -> torch.Tensor:
         """From the reference, in units of what is allowed: each part may be rounded once."""
         problem, op = self._shown.problem, registry.operation(self._shown.op)
-        output = self._outputs[rank][call]
+        output = op.result(problem, self._outputs[rank][call])
         seed, cpu = self._shown.seed + call, torch.device("cpu")
-        expected = op.reference(problem, rank, seed, cpu, False)
-        step = problem.world_size * torch.finfo(output.dtype).eps
+        expected = op.reference(problem, rank, seed, cpu, self._of_integers)
+        step = problem.world_size * torch.finfo(getattr(torch, problem.dtype)).eps
         allowed = step * (expected.abs() + expected.abs().max() / 4 + 1e-30)
         return (output.double() - expected).abs() / allowed
 

@@ -11,6 +11,7 @@ from taxfree_check.executed import arithmetic
 from taxfree_check.executed.arithmetic import RELATIONS, Word, logical_shift, ones, sign_extended
 from taxfree_check.executed.decode import Instruction
 from taxfree_check.executed.encoding import (
+    CLAMPS,
     EXEC,
     SCALARS,
     SCC,
@@ -293,6 +294,15 @@ def _hardware_register(instruction: Instruction) -> Step:
     return step
 
 
+def _mode(instruction: Instruction) -> Row:
+    """Of the modes, whether conversions to fp8 clamp is the only one that kernels change."""
+    name, value = instruction.operands
+    if name != "hwreg(HW_REG_MODE, 23, 1)":
+        raise UnknownInstruction(f"{instruction.text}: {name} is not modelled")
+    part = OperandPart([scalar_source(value)], SCALARS + CLAMPS)
+    return row(Form.SCALAR, _number("s_mov_b32"), part)
+
+
 def _end(instruction: Instruction) -> Step:
     def step(wave: Wave) -> int:
         if wave.vector_queue and not wave.timing.has_drained(wave.vector_queue, 0, wave.stalls):
@@ -307,6 +317,7 @@ _MAKERS: dict[Callable[[Instruction], Row | Step], str] = {
     _bit_test: "s_bitcmp0_b32 s_bitcmp1_b32",
     _with_immediate: "s_movk_i32 s_addk_i32 s_mulk_i32",
     _hardware_register: "s_getreg_b32",
+    _mode: "s_setreg_imm32_b32",
     _wait: "s_waitcnt",
     _end: "s_endpgm",
     lambda instruction: lambda wave: AT_BARRIER: "s_barrier",

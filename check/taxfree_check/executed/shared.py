@@ -28,7 +28,7 @@ def build(instruction: Instruction) -> Step:
         return _permute(instruction)
     if instruction.opcode == "ds_swizzle_b32":
         return _swap(instruction)
-    if instruction.opcode == "ds_read_b64_tr_b16":
+    if instruction.opcode in ("ds_read_b64_tr_b16", "ds_read_b64_tr_b8"):
         return _read_transposed(instruction)
     match = _NAME.fullmatch(instruction.opcode)
     if match is None or not {"offset", "offset0", "offset1"}.issuperset(instruction.modifiers):
@@ -152,11 +152,13 @@ def _swap(instruction: Instruction) -> Step:
 
 
 def _read_transposed(instruction: Instruction) -> Step:
-    """Transpose 4 x 16 halves: 16 lanes read them by rows, and each receives a column."""
+    """Transpose 4 x 16 halves, or 8 x 16 bytes: 16 lanes read rows, and each receives a column."""
     row, base = row_of(instruction.operands[0]), row_of(instruction.operands[1])
     fixed = instruction.number("offset")
-    lane, number = LANES[:, None], np.arange(4)
-    giver = (lane & ~15) + 4 * number + (lane & 15) // 4
+    element = np.uint8 if instruction.opcode.endswith("b8") else np.uint16
+    count = 8 // element().itemsize  # of a lane
+    lane, number = LANES[:, None], np.arange(count)
+    giver = (lane & ~15) + 16 // count * number + (lane & 15) // count
 
     def step(wave: Wave) -> None:
         if not wave.is_full:
@@ -165,8 +167,8 @@ def _read_transposed(instruction: Instruction) -> Step:
         wave.poison(row, 2)
 
         def effect() -> None:
-            halves = shared.load(places, 8).T.copy().view(np.uint16)  # lane, 4
-            words = np.ascontiguousarray(halves[giver, lane % 4]).view(np.uint32)
+            elements = shared.load(places, 8).T.copy().view(element)  # lane, count
+            words = np.ascontiguousarray(elements[giver, lane % count]).view(np.uint32)
             wave.registers[row][:], wave.registers[row + 1][:] = words[:, 0], words[:, 1]
 
         _issue(wave, effect, row, 2)

@@ -15,7 +15,16 @@ from taxfree_check.executed.arithmetic import (
     signed,
 )
 from taxfree_check.executed.decode import Instruction
-from taxfree_check.executed.encoding import SCALARS, Form, Row, compiled, numbered, tabulated
+from taxfree_check.executed.encoding import (
+    CLAMPS,
+    SCALARS,
+    Form,
+    Kind,
+    Row,
+    compiled,
+    numbered,
+    tabulated,
+)
 from taxfree_check.executed.errors import UnknownInstruction
 from taxfree_check.executed.lanes import LANES
 from taxfree_check.executed.operands import (
@@ -44,7 +53,7 @@ _KINDS = {
     "f64: f64 f64 f64": "v_fma_f64",
     "u32: u32 u32": "v_add_u32 v_sub_u32 v_subrev_u32 v_mul_lo_u32 v_mul_hi_u32 v_and_b32 v_or_b32"
     " v_xor_b32 v_min_u32 v_max_u32 v_lshlrev_b32 v_lshrrev_b32 v_mul_u32_u24 v_pack_b32_f16"
-    " v_mbcnt_lo_u32_b32 v_mbcnt_hi_u32_b32",
+    " v_mbcnt_lo_u32_b32 v_mbcnt_hi_u32_b32 v_lshlrev_b16",
     "i32: i32 i32": "v_min_i32 v_max_i32 v_ashrrev_i32 v_mul_hi_i32 v_mul_i32_i24",
     "u64: u32 u64": "v_lshlrev_b64 v_lshrrev_b64",
     "i64: u32 i64": "v_ashrrev_i64",
@@ -55,7 +64,8 @@ _KINDS = {
     "f32: f32": "v_sqrt_f32 v_trunc_f32 v_floor_f32 v_ceil_f32 v_rndne_f32 v_exp_f32 v_log_f32"
     " v_rcp_f32 v_rcp_iflag_f32 v_rsq_f32",
     "f32: f32 f32": "v_add_f32 v_sub_f32 v_subrev_f32 v_mul_f32 v_min_f32 v_max_f32",
-    "f32: f32 f32 f32": "v_fma_f32 v_fmamk_f32 v_fmaak_f32 v_div_fixup_f32 v_max3_f32 v_min3_f32",
+    "f32: f32 f32 f32": "v_fma_f32 v_fmamk_f32 v_fmaak_f32 v_div_fixup_f32 v_max3_f32 v_min3_f32"
+    " v_med3_f32",
     "f32: f32 i32": "v_ldexp_f32",
     "f32: u32": "v_cvt_f32_u32 v_cvt_f32_ubyte0",
     "f32: i32": "v_cvt_f32_i32",
@@ -90,12 +100,15 @@ _SAME = {
     "v_pk_fma_f32": "v_fma_f32", "v_fma_mix_f32": "v_fma_f32",
     "v_pk_add_f32": "v_add_f32", "v_pk_mul_f32": "v_mul_f32", "v_rcp_iflag_f32": "v_rcp_f32",
     "v_subrev_u32": "v_sub_u32", "v_subrev_f32": "v_sub_f32",
+    "v_bitop3_b16": "v_bitop3_b32", "v_cvt_pk_f32_fp8": "v_cvt_f32_fp8",
+    "v_cvt_scalef32_pk_fp8_f32": "v_cvt_pk_fp8_f32",
     "v_subrev_co_u32": "v_sub_co_u32", "v_subbrev_co_u32": "v_subb_co_u32",
 }  # fmt: skip
 _CARRIES = "v_add_co_u32 v_sub_co_u32 v_subrev_co_u32 v_addc_co_u32 v_subb_co_u32 v_subbrev_co_u32"
 _WITH_MORE = (  # operands than a destination and its sources
     "v_bitop3_b32 v_cndmask_b32 v_mad_u64_u32 v_mad_i64_i32 v_div_scale_f32 v_div_fmas_f32"
-    " v_fma_mixlo_f16 v_fma_mixhi_f16 v_readfirstlane_b32 v_readlane_b32 v_writelane_b32"
+    " v_fma_mixlo_f16 v_fma_mixhi_f16 v_cvt_pk_fp8_f32 v_cvt_f32_fp8 v_cvt_scalef32_pk_f16_fp8"
+    " v_cvt_scalef32_pk_bf16_fp8 v_readfirstlane_b32 v_readlane_b32 v_writelane_b32"
 )
 
 Operation = numbered(
@@ -136,6 +149,7 @@ _VALUES = """
     v_max_u32: max(a, b)
     v_lshlrev_b32: b << (a & 31)
     v_lshrrev_b32: b >> (a & 31)
+    v_lshlrev_b16: b << (a & 15) & 0xFFFF
     v_mul_u32_u24: (a & 0xFFFFFF) * (b & 0xFFFFFF)
     v_pack_b32_f16: a & 0xFFFF | b << 16
     v_mbcnt_lo_u32_b32: count_of_ones(a & ones(min(lane, 32))) + b
@@ -189,6 +203,10 @@ _VALUES = """
     v_cvt_f16_f32: to_half(a)
     v_cvt_pk_bf16_f32: to_bfloat16(a) | to_bfloat16(b) << 16
     v_cvt_pk_f16_f32: to_half(a) | to_half(b) << 16
+    v_cvt_pk_fp8_f32: packed_fp8(a, b, c, d)
+    v_cvt_f32_fp8: from_fp8(a, b)
+    v_cvt_scalef32_pk_f16_fp8: to_half(from_fp8(a & 255, 0)) | to_half(from_fp8(a >> 8, 0)) << 16
+    v_cvt_scalef32_pk_bf16_fp8: from_fp8(a & 255, 0) >> 16 | from_fp8(a >> 8, 0) & 0xFFFF0000
     x, y, z = f32(a), f32(b), f32(c)
     v_cvt_u32_f32: to_unsigned(x)
     v_cvt_i32_f32: to_signed(x)
@@ -205,6 +223,7 @@ _FLOATS = """
     v_max_f32: maximum(x, y)
     v_min3_f32: minimum(minimum(x, y), z)
     v_max3_f32: maximum(maximum(x, y), z)
+    v_med3_f32: median(x, y, z)
     v_sqrt_f32: np.sqrt(x)
     v_rcp_f32: np.float32(1) / x
     v_rsq_f32: np.float32(1 / np.sqrt(np.float64(x)))
@@ -390,7 +409,9 @@ def _accumulate(instruction: Instruction) -> Row:
 
 def _bitwise(instruction: Instruction) -> Row:
     sources = [*_sources(instruction, ["u32"] * 3), literal(instruction.number("bitop3"))]
-    return _row(instruction, instruction.opcode, OperandPart(sources, _out(instruction)))
+    # LLVM expects nothing of the upper half behind 16 bits
+    mask = 0xFFFF if instruction.opcode.endswith("b16") else -1
+    return _row(instruction, instruction.opcode, OperandPart(sources, _out(instruction), mask=mask))
 
 
 def _packed(instruction: Instruction) -> Row:
@@ -437,6 +458,54 @@ def _mixed(instruction: Instruction) -> Row:
     return _row(instruction, instruction.opcode, OperandPart(sources, _out(instruction)))
 
 
+def _require_no_scale(instruction: Instruction) -> None:
+    if "scalef32" in instruction.opcode and instruction.operands[-1] != "1.0":
+        raise UnknownInstruction(f"{instruction.text}: scales are not modelled")
+
+
+def _to_fp8(instruction: Instruction) -> Row:
+    """Two numbers to half of a word; the last bit of `op_sel` says which."""
+    _require_no_scale(instruction)
+    *first, half = instruction.flags("op_sel", [0])
+    if any(first):
+        raise UnknownInstruction(f"unknown form of {instruction.text}")
+    how = 2 * half + 4 * instruction.is_fnuz
+    sources = [
+        *_sources(instruction, ["f32"] * 2),
+        Source(Kind.SCALAR, SCALARS + CLAMPS, flip=how),
+        source(instruction.operands[0], "u32"),
+    ]
+    return _row(instruction, instruction.opcode, OperandPart(sources, _out(instruction)))
+
+
+def _of_fp8(instruction: Instruction) -> Row:
+    """One number, or two of neighbouring bytes in neighbouring registers."""
+    is_pair = "_pk_" in instruction.opcode
+    selected = instruction.modifiers.get("src0_sel", "WORD_0" if is_pair else "BYTE_0")
+    first, mask = _PARTS[selected]
+    if set(instruction.modifiers) - _HANDLED or (mask > 0xFF) != is_pair:
+        raise UnknownInstruction(f"unknown form of {instruction.text}")
+    is_fnuz = literal(instruction.is_fnuz)
+    parts = [
+        OperandPart(
+            [source(instruction.operands[1], "u32", (first + 8 * at, 0xFF)), is_fnuz],
+            _out(instruction) + 64 * at,
+        )
+        for at in range(1 + is_pair)
+    ]
+    return _row(instruction, instruction.opcode, *parts)
+
+
+def _halves_of_fp8(instruction: Instruction) -> Row:
+    """Two numbers of half of a word; the first bit of `op_sel` says which."""
+    _require_no_scale(instruction)
+    half, *others = instruction.flags("op_sel", [0])
+    if any(others):
+        raise UnknownInstruction(f"unknown form of {instruction.text}")
+    word = source(instruction.operands[1], "u32", (16 * half, 0xFFFF))
+    return _row(instruction, instruction.opcode, OperandPart([word], _out(instruction)))
+
+
 def _lane(instruction: Instruction) -> Row:
     """A word that moves between a lane and a scalar register."""
     is_write = instruction.opcode == "v_writelane_b32"
@@ -474,11 +543,18 @@ _MAKERS: dict[Callable[[Instruction], Row | Step], str] = {
     _division_scale: "v_div_scale_f32",
     _division_fma: "v_div_fmas_f32",
     _accumulate: "v_fmac_f32 v_fmac_f64",
-    _bitwise: "v_bitop3_b32",
+    _bitwise: "v_bitop3_b32 v_bitop3_b16",
+    _to_fp8: "v_cvt_pk_fp8_f32 v_cvt_scalef32_pk_fp8_f32",
+    _of_fp8: "v_cvt_f32_fp8 v_cvt_pk_f32_fp8",
+    _halves_of_fp8: "v_cvt_scalef32_pk_f16_fp8 v_cvt_scalef32_pk_bf16_fp8",
     _packed: "v_pk_add_f32 v_pk_mul_f32 v_pk_fma_f32 v_pk_mov_b32",
     _mixed: "v_fma_mix_f32 v_fma_mixlo_f16 v_fma_mixhi_f16",
 }
 _OTHERS = {name: make for make, names in _MAKERS.items() for name in names.split()}
 
+#: of these, the instructions whose result is rounded to float16
+MAKES_HALVES = frozenset(
+    ["v_cvt_f16_f32", "v_cvt_pk_f16_f32", "v_fma_mixlo_f16", "v_fma_mixhi_f16"]
+)
 #: all that this module knows
 OPCODES = frozenset(OPERATIONS) | frozenset(_COMPARED) | frozenset(_OTHERS)

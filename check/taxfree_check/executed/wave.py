@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from taxfree_check.executed.caches import View
-from taxfree_check.executed.encoding import EXEC, SCALARS, SCC, STATE_WORDS, VECTORS, Kind
+from taxfree_check.executed.encoding import CLAMPS, EXEC, SCALARS, SCC, STATE_WORDS, VECTORS, Kind
 from taxfree_check.executed.flight import InFlight, OperationTiming
 from taxfree_check.executed.lanes import ALL, LANES, WORD, Lanes, lanes_of
 from taxfree_check.executed.lds import SharedMemory
@@ -58,7 +58,7 @@ class Wave:
         self.s = self.words[SCALARS:]
         self._pairs = self.s.view(np.uint64)
         self.registers[0] = LANES + 64 * number
-        self.s[SCC] = 0
+        self.s[SCC] = self.s[CLAMPS] = 0
         self.set_exec(ALL)
         self.pc = self._slept_at = 0
         self._awaits_arrivals = False

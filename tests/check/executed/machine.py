@@ -22,7 +22,8 @@ LATE = 0.0
 class Machine:
     """One wave on one of two GPUs, or one of several."""
 
-    def __init__(self, promptness: float = PROMPT, view=None) -> None:
+    def __init__(self, promptness: float = PROMPT, view=None, is_fnuz: bool = False) -> None:
+        self.is_fnuz = is_fnuz
         self.memory = view.memory if view else DeviceMemory()
         self.view = view or GpuMemory(self.memory).views[0][0]
         group = SimpleNamespace(shared=SharedMemory(1024))
@@ -39,4 +40,4 @@ class Machine:
     def run(self, *texts: str) -> None:
         with np.errstate(all="ignore"):
             for text in texts:
-                build_step(instruction(text), {})(self.wave)
+                build_step(instruction(text, is_fnuz=self.is_fnuz), {})(self.wave)

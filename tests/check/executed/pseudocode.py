@@ -19,12 +19,13 @@ TOKEN = re.compile(
     r"|&&|\|\||[-+*/%~!&|^<>?:=(){}\[\],.;]))"
 )
 #: format -> bits of the significand behind the point, bits of the exponent
-FORMATS = {("f", 16): (10, 5), ("bf", 16): (7, 8), ("f", 32): (23, 8), ("f", 64): (52, 11)}
+FORMATS = {("f", 16): (10, 5), ("bf", 16): (7, 8), ("f", 32): (23, 8), ("f", 64): (52, 11),
+           ("fp", 8): (3, 4)}  # fmt: skip
 DENORMAL = object()
 
 
 class Value(NamedTuple):
-    """Bits, and how they are read: unsigned ("u"), signed ("i"), or a float ("f", "bf")."""
+    """Bits, and how they are read: unsigned ("u"), signed ("i"), or a float ("f", "bf", "fp")."""
 
     bits: int
     width: int
@@ -32,7 +33,7 @@ class Value(NamedTuple):
 
     @property
     def number(self) -> Any:
-        if self.kind in ("f", "bf"):
+        if self.kind in ("f", "bf", "fp"):
             return unpacked(self.bits, self.kind, self.width)
         is_negative = self.kind == "i" and self.bits >> self.width - 1
         return self.bits - (1 << self.width) if is_negative else self.bits
@@ -47,7 +48,10 @@ def unpacked(bits: int, kind: str, width: int) -> float:
     exponent = bits >> fraction_bits & (1 << exponent_bits) - 1
     fraction = bits & (1 << fraction_bits) - 1
     bias = (1 << exponent_bits - 1) - 1
-    if exponent == (1 << exponent_bits) - 1:
+    if kind == "fp":  # without infinities: it has numbers of the largest exponent
+        if bits & 0x7F == 0x7F:
+            return math.nan
+    elif exponent == (1 << exponent_bits) - 1:
         return math.nan if fraction else sign * math.inf
     if exponent == 0:
         return sign * math.ldexp(fraction, 1 - bias - fraction_bits)
@@ -464,7 +468,7 @@ class Exact(NamedTuple):
 
 def typed(word: str) -> tuple[str, int]:
     """A type such as ``u32``: kind and width."""
-    found = re.fullmatch(r"(bf|[uifb])(\d+)", word)
+    found = re.fullmatch(r"(bf|fp|[uifb])(\d+)", word)
     assert found, word
     return ("u" if found[1] == "b" else found[1]), int(found[2])
 
@@ -483,7 +487,7 @@ def literal(word: str) -> Value:
 
 def converted(value: Any, kind: str, width: int) -> Value:
     """A value of another type: floats are rounded, integers are cut or extended."""
-    if kind in ("f", "bf") and value.kind in ("f", "bf"):
+    if kind in ("f", "bf", "fp") and value.kind in ("f", "bf", "fp"):
         if isinstance(value, Value) and (value.kind, value.width) == (kind, width):
             return value
         return packed(value.number, kind, width)
@@ -567,6 +571,18 @@ def _of_float(function: Callable[[float], float]) -> Callable[[Value], Value]:
     return apply
 
 
+def _to_fp8(a: Value, *_: Value) -> Value:
+    """What is too large is NaN, with its sign; of scales, all are 1."""
+    sign, number = a.bits >> a.width - 1 << 7, abs(a.number)
+    if math.isnan(number) or number >= 464:  # halfway from the largest to what would be the next
+        return Value(sign | 0x7F if number != 464 else sign | 0x7E, 8, "fp")
+    return Value(sign | packed(Fraction(number), "fp", 8).bits, 8, "fp")
+
+
+def _of_fp8(kind: str, width: int) -> Callable[..., Value]:
+    return lambda a, *_: packed(a.number, kind, width)
+
+
 def _sign_extended(a: Value, bit: Value) -> Value:
     width = bit.bits
     is_negative = width and a.bits >> width - 1 & 1
@@ -610,6 +626,8 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "u32_to_f32": _from_integer, "i32_to_f32": _from_integer,
     "f32_to_u32": _to_integer("u"), "f32_to_i32": _to_integer("i"),
     "f32_to_f64": _float(64), "f64_to_f32": _float(32),
+    "f32_to_fp8": _to_fp8, "f32_to_fp8_scale": _to_fp8, "fp8_to_f32": _of_fp8("f", 32),
+    "fp8_to_f16_scale": _of_fp8("f", 16), "fp8_to_bf16_scale": _of_fp8("bf", 16),
     "f32_to_f16": _float(16), "f16_to_f32": _float(32), "f32_to_bf16": _float(16, "bf"),
 }  # fmt: skip
 

@@ -6,6 +6,7 @@ from random import Random
 
 import numpy as np
 import pytest
+import torch
 
 from taxfree_check.executed import matrix
 from taxfree_check.executed.errors import UnknownInstruction
@@ -194,29 +195,129 @@ def test_counting_lanes_below():
     assert machine.get(0).tolist() == list(range(64))
 
 
-@pytest.mark.parametrize("opcode", sorted(matrix.OPCODES))
+#: whether it is that of gfx942 -> e4m3
+FORMATS = {False: torch.float8_e4m3fn, True: torch.float8_e4m3fnuz}
+CLAMP = "s_setreg_imm32_b32 hwreg(HW_REG_MODE, 23, 1), 1"
+
+
+def codes_of(numbers, is_fnuz):
+    return numbers.to(FORMATS[is_fnuz]).view(torch.uint8)
+
+
+@pytest.mark.parametrize("is_fnuz", FORMATS)
+def test_all_codes_of_fp8_are_those_of_torch(is_fnuz):
+    expected = torch.arange(256, dtype=torch.uint8).view(FORMATS[is_fnuz]).float().numpy()
+    found = []
+    for first in (0, 128):  # two of a lane
+        machine = Machine(is_fnuz=is_fnuz)
+        codes = first + 2 * np.arange(64)
+        machine.set(1, (codes | codes + 1 << 8) << 16)
+        machine.run("v_cvt_pk_f32_fp8_sdwa v[2:3], v1 src0_sel:WORD_1")
+        machine.run("v_cvt_f32_fp8_sdwa v4, v1 src0_sel:BYTE_3")
+        pairs = np.stack([machine.get(row, np.float32) for row in (2, 3)], 1)
+        assert np.array_equal(pairs[:, 1], machine.get(4, np.float32), equal_nan=True)
+        if not is_fnuz:
+            machine.run("v_cvt_scalef32_pk_f16_fp8 v5, v1, 1.0 op_sel:[1,0,0]")
+            machine.run("v_cvt_scalef32_pk_bf16_fp8 v6, v1, 1.0 op_sel:[1,0,0]")
+            halves = machine.get(5).view(np.float16).reshape(64, 2)
+            assert np.array_equal(halves, pairs, equal_nan=True)
+            bfloats = torch.from_numpy(machine.get(6).view(np.int16)).view(torch.bfloat16)
+            assert np.array_equal(bfloats.float().numpy().reshape(64, 2), pairs, equal_nan=True)
+        found += pairs.flatten().tolist()
+    assert np.array_equal(found, expected, equal_nan=True)
+    is_number = ~np.isnan(expected)
+    assert np.array_equal(np.signbit(found)[is_number], np.signbit(expected)[is_number])
+
+
+def hard_to_round(is_fnuz):
+    """All numbers of a format, what is halfway to the next, and the float32 beside each."""
+    exact = torch.arange(256, dtype=torch.uint8).view(FORMATS[is_fnuz]).float().numpy()
+    exact = np.unique(exact[np.isfinite(exact)])
+    beyond = np.float32([1.03125, 1.0625, 2, 1e30]) * exact[-1]
+    beyond = np.concatenate([beyond, np.float32([np.inf, 1e-40])])
+    every = np.concatenate([exact, (exact[1:] + exact[:-1]) / 2, beyond, -beyond])
+    ends = np.float32([-np.inf, np.inf])
+    every = np.concatenate([every, *(np.nextafter(every, end) for end in ends), [np.nan]])
+    return torch.from_numpy(np.resize(every.astype(np.float32), -(-len(every) // 128) * 128))
+
+
+@pytest.mark.parametrize("is_fnuz", FORMATS)
+@pytest.mark.parametrize("clamps", [False, True])
+@pytest.mark.parametrize(
+    "form",
+    ["v_cvt_pk_fp8_f32 v3, v1, v2 op_sel:[0,0,{}]",
+     "v_cvt_scalef32_pk_fp8_f32 v3, v1, v2, 1.0 op_sel:[0,0,0,{}]"],
+)  # fmt: skip
+def test_numbers_are_rounded_to_fp8_as_torch_does(form, clamps, is_fnuz):
+    numbers = hard_to_round(is_fnuz)
+    most = torch.finfo(FORMATS[is_fnuz]).max
+    expected = codes_of(numbers.clamp(-most, most), is_fnuz).view(-1, 128)
+    # of what is halfway to the next, to even: 464 to 448 is, 248 to 240 is not
+    last = np.float32(464 if not is_fnuz else np.nextafter(np.float32(248), np.float32(0)))
+    machine = Machine(is_fnuz=is_fnuz)
+    if clamps:
+        machine.run(CLAMP)
+    for part, codes in zip(numbers.view(-1, 128).numpy(), expected.numpy(), strict=True):
+        machine.set(1, part[:64], np.float32)
+        machine.set(2, part[64:], np.float32)
+        for half in (0, 1):
+            machine.set(3, 0xABCDABCD)
+            machine.run(form.format(half))
+            word = machine.get(3)
+            assert (word >> 16 * (1 - half) & 0xFFFF == 0xABCD).all()
+            found = np.concatenate([word >> 16 * half & 0xFF, word >> 16 * half + 8 & 0xFF])
+            is_nan = np.isnan(part) | (not clamps) & (np.abs(part) > last)
+            assert np.array_equal(found[~is_nan], codes[~is_nan])
+            assert set(found[is_nan] & 0x7F) <= {0 if is_fnuz else 0x7F}
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["v_cvt_scalef32_pk_fp8_f32 v3, v1, v2, 2.0", "v_cvt_scalef32_pk_f16_fp8 v3, v1, v2",
+     "v_cvt_pk_fp8_f32 v3, v1, v2 op_sel:[1,0,0]", "v_cvt_f32_fp8_sdwa v3, v1 src0_sel:WORD_1",
+     "v_mfma_f32_16x16x128_f8f6f4 v[0:3], v[4:11], v[12:19], v[0:3] cbsz:1",
+     "s_setreg_imm32_b32 hwreg(HW_REG_MODE, 0, 4), 3"],
+)  # fmt: skip
+def test_what_is_not_modelled_of_fp8_is_refused(text):
+    with pytest.raises(UnknownInstruction):
+        Machine().run(text)
+
+
+CASES = [
+    (opcode, is_fnuz)
+    for opcode in sorted(matrix.OPCODES)
+    for is_fnuz in ([False, True] if "fp8" in opcode else [False])
+]
+
+
+@pytest.mark.parametrize(("opcode", "is_fnuz"), CASES)
 @pytest.mark.parametrize("addend", ["0", "1.0", "a[0:15]"])
-def test_matrix_products_are_those_of_their_layouts(opcode, addend):
+def test_matrix_products_are_those_of_their_layouts(opcode, is_fnuz, addend):
     """Exact: the sums are of small integers."""
     size, _, depth = (int(part) for part in opcode.split("_")[3].split("x"))
-    kind = opcode.split("_")[4]
-    machine, rng = Machine(), Random(opcode)
+    kind = opcode.split("_", 4)[4]
+    width = 16 if "f16" in kind else 8
+    per_word = 32 // width
+    machine, rng = Machine(is_fnuz=is_fnuz), Random(opcode)
     a, b = ([[rng.randint(-4, 4) for _ in range(depth)] for _ in range(size)] for _ in "ab")
     per_lane = depth * size // 64
     for row, matrix_ in ((0, a), (8, b)):
         for lane in range(64):
             first = per_lane * (lane // size)
             for at, number in enumerate(matrix_[lane % size][first : first + per_lane]):
-                bits = packed(float(number), "bf" if kind == "bf16" else "f", 16).bits
-                word = machine.wave.registers[row + at // 2]
-                word[lane] = (int(word[lane]) & 0xFFFF if at % 2 else 0) | bits << 16 * (at % 2)
+                if width == 8:
+                    bits = int(codes_of(torch.tensor(float(number)), is_fnuz))
+                else:
+                    bits = packed(float(number), "bf" if kind == "bf16" else "f", 16).bits
+                word, place = machine.wave.registers[row + at // per_word], at % per_word
+                word[lane] = (int(word[lane]) if place else 0) | bits << width * place
     results = size * size // 64
     before = [[rng.randint(-9, 9) for _ in range(64)] for _ in range(results)]
     for row in range(results):
         machine.set(256 + row, before[row], np.float32)
     out = f"a[0:{results - 1}]"
     added = out if addend.startswith("a") else addend
-    last = per_lane // 2 - 1
+    last = per_lane // per_word - 1
     machine.run("s_mov_b64 exec, 0")  # it does not matter
     machine.run(f"{opcode} {out}, v[0:{last}], v[8:{8 + last}], {added}")
     for row in range(results):
@@ -240,18 +341,20 @@ def test_groups_of_lanes_are_swapped():
     assert machine.get(0).tolist() == expected
 
 
-def test_halves_are_transposed_among_16_lanes():
-    machine = Machine()
-    halves = [[[1000 * block + 16 * row + column for column in range(16)] for row in range(4)]
-              for block in range(4)]  # fmt: skip
-    flat = [number for block in halves for row in block for number in row]
-    machine.wave.group.shared.store(np.arange(256) * 2, np.array(flat, np.uint16)[:, None])
+@pytest.mark.parametrize(("bits", "kind"), [(16, np.uint16), (8, np.uint8)])
+def test_elements_are_transposed_among_16_lanes(bits, kind):
+    machine, count = Machine(), 64 // bits
+    elements = [[[61 * block + 16 * row + column & 255 for column in range(16)]
+                 for row in range(count)] for block in range(4)]  # fmt: skip
+    flat = np.array(elements, kind).reshape(-1, 1)
+    machine.wave.group.shared.store(np.arange(len(flat)) * bits // 8, flat)
     machine.set(2, [8 * lane for lane in range(64)])
-    machine.run("ds_read_b64_tr_b16 v[0:1], v2", "s_waitcnt lgkmcnt(0)")
+    machine.run(f"ds_read_b64_tr_b{bits} v[0:1], v2", "s_waitcnt lgkmcnt(0)")
     for lane in range(64):
-        column = [halves[lane // 16][row][lane % 16] for row in range(4)]
+        column = [elements[lane // 16][row][lane % 16] for row in range(count)]
         words = [int(machine.get(word)[lane]) for word in (0, 1)]
-        assert [word >> at & 0xFFFF for word in words for at in (0, 16)] == column
+        found = [word >> at & (1 << bits) - 1 for word in words for at in range(0, 32, bits)]
+        assert found == column
 
 
 def moved(row, control, by):

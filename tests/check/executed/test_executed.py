@@ -8,7 +8,7 @@ from dataclasses import asdict, replace
 
 import pytest
 
-from taxfree_check.executed.check import reduced
+from taxfree_check.executed.check import reduced, tiny_problems
 from taxfree_cli.app import run
 from taxfree_kernels.errors import PlanError
 from taxfree_kernels.hardware import KNOWN
@@ -35,7 +35,7 @@ MOST_NEVER_EXECUTED = 0.1
 
 def cases(op, name, world, seeds, corners=(None,)):
     """All problems of a variant; or of each of `corners`, one problem. See `whole.py`."""
-    problems = range(len(operation_shapes(op).tiny(world)))
+    problems = range(len(tiny_problems(op, world)))
     if corners == (None,):
         return [(op, name, world, at, None, seeds) for at in problems]
     return [(op, name, world, corner % len(problems), corner, seeds) for corner in corners]

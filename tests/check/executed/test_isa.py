@@ -50,6 +50,7 @@ OURS = {
         D0.u64[63 : 32] = S1.u64[OPSEL[1].i32 * 32 + 31 : OPSEL[1].i32 * 32]""",
     # It leaves the upper half open. LLVM relies on zeros there, before GFX10.
     "v_cvt_f16_f32": "D0.u32 = 0U; D0[15 : 0].f16 = f32_to_f16(S0.f32)",
+    "v_lshlrev_b16": "D0.u32 = 0U; D0.u16 = S1.u16 << S0[3 : 0].u32",
     # It scales by 2**32, which undoes none of the scalings of V_DIV_SCALE_F32, by 2**64.
     # LLVM's division is that of IEEE only with this: see test_arithmetic.py.
     "v_div_fmas_f32": """
@@ -65,7 +66,7 @@ OURS = {
 
 def flags(text: str) -> Value:
     """The bits of a modifier such as ``op_sel:[0,1,0]``."""
-    return Value(int(text.replace(",", "")[::-1], 2), 3)
+    return Value(int(text.replace(",", "")[::-1], 2), 4)
 
 
 TEXTS = {re.sub("_e(32|64)$", "", key.name.lower()): text for key, text in PCODE.items()} | OURS
@@ -76,6 +77,9 @@ TEXTS["v_div_scale_f32"] = "D0.f32 = S0.f32;" + (
     .replace("VCC =", "VCC.u64[laneId] =")
     .replace("1.0 / 64'F(S1.f32) == DENORM.f64", "1.0F / S1.f32 == DENORM.f32")
 )
+for name in [name for name in TEXTS if name.startswith("v_") and "fp8" in name]:
+    of_lane = TEXTS[name].replace("VGPR[laneId][VDST.u32]", "D0")
+    TEXTS[name] = of_lane.replace("VGPR[laneId][SRC0.u32]", "S0")
 DOCUMENT = Document(TEXTS)
 
 SPECIAL_FLOATS = (
@@ -180,7 +184,9 @@ def _selections() -> Iterator[Form]:
     """Instructions whose modifiers select a function, or parts of operands."""
     for table in (0x96, 0x6C, 0xCA, 0xE8, 0x01):
         fields = {"OMOD": Value(table >> 6, 2), "ABS": Value(table >> 3, 3), "NEG": Value(table, 3)}
-        yield Form(f"v_bitop3_b32 {IN_THREE} bitop3:{table:#x}", "u32", WORDS, {"INST": fields})
+        for bits in (32, 16):
+            text = f"v_bitop3_b{bits} {IN_THREE} bitop3:{table:#x}"
+            yield Form(text, "u32", WORDS, {"INST": fields})
     for selected in ("0,0", "1,0", "0,1", "1,1"):
         text = f"v_pk_mov_b32 {IN_TWO} op_sel:[{selected}]"
         yield Form(text, "u64", ("u64", "u64"), {"OPSEL": flags(selected)})
@@ -188,6 +194,29 @@ def _selections() -> Iterator[Form]:
         for low, half in (("0,1,0", "1,1,1"), ("0,0,0", "0,0,0"), ("1,0,1", "1,1,0")):
             text = f"v_fma_{name} {IN_THREE} op_sel:[{low}] op_sel_hi:[{half}]"
             yield Form(text, out, HALVES, {"OPSEL": flags(low), "OPSEL_HI": flags(half)})
+
+
+def _conversions_of_fp8() -> Iterator[Form]:
+    """In the format of the Open Compute Project; test_arithmetic.py has both, and clamps."""
+    unscaled, parts = Value(float_bits(1.0), 64), ("BYTE_1", "BYTE_2", "BYTE_3", "WORD_1")
+    codes = {name.replace("_", ""): Value(at, 3) for at, name in enumerate(parts, 1)}
+    codes["WORD1"] = Value(5, 3)
+    for name, selections in (("v_cvt_f32_fp8", parts[:3]), ("v_cvt_pk_f32_fp8", parts[3:])):
+        out = "pair" if "_pk_" in name else "f32"
+        given = {**codes, "SDWA_SRC0_SEL": Value(0, 3)}
+        yield Form(f"{name} {{d}}, {{0}}", out, ("u32",), given)
+        for part in selections:
+            given = {**codes, "SDWA_SRC0_SEL": codes[part.replace("_", "")]}
+            yield Form(f"{name}_sdwa {{d}}, {{0}} src0_sel:{part}", out, ("u32",), given)
+    for half in "01":
+        for name, ending in (("", " op_sel:[0,0,{}]"), ("scalef32_", ", 1.0 op_sel:[0,0,0,{}]")):
+            text = f"v_cvt_{name}pk_fp8_f32 {IN_TWO}" + ending.format(half)
+            given = {"S2": unscaled, "OPSEL": flags(f"0,0,0,{half}")}
+            yield Form(text, "u32", FLOATS[:2], given)
+        for kind in ("f16", "bf16"):
+            text = f"v_cvt_scalef32_pk_{kind}_fp8 {{d}}, {{0}}, 1.0 op_sel:[{half},0,0]"
+            given = {"S1": unscaled, "OPSEL": flags(half)}
+            yield Form(text, "halves" if kind == "f16" else "bfloats", ("u32",), given)
 
 
 def _vector_forms() -> Iterator[Form]:
@@ -201,6 +230,7 @@ def _vector_forms() -> Iterator[Form]:
             yield Form(f"{name} vcc, {{0}}, {{1}}", "none", (name[-3:],) * 2)
     yield from (Form(*each) for each in OF_SEVERAL)
     yield from _selections()
+    yield from _conversions_of_fp8()
 
 
 def operand(row: int, kind: str) -> str:
@@ -210,8 +240,9 @@ def operand(row: int, kind: str) -> str:
 def numbers(bits: int, out: str) -> list[float]:
     if out == "pair":
         return numbers(bits & 0xFFFFFFFF, "f32") + numbers(bits >> 32, "f32")
-    if out == "halves":
-        return [Value(bits >> at & 0xFFFF, 16, "f").number for at in (0, 16)]
+    if out in ("halves", "bfloats"):
+        kind = "f" if out == "halves" else "bf"
+        return [Value(bits >> at & 0xFFFF, 16, kind).number for at in (0, 16)]
     return [Value(bits, int(out[1:]), out[0]).number]
 
 
@@ -524,6 +555,7 @@ def test_every_instruction_has_a_test():
         "s_endpgm",
         "s_barrier",
         "s_getreg_b32",
-    }  # in test_memory.py and in whole kernels
+        "s_setreg_imm32_b32",
+    }  # in test_arithmetic.py, test_memory.py and in whole kernels
     without_effect = {"s_nop", "s_sleep", "s_setprio"}
     assert (vector.OPCODES | scalar.OPCODES) - tried == waits | without_effect
