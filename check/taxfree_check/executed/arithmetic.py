@@ -237,7 +237,8 @@ def to_fp8(a: Word, is_fnuz: Word, clamps: Word) -> Word:
     most = 0x7F if is_fnuz else 0x7E
     if size > _INFINITY or (code > most and not clamps):
         return 0x80 if is_fnuz else sign | 0x7F
-    return min(code, most) | (0 if is_fnuz and not code else sign)
+    code = min(code, most)
+    return code if is_fnuz and not code else code | sign
 
 
 @compiled

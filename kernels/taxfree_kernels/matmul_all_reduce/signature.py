@@ -207,9 +207,8 @@ def _over_fp8_wire(signature: Signature) -> Signature:
     return dataclasses.replace(
         signature,
         name=f"{signature.name}_over_fp8_wire",
-        layout=lambda *arguments: ("over fp8 wire", *signature.layout(*arguments)),
-        problem=lambda *arguments: dataclasses.replace(
-            signature.problem(*arguments), fp8_wire=True
+        problem=lambda fabric, **named: dataclasses.replace(
+            signature.problem(fabric, **named), fp8_wire=True
         ),
         gradient=None,
     )
