@@ -10,14 +10,14 @@ from taxfree_kernels.launch import Kernel, is_compiling
 from taxfree_kernels.stencil import step
 from taxfree_kernels.stencil.launches import Launches, LaunchesPlan, add_squares
 from taxfree_kernels.stencil.problem import Stencil
-from taxfree_kernels.variant import Config, Plan, Variant
+from taxfree_kernels.variant import Config, Variant
 from taxfree_kernels.vendor import all_reduce
 
 
 class BaselinePlan(LaunchesPlan):
     """Sends and receives of all sides at once, on a side stream."""
 
-    def __init__(self, problem: Stencil, fabric: Fabric) -> None:
+    def __init__(self, problem: Stencil, fabric: Fabric, config: Config) -> None:
         self._group = fabric.group
         # a program for each block: the hardware deals them out
         config = step.first_configs(problem, fabric.hardware)[0] | {"BLOCKS": 1}
@@ -55,12 +55,9 @@ class BaselinePlan(LaunchesPlan):
 class Baseline(Variant):
     """The library."""
 
-    name = "baseline"
+    plan_class = BaselinePlan
     fused = False
     is_library = True
-
-    def plan(self, problem: Stencil, fabric: Fabric, config: Config) -> Plan:
-        return BaselinePlan(problem, fabric)
 
 
 VARIANT = Baseline()

@@ -25,7 +25,7 @@ from taxfree_kernels.stencil import step
 from taxfree_kernels.stencil.launches import Launches, LaunchesPlan
 from taxfree_kernels.stencil.norms import finish
 from taxfree_kernels.stencil.problem import Stencil
-from taxfree_kernels.variant import Config, Plan, Space, Variant
+from taxfree_kernels.variant import Config, Space, Variant
 
 
 @triton.jit(do_not_specialize=["rank", "tiles", "elements", "norms"])
@@ -90,7 +90,7 @@ class CopiesPlan(LaunchesPlan):
 class Copies(Variant):
     """Copy engines beside a kernel for each step."""
 
-    name = "copies"
+    plan_class = CopiesPlan
     slots = 2
 
     def unsupported_reason(self, problem: Stencil, hardware: Hardware) -> str | None:
@@ -104,9 +104,6 @@ class Copies(Variant):
 
     def illegal_reason(self, problem: Stencil, hardware: Hardware, config: Config) -> str | None:
         return step.tile_illegal_reason(problem, hardware, config)
-
-    def plan(self, problem: Stencil, fabric: Fabric, config: Config) -> Plan:
-        return CopiesPlan(problem, fabric, config)
 
 
 VARIANT = Copies()

@@ -287,7 +287,7 @@ class PersistentPlan(Plan):
 class Persistent(Variant):
     """All steps in one kernel."""
 
-    name = "persistent"
+    plan_class = PersistentPlan
     co_resident = True
 
     def unsupported_reason(self, problem: Stencil, hardware: Hardware) -> str | None:
@@ -309,9 +309,6 @@ class Persistent(Variant):
 
     def illegal_reason(self, problem: Stencil, hardware: Hardware, config: Config) -> str | None:
         return step.tile_illegal_reason(problem, hardware, config)
-
-    def plan(self, problem: Stencil, fabric: Fabric, config: Config) -> Plan:
-        return PersistentPlan(problem, fabric, config)
 
 
 VARIANT = Persistent()
