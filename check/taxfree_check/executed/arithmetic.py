@@ -237,7 +237,7 @@ def to_fp8(a: Word, is_fnuz: Word, clamps: Word) -> Word:
     most = 0x7F if is_fnuz else 0x7E
     if size > _INFINITY or (code > most and not clamps):
         return 0x80 if is_fnuz else sign | 0x7F
-    code = min(code, most)
+    code = np.int64(min(np.int64(code), np.int64(most)))
     return code if is_fnuz and not code else code | sign
 
 
