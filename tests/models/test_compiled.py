@@ -665,6 +665,22 @@ def test_operations_are_called_in_the_order_of_the_graph(ranks: Ranks) -> None:
         assert columns == [8, 16]
 
 
+def weigh_moved_bytes(fabric: Any) -> list[bool]:
+    """Whether the library runs a sum that a record says to be 1 us faster, by the bytes moved."""
+    from tests.taxfree.runtime_tasks import problem_of, record_of, runtime_of
+
+    problem = problem_of("matmul_reduce_scatter", dtype="bfloat16")
+    runtime = runtime_of(fabric, record_of(fabric, problem))
+    x = torch.empty(problem.m, problem.k, dtype=torch.bfloat16)
+    given = "matmul_reduce_scatter", x, x.new_empty(problem.n, problem.k).t(), 0
+    return [runtime._runs_library(*given, moved_bytes=moved) for moved in (0, 1 << 20, 1 << 22)]
+
+
+def test_what_an_operation_moves_in_addition_must_be_won_back(ranks: Ranks) -> None:
+    for found in run(ranks, "weigh_moved_bytes"):
+        assert found == [False, False, True]
+
+
 def test_what_the_library_runs_in_a_graph_is_met_once(ranks: Ranks) -> None:
     for counted in run(ranks, "meet"):
         assert [calls for _, calls in counted] == [1, 1]
