@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import math
 import warnings
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -261,24 +260,24 @@ class Plans:
         choice = self._dispatcher.choose(op_of(problem), bucket.problem)
         return choice if problem == bucket.problem else _below(choice, bucket)
 
-    def gain_us(self, problem: Problem) -> float:
-        """Microseconds that a choice was measured to save at least, captured or not; or 0."""
+    def measured_us(self, problem: Problem) -> dict[str, tuple[float, float]]:
+        """By mode, the times of the library and of the choice; none without a record of both."""
         choice, op = self.choice(problem), op_of(problem)
         record = self._dispatcher.answer(op, self.bucket(problem).problem).record
         if record is None:
-            return 0.0
-        library = record.baseline.median_us
-        measured = {
+            return {}
+        times = {
             (each.variant, mode, *each.config.items()): us
-            for each in (record.baseline, *record.runners_up, record.winner)
+            for each in (*record.runners_up, record.winner, record.baseline)
             for mode, us in each.median_us.items()
         }
-        chosen = [
-            measured.get((one.variant, mode, *one.config.items()), math.inf)
+        library = record.baseline.median_us
+        ours = {
+            mode: times.get((choice.of(mode).variant, mode, *choice.of(mode).config.items()))
             for mode in library
-            for one in [choice.of(mode)]
-        ]
-        return max(0.0, min(library.values()) - max(chosen))
+        }
+        found = {mode: (us, of_us) for mode, us in library.items() if (of_us := ours[mode])}
+        return found if len(found) == len(library) else {}
 
     def kernels(self) -> dict[str, int]:
         """How many kernels are compiled for the sizes of each operation."""

@@ -1007,23 +1007,31 @@ class Runtime(contextlib.AbstractContextManager["Runtime"]):
             moved_bytes: that are read and written in addition where the op takes the place of the
                 library's: it must save more than they take.
         """
-        problem: Problem
-        with usage_errors():
-            if name == "all_gather_matmuls":
-                problem, plans = joint_problem(self._fabric, *arguments[:3]), self._gather_plans
-            else:
-                signature, plans = signatures()[name], self._plans
-                named = signature.named(signature.normalized(arguments))
-                problem = signature.problem(self._fabric, **named)
-        moves_us = moved_bytes / _COPIED_BYTES_PER_US
-        if plans.choice(problem).variant != BASELINE and (
-            not moved_bytes or plans.gain_us(problem) > moves_us
-        ):
-            return False
+        problem, plans = self._looked_up(name, arguments)
+        if plans.choice(problem).variant != BASELINE:
+            times = list(plans.measured_us(problem).values()) if moved_bytes else []
+            saved_us = min(us for us, _ in times) - max(us for _, us in times) if times else 0.0
+            if not moved_bytes or saved_us > moved_bytes / _COPIED_BYTES_PER_US:
+                return False
         if self._collecting and not plans.is_tuned(problem):
             for met in self._collecting:
                 met.add(plans.bucket(problem).problem, *_sizes_of(problem))
         return True
+
+    def _measured_us(self, name: str, *arguments: Any) -> tuple[float, float] | None:
+        """Times of the library and of what runs a torch op, in a graph if there are; or None."""
+        problem, plans = self._looked_up(name, arguments)
+        times = plans.measured_us(problem)
+        return times.get("graph", times.get("eager"))
+
+    def _looked_up(self, name: str, arguments: Any) -> tuple[Problem, Plans]:
+        """The problem of a torch op's arguments, and the plans that serve it."""
+        with usage_errors():
+            if name == "all_gather_matmuls":
+                return joint_problem(self._fabric, *arguments[:3]), self._gather_plans
+            signature = signatures()[name]
+            named = signature.named(signature.normalized(arguments))
+            return signature.problem(self._fabric, **named), self._plans
 
     def _gives_way(self, signature: Signature, *arguments: Any) -> bool:
         """Whether a call would run the baseline where the caller has PyTorch's own fused op.

@@ -665,6 +665,48 @@ def test_operations_are_called_in_the_order_of_the_graph(ranks: Ranks) -> None:
         assert columns == [8, 16]
 
 
+@pytest.mark.parametrize(
+    ("times", "chosen"),
+    [
+        # library and ours of the sum with residual and norm, with the residual, and alone
+        ([(28.8, 20.7), (26.0, 18.6), (25.0, 18.5)], "norm"),  # within 3 %
+        ([(27.8, 20.7), (23.2, 13.5), (21.7, 13.6)], "residual"),
+        ([(515.3, 465.1), (524.8, 433.1), (510.1, 407.3)], "alone"),
+        ([(27.8, 20.7), None, (21.7, 13.6)], "norm"),
+        ([(23.2, 13.5), (21.7, 13.6)], "residual"),  # the library runs the one with the norm
+    ],
+)
+def test_a_sum_takes_along_what_was_measured_to_save_the_most(times: Any, chosen: str) -> None:
+    from taxfree.models import inductor
+
+    names = ["norm", "residual", "alone"][-len(times) :]
+    norm: Any = object()
+    candidates = [
+        inductor._Behind(each, None, None, norm if each == "norm" else None) for each in names
+    ]
+    with (
+        mock.patch.object(inductor, "_measured_us", side_effect=times),
+        mock.patch.object(inductor._Behind, "called", return_value=(None, ())),
+    ):
+        assert inductor._fastest(candidates, None, None, "0").last == chosen
+
+
+def weigh_moved_bytes(fabric: Any) -> list[bool]:
+    """Whether the library runs a sum that a record says to be 1 us faster, by the bytes moved."""
+    from tests.taxfree.runtime_tasks import problem_of, record_of, runtime_of
+
+    problem = problem_of("matmul_reduce_scatter", dtype="bfloat16")
+    runtime = runtime_of(fabric, record_of(fabric, problem))
+    x = torch.empty(problem.m, problem.k, dtype=torch.bfloat16)
+    given = "matmul_reduce_scatter", x, x.new_empty(problem.n, problem.k).t(), 0
+    return [runtime._runs_library(*given, moved_bytes=moved) for moved in (0, 1 << 20, 1 << 22)]
+
+
+def test_what_an_operation_moves_in_addition_must_be_won_back(ranks: Ranks) -> None:
+    for found in run(ranks, "weigh_moved_bytes"):
+        assert found == [False, False, True]
+
+
 def test_what_the_library_runs_in_a_graph_is_met_once(ranks: Ranks) -> None:
     for counted in run(ranks, "meet"):
         assert [calls for _, calls in counted] == [1, 1]
