@@ -172,6 +172,26 @@ def with_uneven_heads(fabric: Any, _: Path) -> None:
     Runtime.on_fabric(fabric, ()).flash_decode(q, cache, cache, lengths)
 
 
+def call_stencil(fabric: Any, u: torch.Tensor, steps: int = 1, **options: Any) -> None:
+    Runtime.on_fabric(fabric, ()).stencil(u, steps, **options)
+
+
+def of_a_domain_of_float64(fabric: Any, _: Path) -> None:
+    call_stencil(fabric, torch.ones(4, 6).double())
+
+
+def of_a_domain_that_ranks_cannot_share(fabric: Any, _: Path) -> None:
+    call_stencil(fabric, torch.ones(4, 6), across=3)
+
+
+def of_no_steps(fabric: Any, _: Path) -> None:
+    call_stencil(fabric, torch.ones(4, 6), 0)
+
+
+def into_an_output_without_norms(fabric: Any, _: Path) -> None:
+    call_stencil(fabric, torch.ones(4, 6), norm_every=1, out=torch.empty(4, 6))
+
+
 def call_embedding(fabric: Any, change: Callable[..., Any], **options: Any) -> None:
     """Call with tensors of whole tables, weights included, of which something is changed."""
     problem = taxfree.EmbeddingAllToAll(2, 3, 2, 5, 4, weighted=True, world_size=2)

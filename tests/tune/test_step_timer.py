@@ -44,10 +44,11 @@ class TestTimeSteps:
 
 
 GATHER, ALL_REDUCE, SCATTER = "all_gather_matmul", "matmul_all_reduce", "matmul_reduce_scatter"
-DECODE, EMBEDDING = "flash_decode", "embedding_all_to_all"
+DECODE, EMBEDDING, STENCIL = "flash_decode", "embedding_all_to_all", "stencil"
 RAGGED = {"m": 5, "n": 32, "k": 24, "world_size": 2}
 ATTENTION = {"batch": 1, "q_heads": 4, "kv_heads": 2, "head_dim": 16, "kv_len_per_rank": 40,
              "world_size": 2}  # fmt: skip
+DOMAIN = {"rows": 6, "columns": 5, "steps": 3, "norm_every": 3, "world_size": 2}
 BAGS = {"batch": 3, "bag": 2, "tables": 3, "rows": 5, "dim": 6, "world_size": 2}
 #: operation, fields beside RAGGED, variant, kinds of steps; what is not here is one fused step
 PIPELINES = [
@@ -70,12 +71,13 @@ PIPELINES = [
          ["copy", "collective", "producer", "collective", "copy"])
         for dim in (0, 1)
     ),
+    *((STENCIL, {}, variant, ["fused"]) for variant in ("baseline", "copies", "persistent")),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("op", "fields", "variant", "kinds"), PIPELINES)
 def test_steps_in_order_are_a_call(ranks, op, fields, variant, kinds):
-    problem = {DECODE: ATTENTION, EMBEDDING: BAGS}.get(op, RAGGED) | fields
+    problem = {DECODE: ATTENTION, EMBEDDING: BAGS, STENCIL: DOMAIN}.get(op, RAGGED) | fields
     found = ranks.run(2, f"{TASKS}:steps_and_call", op=op, variant=variant, problem=problem)
     assert found == [kinds, kinds]
 

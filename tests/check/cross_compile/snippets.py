@@ -312,6 +312,15 @@ def good_lamport_words(data, word, want, out, BLOCK: tl.constexpr, GROUP: tl.con
 
 
 @triton.jit
+def good_rows_of_words(data, word, want, out, BLOCK: tl.constexpr, GROUP: tl.constexpr):
+    """The second half of the rows is not sent."""
+    row, column = tl.arange(0, 16)[:, None], tl.arange(0, BLOCK)[None, :]
+    words = tl.cast(out, tl.pointer_type(tl.int32)) + row * BLOCK + column
+    payload = tl.load(data + row * BLOCK + column).to(tl.int32)
+    packets.send(Peers(word, word, 0, want), words, payload, 1, mask=row < 8)
+
+
+@triton.jit
 def good_words_in_padded_rows(data, word, want, out, BLOCK: tl.constexpr, GROUP: tl.constexpr):
     """Lanes behind the end of a row load its last word again."""
     row, column = tl.arange(0, 4)[:, None], tl.arange(0, BLOCK)[None, :]

@@ -9,6 +9,7 @@ from itertools import product
 import pytest
 
 from taxfree_check.cross_compile.asm_checks import CHECKS, SPEED_CHECKS, violations
+from taxfree_check.cross_compile.assembly import Role
 from taxfree_check.cross_compile.compile import matrix_remarks
 from taxfree_check.cross_compile.compiled_kernel import CompiledKernel
 from taxfree_check.cross_compile.resources import Resources
@@ -60,7 +61,7 @@ WRONG = [
 RIGHT = (
     "good_signal", "good_signal_of_a_chiplet", "good_wait", "good_relay", "good_words",
     "good_lamport_words",
-    "good_words_in_padded_rows", "good_words_of_one_warp", "good_multiply",
+    "good_rows_of_words", "good_words_in_padded_rows", "good_words_of_one_warp", "good_multiply",
 )  # fmt: skip
 
 
@@ -215,6 +216,27 @@ WATERFALL = """
 """
 
 
+#: lanes whose counter has come leave the loop; when none is left, all signal
+LEFT_PAST_ACQUIRE = """
+	.amdhsa
+	s_branch .LBB0_2
+.LBB0_1:
+	s_andn2_b64 exec, exec, s[0:1]
+	s_cbranch_execz .LBB0_3
+.LBB0_2:
+	global_atomic_add v3, v[0:1], v2, off sc0
+	s_waitcnt vmcnt(0)
+	buffer_inv sc1
+	v_cmp_ge_i32_e32 vcc, v3, v4
+	s_branch .LBB0_1
+.LBB0_3:
+	buffer_wbl2 sc0 sc1
+	s_waitcnt vmcnt(0)
+	global_atomic_swap v[0:1], v2, off sc1
+	s_endpgm
+"""
+
+
 REDUCTION = """
 #linear = #ttg.linear<{register = [[0, 256]], lane = [[0, 1]], warp = [[0, 512], [1, 0], [0, 16]], block = []}>
     %39 = "tt.reduce"(%38) <{axis = 0 : i32}> ({
@@ -241,6 +263,18 @@ def test_a_reduction_across_warps_in_turns_is_found(old: str, new: str, found: b
 
 def test_an_access_per_lane_is_found() -> None:
     assert "no_waterfall" in broken_rules(CompiledKernel(WATERFALL))
+
+
+def test_what_comes_after_a_loop_that_acquires_is_reached() -> None:
+    assert len(CompiledKernel(LEFT_PAST_ACQUIRE).code.places(Role.RELEASE)) == 1
+
+
+def test_a_part_of_a_store_of_words_in_a_cache_is_found(snippets: Snippets) -> None:
+    """AMD's compiler leaves out the rows that it knows to be masked."""
+    compiled = snippets.compiled("good_rows_of_words", "mi300x", NEWEST)
+    assert compiled.text.count(" sc0 sc1") == 2  # of four that each thread has
+    edited = compiled.text.replace(" sc0 sc1", "", 1)
+    assert "whole_words" in broken_rules(replace(compiled, text=edited))
 
 
 #: two matrix instructions into the same accumulators, and what is between them.
