@@ -46,8 +46,28 @@ class TestFormulas:
         assert found == pytest.approx(H200.matmul_start_us + memory)
 
     def test_a_matmul_of_few_tiles_splits_k(self):
-        narrow, wide = (pieces.matmul_us(H200, 1, n, 1 << 20) for n in (64 * 65, 64 * 66))
+        narrow, wide = (
+            pieces.product_us(H200, dataclasses.replace(PROBLEM, m=1, n=n, k=1 << 20))
+            for n in (64 * 65, 64 * 66)
+        )
         assert narrow + 0.9 * H200.split_us > wide * 65 / 66
+
+    @pytest.mark.parametrize("m", [1, 4096])
+    def test_fp8_is_read_and_multiplied_in_half_the_time(self, m):
+        wide = MatmulAllReduce(m, 8192, 14336, "bfloat16", 2)
+        fp8 = dataclasses.replace(wide, x_dtype="fp8", scales="tensor")
+        start = H200.matmul_start_us
+        of_both = [cost_model.vendor_us(H200, problem) - start for problem in (fp8, wide)]
+        assert of_both[0] == pytest.approx(of_both[1] / 2, rel=0.1)
+        bounds = [cost_model.bounds_of(H200, problem) for problem in (fp8, wide)]
+        assert bounds[0].t_floor_us == pytest.approx(bounds[1].t_floor_us / 2, rel=0.1)
+
+    def test_the_library_sends_16_bits_where_fp8_may_travel(self):
+        problem = MatmulAllReduce(4096, 8192, 14336, "bfloat16", 2)
+        permitted = dataclasses.replace(problem, fp8_wire=True)
+        assert times(H200, permitted, "baseline") == times(H200, problem, "baseline")
+        links = [cost_model.bounds_of(H200, each).t_link_us for each in (permitted, problem)]
+        assert links[0] == pytest.approx(links[1] * 3 / 4)
 
     def test_a_faster_library_shortens_the_transfer_alone(self):
         double = 2 * H200.collective_bytes_per_s

@@ -108,7 +108,7 @@ def vendor_us(machine: Machine, problem: Problem) -> float | None:
 
 def bounds_of(machine: Machine, problem: Problem) -> Bounds:
     """The bounds of a problem at a machine's rates."""
-    peaks = Peaks(machine.flops_per_s, machine.memory_bytes_per_s, machine.link_bytes_per_s)
+    peaks = Peaks(machine.rate_of(problem), machine.memory_bytes_per_s, machine.link_bytes_per_s)
     return bounds(problem.cost, peaks, vendor_us(machine, problem))
 
 

@@ -139,9 +139,9 @@ def send_to_owner(
             part, scale = rows_in_fp8(tl.where(is_column[None, :], acc, 0.0), WIRE)
             scale_ptrs = scales_of_rows(target_ptr, row, inbox.stride_row, TILE)
             tl.store(scale_ptrs, scale, mask=row_begin + row < m)
+            tl.store(target_ptr + offsets, part, mask=mask)
         else:
-            part = acc.to(WIRE)
-        tl.store(target_ptr + offsets, part, mask=mask)
+            tl.store(target_ptr + offsets, acc.to(WIRE), mask=mask)
         fused.announce_tile(
             tile, counts.tiles, 0, buffers.counters_ptr + counts.tiles, peers, GROUP,
             SCHEDULE.TILES_PER_SIGNAL,

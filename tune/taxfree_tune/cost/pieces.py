@@ -9,7 +9,7 @@ from typing import Literal
 from taxfree_kernels.variant import MatmulProblem, Problem
 from taxfree_tune.cost.machines import Machine
 
-ITEM_BYTES = 2  # of float16 and bfloat16, which all problems have
+ITEM_BYTES = 2  # of float16 and bfloat16, which all outputs have
 _GEMM_ROWS = 64  # a matrix instruction's rows, to which M is rounded up
 _VENDOR_TILE = 128, 64
 
@@ -51,19 +51,15 @@ class CostModel:
     vendor_us: Callable[..., float] | None = None
 
 
-def matmul_us(machine: Machine, m: int, n: int, k: int) -> float:
-    """The vendor's kernel alone."""
+def product_us(machine: Machine, problem: MatmulProblem) -> float:
+    """The vendor's kernel alone, on a problem's m, n and k."""
+    m, n, k = problem.m, problem.n, problem.k
     rows = -(-m // _GEMM_ROWS) * _GEMM_ROWS
-    moved = ITEM_BYTES * (m * k + k * n + m * n)
-    longer = max(2 * rows * n * k / machine.flops_per_s, moved / machine.memory_bytes_per_s)
+    moved = problem.factor_bytes * (m * k + k * n) + problem.scale_bytes + ITEM_BYTES * m * n
+    longer = max(2 * rows * n * k / machine.rate_of(problem), moved / machine.memory_bytes_per_s)
     tiles = -(-m // _VENDOR_TILE[0]) * -(-n // _VENDOR_TILE[1])
     is_split = tiles < machine.hardware.compute_units / 2
     return machine.matmul_start_us + 1e6 * longer + is_split * machine.split_us
-
-
-def product_us(machine: Machine, problem: MatmulProblem) -> float:
-    """The vendor's kernel alone, on a problem's m, n and k."""
-    return matmul_us(machine, problem.m, problem.n, problem.k)
 
 
 def attention_us(machine: Machine, problem: Problem) -> float:

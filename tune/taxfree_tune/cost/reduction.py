@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from taxfree_kernels.variant import PartialSum
+from taxfree_kernels.variant import PartialSum, resized
 from taxfree_tune.cost.machines import Machine
 from taxfree_tune.cost.pieces import ITEM_BYTES, Formula, Piece, collective, copy, matmul
 
@@ -33,7 +33,8 @@ def library(
 
     def of(registered: bool) -> Formula:
         def formula(machine: Machine, problem: PartialSum) -> list[Piece]:
-            received, peers = problem.cost.link_bytes, problem.world_size - 1
+            in_16_bits, peers = resized(problem, fp8_wire=False), problem.world_size - 1
+            received = in_16_bits.cost.link_bytes
             total = collective(machine, received, peers, registered=registered, rounds=rounds)
             copied = [copy(machine, kept_bytes(problem))] if registered else []
             pieces = [matmul(machine, problem), *before(machine, problem), total]
