@@ -28,6 +28,7 @@ from taxfree._runtime.runtime import Runtime, runtime_of
 from taxfree._runtime.startup import init
 from taxfree.errors import UsageError
 from taxfree.models import inductor, report, rows, symm_mem
+from taxfree.models.scaled import Fp8Rowwise, is_float8_tensor
 from taxfree_kernels.gradients import gradients
 
 
@@ -247,8 +248,11 @@ class _Layer:
         if isinstance(x, DTensor) and x.device_mesh != self.mesh:
             return "the input is on another mesh"
         local = x._local_tensor if isinstance(x, DTensor) else x
-        reason = rows.layer_unsupported_reason(local, weight._local_tensor, self.module.bias)
+        reason = self._types_unsupported_reason(local, weight._local_tensor)
         return self._layout_unsupported_reason(x, self._layout(x)) if reason is None else reason
+
+    def _types_unsupported_reason(self, x: torch.Tensor, weight: torch.Tensor) -> str | None:
+        return rows.layer_unsupported_reason(x, weight, self.module.bias)
 
     def _layout_unsupported_reason(self, x: Any, layout: Any) -> str | None:
         raise NotImplementedError
@@ -304,6 +308,14 @@ class _Rowwise(_Layer):
 
     weight_dim = 1
 
+    def _types_unsupported_reason(self, x: torch.Tensor, weight: torch.Tensor) -> str | None:
+        if not is_float8_tensor(weight) or torch.compiler.is_compiling():
+            return super()._types_unsupported_reason(x, weight)
+        if not isinstance(self.finish.args[0][0], Replicate):
+            return "the weight is in fp8, and the sum is scattered"
+        layer = Fp8Rowwise(self.module, self.runtime)
+        return layer.unsupported_reason or layer.call_unsupported_reason(x)
+
     def _layout_unsupported_reason(self, x: Any, layout: Any) -> str | None:
         if layout != Shard(x.dim() - 1):
             return f"the input is {layout}"
@@ -322,6 +334,8 @@ class _Rowwise(_Layer):
     def _run(self, x: Any, layout: Any) -> tuple[torch.Tensor, Any, str]:
         weight, bias = self._weight(), self.module.bias
         x, wanted = _local(x), _normal(self.finish.args[0][0], x.dim())
+        if is_float8_tensor(self.module.weight._local_tensor):  # type: ignore[attr-defined]
+            return Fp8Rowwise(self.module, self.runtime)(x), wanted, "matmul_all_reduce"
         if isinstance(wanted, Replicate):
             local = bias.to_local() if isinstance(bias, DTensor) else None
             y = rows.matmul_all_reduce(self.runtime, x, weight, local)

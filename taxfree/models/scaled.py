@@ -1,4 +1,4 @@
-"""Row-parallel layers of Transformers whose weight is in fp8.
+"""Row-parallel layers of Transformers, and those of torchao, whose weight is in fp8.
 
 A layer quantises its input as its class does, and runs the operation where the table has a variant
 of ours: elsewhere its own forward has kernels of its own, which no library path here calls.
@@ -45,6 +45,18 @@ def is_fp8_layer(module: torch.nn.Module) -> bool:
     return kind.__name__ in _SCALES and kind.__module__.startswith("transformers.integrations.")
 
 
+def _weight(module: Any) -> Any:
+    """This rank's weight, not a view of it: a class of its own may have none."""
+    weight = module.weight
+    return weight._local_tensor if isinstance(weight, DTensor) else weight
+
+
+def is_float8_tensor(weight: Any) -> bool:
+    """Whether a rank's weight is torchao's, which holds its elements and their scales."""
+    kind = type(weight)
+    return kind.__name__ == "Float8Tensor" and kind.__module__.startswith("torchao.")
+
+
 def is_whole(module: torch.nn.Module, parameter: str) -> bool:
     """Whether all ranks need a parameter whole: the scales of output channels, behind a sum."""
     return is_fp8_layer(module) and parameter == _SCALES_OF_CHANNELS
@@ -65,7 +77,18 @@ def _of_bounded_channels(module: Any) -> _Scales:
     return _Scales("channel", local(module.weight_scale).t(), most=local(module.input_scale_ub))
 
 
+def _of_weight(module: Any) -> _Scales:
+    weight = _weight(module)
+    scale = weight.scale
+    if scale.numel() == 1:
+        return _Scales("tensor", scale.view(1))
+    if weight.block_size[0] == 1:
+        return _Scales("channel", scale.t())
+    return _Scales("block", scale.contiguous().t())
+
+
 _SCALES = {
+    "Float8Tensor": _of_weight,
     "FP8Linear": _of_blocks,
     "CompressedTensorsFP8Linear": _of_channels,
     "FbgemmFp8Linear": _of_bounded_channels,
@@ -76,6 +99,19 @@ def local(tensor: Any) -> torch.Tensor:
     """This rank's part."""
     part: torch.Tensor = tensor.to_local() if isinstance(tensor, DTensor) else tensor
     return part
+
+
+def _class_of(module: Any) -> str:
+    """The class that says what a layer's scales are."""
+    weight = _weight(module)
+    return type(weight if is_float8_tensor(weight) else module).__name__
+
+
+def _elements(module: Any) -> torch.Tensor:
+    """The weight [n, k], without its scales."""
+    weight = _weight(module)
+    elements: torch.Tensor = weight.qdata if is_float8_tensor(weight) else weight
+    return elements
 
 
 class Fp8Rowwise:
@@ -97,14 +133,36 @@ class Fp8Rowwise:
             self._is_multiplied = multiplies_fp8(self._scales_kind(), self._columns, modulo, *kind)
 
     def _scales(self) -> _Scales:
-        return _SCALES[type(self._module).__name__](self._module)
+        return _SCALES[_class_of(self._module)](self._module)
 
     def _scales_kind(self) -> str:
-        if type(self._module).__name__ != "FP8Linear":
+        kind = _class_of(self._module)
+        if kind == "Float8Tensor":
+            return self._scales().kind
+        if kind != "FP8Linear":
             return "channel"
         return "tensor" if self._module.block_size is None else "block"
 
+    def _weights_unsupported_reason(self) -> str | None:
+        """Of torchao's, which says how the input is quantised."""
+        weight = _weight(self._module)
+        kind, how = self._scales_kind(), weight.act_quant_kwargs
+        if how is None:
+            return "the weight alone is in fp8"
+        if how.hp_value_lb is not None or how.hp_value_ub is not None:
+            return "the magnitudes of inputs are bounded"
+        granularity = type(how.granularity).__name__
+        if granularity != {"tensor": "PerTensor", "channel": "PerRow", "block": "PerBlock"}[kind]:
+            return f"scales of the weight are of each {kind}, those of inputs are {granularity}"
+        if getattr(weight, "act_quant_scale", None) is not None:
+            return "the scale of inputs is static"
+        if kind == "block" and (list(weight.block_size) != [BLOCK] * 2 or self._columns % BLOCK):
+            return f"blocks of {list(weight.block_size)} in {self._columns} columns of a rank"
+        return None
+
     def _format_unsupported_reason(self) -> str | None:
+        if _class_of(self._module) == "Float8Tensor":
+            return self._weights_unsupported_reason()
         if self._scales_kind() == "channel":
             return None
         is_static, sizes = self._module.activation_scale is not None, self._module.block_size
@@ -118,7 +176,7 @@ class Fp8Rowwise:
 
     def call_unsupported_reason(self, x: torch.Tensor) -> str | None:
         """The reason why the layer's own forward must run for this rank's or all columns."""
-        weight, scales = local(self._module.weight), self._scales()
+        weight, scales = _elements(self._module), self._scales()
         if x.dtype not in _DTYPES or x.dim() < 2:
             return f"the input is {str(x.dtype).removeprefix('torch.')}, of {x.dim()} dimensions"
         if weight.dtype != self._kind:
@@ -156,7 +214,7 @@ class Fp8Rowwise:
             rows = torch.clamp(rows, -scales.most.to(rows.dtype), scales.most.to(rows.dtype))
         values, x_scale = quantise(rows, scales.kind, scales.of_input)
         y = self._runtime.scaled_matmul_all_reduce(
-            values, local(module.weight).t(), x_scale, scales.of_weight, bias, dtype=x.dtype
+            values, _elements(module).t(), x_scale, scales.of_weight, bias, dtype=x.dtype
         )
         if bias is None and module.bias is not None:
             y = y + local(module.bias)  # of another dtype

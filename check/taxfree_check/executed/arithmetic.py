@@ -234,7 +234,7 @@ def to_fp8(a: Word, is_fnuz: Word, clamps: Word) -> Word:
         code = np.int64(np.rint(np.float64(f32(size)) * 2.0 ** (bias + 2)))
     else:  # a carry runs into the exponent
         code = (size + 0x7FFFF + (size >> 20 & 1) >> 20) - (127 - bias << 3)
-    most = 0x7F if is_fnuz else 0x7E
+    most: Word = 0x7F if is_fnuz else 0x7E
     if size > _INFINITY or (code > most and not clamps):
         return 0x80 if is_fnuz else sign | 0x7F
     code = np.int64(min(np.int64(code), np.int64(most)))
