@@ -181,5 +181,5 @@ class TestSimulated:
         clean = {name: worst.pop(name) for name in ("counters", "changed", "words")}
         assert not any(clean.values()), clean
         assert len(worst) == 7
-        assert worst.pop("tokens") < 0.02 if case[4] == "none" else 0.2, worst
+        assert worst.pop("tokens") < (0.02 if case[4] == "none" else 0.2), worst
         assert max(worst.values()) < 1, worst

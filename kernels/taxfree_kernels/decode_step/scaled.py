@@ -294,7 +294,7 @@ def largest_of_tokens(tops, COUNT: gl.constexpr, MODEL: gl.constexpr):
 
 
 @gluon.jit
-def _load_halves(inputs, slab, pieces, staging, MODEL: gl.constexpr):
+def _load_halves(inputs, slab, staging, MODEL: gl.constexpr):
     """Let TMA bring a slab of the inputs, as two pieces."""
     for half in gl.static_range(2):
         full = staging.plain.full.index(half)
@@ -348,7 +348,8 @@ def multiply_words_of_rows(
             row = gl.arange(0, 16, _OF_CHANNELS)
             ptr = tl.cast(scales[group], gl.pointer_type(gl.float32)) + row
             of_rows = of_rows + (gl.load(ptr),)
-    _load_halves(inputs, FIRST, pieces, staging, MODEL)
+    if FIRST < END:
+        _load_halves(inputs, FIRST, staging, MODEL)
     for slab in range(FIRST, END):
         of_warps = ()
         if MODEL.SCALES == "block":
@@ -360,7 +361,7 @@ def multiply_words_of_rows(
         if slab + 1 < END:
             fence_stage()
             tl.debug_barrier()  # all warps have loaded, and fenced
-            _load_halves(inputs, slab + 1, pieces + 2, staging, MODEL)
+            _load_halves(inputs, slab + 1, staging, MODEL)
         quantised, scale = _quantised_slab(values, x, MODEL)
         new = ()
         for group in gl.static_range(GROUPS):
