@@ -35,6 +35,7 @@ from taxfree_kernels.decode_step.step import DecodeStep
 from taxfree_kernels.errors import PeerTimeout
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.fabric.open import open_fabric
+from taxfree_kernels.fp8 import dequantised, quantised, quantised_weight
 
 Tensors = dict[str, torch.Tensor]
 
@@ -79,11 +80,21 @@ def lengths(context: int, batch: int, spread: bool) -> list[int]:
     return [max(0, context - each) for each in range(batch)]
 
 
-class Weights:
-    """Whole weights by name; each is made from its own seed."""
+#: weights that may be in fp8
+SCALED = ("q", "k", "v", "o", "gate", "up", "down")
 
-    def __init__(self, sizes: Sizes, dtype: torch.dtype, device: torch.device) -> None:
-        self._dtype, self._device = dtype, device
+
+class Weights:
+    """Whole weights by name; each is made from its own seed.
+
+    Args:
+        scales: "channel" or "block": those of layers are in fp8, with such scales; or "none".
+    """
+
+    def __init__(
+        self, sizes: Sizes, dtype: torch.dtype, device: torch.device, scales: str = "none"
+    ) -> None:
+        self.sizes, self.dtype, self.scales, self._device = sizes, dtype, scales, device
         q, kv = sizes.heads * sizes.head_dim, sizes.kv_heads * sizes.head_dim
         hidden, wide = sizes.hidden, sizes.intermediate
         self.shapes: dict[str, tuple[int, ...]] = {
@@ -108,18 +119,37 @@ class Weights:
         }
 
     def __call__(self, layer: int, name: str) -> torch.Tensor:
+        """A weight; in float32 what one in fp8 stands for."""
+        made = self._made(layer, name)
+        if self.scales == "none" or name not in SCALED:
+            return made
+        return dequantised(*quantised_weight(made.t(), self.scales), torch.float32).t()
+
+    def part(
+        self, layer: int, name: str, rank: int, world: int
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """A rank's part of a weight, and of its scales in fp8."""
+        made = self._made(layer, name)
+        if self.scales == "none" or name not in SCALED:
+            return part_of(made, name, rank, world), None
+        values, scale = (each.t() for each in quantised_weight(made.t(), self.scales))
+        is_whole = self.scales == "channel" and name in ("o", "down")
+        scale = scale if is_whole else part_of(scale, name, rank, world)
+        return part_of(values, name, rank, world), scale.contiguous()
+
+    def _made(self, layer: int, name: str) -> torch.Tensor:
         shape = (self.shapes | self._others)[name]
         seed = 1000 * (layer + 1) + sorted(self.shapes | self._others).index(name)
         made = self.random(seed, shape)
         if name == "embedding":
             return made
         if name.endswith("norm"):
-            return (1 + 0.1 * made.float()).to(self._dtype)
+            return (1 + 0.1 * made.float()).to(self.dtype)
         return made.mul_(shape[-1] ** -0.5)
 
     def random(self, seed: int, shape: tuple[int, ...]) -> torch.Tensor:
         generator = torch.Generator(self._device).manual_seed(seed)
-        return torch.randn(shape, generator=generator, device=self._device, dtype=self._dtype)
+        return torch.randn(shape, generator=generator, device=self._device, dtype=self.dtype)
 
 
 def part_of(weight: torch.Tensor, name: str, rank: int, world: int) -> torch.Tensor:
@@ -133,11 +163,13 @@ def part_of(weight: torch.Tensor, name: str, rank: int, world: int) -> torch.Ten
 
 def make_decoder(sizes: Sizes, layers: int, weights: Weights, rank: int, world: int) -> Decoder:
     """A rank's part of a model."""
-    names = list(weights.shapes)
-    made = tuple(
-        Layer(**{each: part_of(weights(layer, each), each, rank, world) for each in names})
-        for layer in range(layers)
-    )
+
+    def layer_of(number: int) -> Layer:
+        parts = {each: weights.part(number, each, rank, world) for each in weights.shapes}
+        scales = tuple(scale for _, scale in parts.values() if scale is not None)
+        return Layer(**{each: weight for each, (weight, _) in parts.items()}, scales=scales)
+
+    made = tuple(map(layer_of, range(layers)))
     device = made[0].q.device
     powers = torch.arange(0, sizes.head_dim, 2, device=device).float() / sizes.head_dim
     return Decoder(
@@ -201,9 +233,13 @@ def _paged(both: list[Any], page: int) -> tuple[torch.Tensor, list[Any]]:
 
 def reference(
     sizes: Sizes, weights: Weights, layers: int, old: list[torch.Tensor], decoder: Decoder,
-    tokens: torch.Tensor, contexts: Sequence[int],
+    tokens: torch.Tensor, contexts: Sequence[int], in_fp8_on: int = 0,
 ) -> tuple[torch.Tensor, Tensors]:  # fmt: skip
-    """float64 logits [batch, vocab], and what the phases of the last layer leave."""
+    """float64 logits [batch, vocab], and what the phases of the last layer leave.
+
+    Args:
+        in_fp8_on: ranks on which what weights in fp8 multiply is quantised, too; 0: it is not.
+    """
     batch, dim = len(tokens), sizes.head_dim
     positions = torch.tensor(contexts, device=tokens.device)
     angles = (positions[:, None, None] * decoder.inv_freq).double()
@@ -213,8 +249,15 @@ def reference(
     def w(layer: int, name: str) -> torch.Tensor:
         return weights(layer, name).double()
 
-    def norm(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + sizes.eps) * weight
+    def in_fp8(x: torch.Tensor, parts: int) -> torch.Tensor:
+        if not in_fp8_on:
+            return x
+        of_ranks = (each.to(weights.dtype) for each in x.chunk(parts, -1))
+        return torch.cat([dequantised(*quantised(each, weights.scales)) for each in of_ranks], -1)
+
+    def norm(x: torch.Tensor, weight: torch.Tensor, quantises: bool = False) -> torch.Tensor:
+        scaled = in_fp8(x * weight, 1) if quantises else x * weight
+        return torch.rsqrt(x.square().mean(-1, keepdim=True) + sizes.eps) * scaled
 
     def rotated(x: torch.Tensor) -> torch.Tensor:
         low, high = x.chunk(2, -1)
@@ -222,7 +265,7 @@ def reference(
 
     x = decoder.embedding[tokens].double()
     for layer in range(layers):
-        normed = norm(x, w(layer, "input_norm"))
+        normed = norm(x, w(layer, "input_norm"), quantises=True)
         products = [normed @ w(layer, each).t() for each in "qkv"]
         if sizes.bias:
             products = [
@@ -246,11 +289,11 @@ def reference(
             weight = torch.softmax(torch.einsum("hd,hnd->hn", q[sequence], keys) * dim**-0.5, -1)
             attended.append(torch.einsum("hn,hnd->hd", weight, values).flatten())
         phases["attended"] = torch.stack(attended)
-        x = x + phases["attended"] @ w(layer, "o").t()
-        normed = norm(x, w(layer, "post_norm"))
+        x = x + in_fp8(phases["attended"], in_fp8_on) @ w(layer, "o").t()
+        normed = norm(x, w(layer, "post_norm"), quantises=True)
         gate, up = normed @ w(layer, "gate").t(), normed @ w(layer, "up").t()
         phases["activated"] = torch.nn.functional.silu(gate) * up
-        x = x + phases["activated"] @ w(layer, "down").t()
+        x = x + in_fp8(phases["activated"], in_fp8_on) @ w(layer, "down").t()
     normed = norm(x, weights(-1, "norm").double())
     head = weights(-1, "head")
     logits = [normed @ each.double().t() for each in head.chunk(16)]
@@ -308,6 +351,30 @@ def phases_of(
         "attended": (step.buffers.attended, attended),
         "activated": (step.buffers.activated, activated),
     }
+
+
+def judged(
+    step: Any, cache: Cache, logits: torch.Tensor, weights: Weights, old: list[torch.Tensor],
+    decoder: Decoder, tokens: torch.Tensor, contexts: Sequence[int], rank: int, world: int,
+) -> tuple[dict[str, Any], dict[str, float], torch.Tensor]:  # fmt: skip
+    """What a step has left and should have; the errors that it may have; all logits in float64.
+
+    In fp8 these are 1.25 times the errors that quantised inputs alone make.
+    """
+    given = (weights.sizes, weights, len(decoder.layers), old, decoder, tokens, contexts)
+
+    def pairs(in_fp8_on: int) -> tuple[dict[str, Any], torch.Tensor]:
+        wanted, phases = reference(*given, in_fp8_on=in_fp8_on)
+        found = phases_of(step, cache, phases, contexts, rank, world)
+        return found | {"logits": (logits, wanted.chunk(world, -1)[rank])}, wanted
+
+    exact, wanted = pairs(0)
+    bound = 0.02 * max(1.0, len(decoder.layers) / 4) ** 0.5
+    bounds = dict.fromkeys(exact, bound)
+    if weights.scales != "none":
+        errors = {name: error_of(pair[1], exact[name][1]) for name, pair in pairs(world)[0].items()}
+        bounds = {name: max(bound, 1.25 * error) for name, error in errors.items()}
+    return exact, bounds, wanted
 
 
 def say(rank: int, line: str) -> None:
@@ -402,7 +469,6 @@ def rank_main(rank: int, options: argparse.Namespace, folder: str) -> None:
     sizes = MODELS[options.model]
     layers = options.layers or sizes.layers
     device = torch.device("cuda", rank)
-    weights = Weights(sizes, getattr(torch, options.dtype), device)
     say(rank, f"{torch.cuda.get_device_name()}, opened after {time.monotonic() - begin:.1f} s")
 
     def inputs(contexts: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
@@ -426,18 +492,18 @@ def rank_main(rank: int, options: argparse.Namespace, folder: str) -> None:
         except PeerTimeout as error:
             print(f"rank {rank}: {error}", flush=True)
         logits = step.logits.clone()
-        wanted, phases = reference(sizes, weights, count, old, decoder, tokens, contexts)
-        pairs = phases_of(step, cache, phases, contexts, rank, world)
-        pairs["logits"] = logits, wanted.chunk(world, -1)[rank]
+        pairs, bounds, wanted = judged(
+            step, cache, logits, weights, old, decoder, tokens, contexts, rank, world
+        )
         errors = {name: error_of(*pair) for name, pair in pairs.items()}
         same = 0
         for _ in range(repeats):
             step(tokens, positions)
             same += torch.equal(step.logits, logits)
-        bound = 0.02 * max(1.0, count / 4) ** 0.5
-        right = all(each < bound for each in errors.values()) and same == repeats
+        right = all(error < bounds[name] for name, error in errors.items()) and same == repeats
         line = f"{count} layers, batch {len(contexts)}, context {contexts[0]}, window {window}, "
-        line += f"config {config}: " + ", ".join(f"{k} {error:.1e}" for k, error in errors.items())
+        line += f"config {config}, scales {weights.scales}: "
+        line += ", ".join(f"{k} {error:.1e}" for k, error in errors.items())
         line += f"; tokens {first.tolist()} for {wanted.argmax(-1).tolist()}"
         line += f"; {same} of {repeats} repeat"
         say(rank, f"{line}; after {time.monotonic() - begin:.1f} s")
@@ -458,7 +524,8 @@ def rank_main(rank: int, options: argparse.Namespace, folder: str) -> None:
         states = tape.states_of(cache)[0][0]
         read = size + 2 * layers * sum(contexts) * states[0, :, 0].nbytes
         given = inputs(contexts)
-        found: dict[str, Any] = {"batch": batch, "context": context, "bytes": read, "right": right}
+        found: dict[str, Any] = {"batch": batch, "context": context, "scales": weights.scales}
+        found |= {"bytes": read, "right": right}
         if options.trace:
             traced = DecodeStep(decoder, cache, batch, fabric, {}, trace=True)
             for _ in range(3):
@@ -486,31 +553,35 @@ def rank_main(rank: int, options: argparse.Namespace, folder: str) -> None:
             each["of stream"] = read_here / each["median"] / rate
             say(
                 rank,
-                f"batch {batch}, context {context}: {name:40s} {each['median']:9.1f} us "
+                f"batch {batch}, context {context}, scales {weights.scales}: "
+                f"{name:40s} {each['median']:9.1f} us "
                 f"(min {each['min']:.1f}), {each['GB/s']:.0f} GB/s, "
                 f"{each['of stream']:.1%} of the stream",
             )
         return right, found | {"times": times}
 
     right = True
-    if options.check:
-        decoder = make_decoder(sizes, 1, weights, rank, world)
-        for batch in options.batch:
-            for context, window in CASES if batch == 1 else CASES_OF_SEVERAL:
-                layer = dataclasses.replace(decoder.layers[0], window=window)
-                one = dataclasses.replace(decoder, layers=(layer,))
-                for config in ({}, *options.config):
-                    right &= checked(one, lengths(context, batch, spread=True), 3, config)[0]
-        del decoder, layer, one
-        torch.cuda.empty_cache()
     results: dict[str, Any] = {"options": vars(options), "cases": []}
-    everyone = torch.tensor(int(right), device=device)
-    dist.all_reduce(everyone, dist.ReduceOp.MIN)
-    if everyone:
+    for scales in options.scales:
+        weights = Weights(sizes, getattr(torch, options.dtype), device, scales)
+        if options.check:
+            decoder = make_decoder(sizes, 1, weights, rank, world)
+            for batch in options.batch:
+                for context, window in CASES if batch == 1 else CASES_OF_SEVERAL:
+                    layer = dataclasses.replace(decoder.layers[0], window=window)
+                    one = dataclasses.replace(decoder, layers=(layer,))
+                    for config in ({}, *options.config):
+                        right &= checked(one, lengths(context, batch, spread=True), 3, config)[0]
+            del decoder, layer, one
+            torch.cuda.empty_cache()
+        everyone = torch.tensor(int(right), device=device)
+        dist.all_reduce(everyone, dist.ReduceOp.MIN)
+        if not everyone:
+            break
         decoder = make_decoder(sizes, layers, weights, rank, world)
-        matrices = [each for layer in decoder.layers for each in vars(layer).values()]
-        matrices = [each for each in matrices if isinstance(each, torch.Tensor) and each.dim() == 2]
-        matrices.append(decoder.head)
+        held = (vars(layer).values() for layer in decoder.layers)
+        matrices = [each for layer in held for each in layer if isinstance(each, torch.Tensor)]
+        matrices = [*(each for each in matrices if each.dim() == 2), decoder.head]
         size = sum(each.nbytes for each in matrices)
         for context in options.context:
             for batch in options.batch:
@@ -540,6 +611,13 @@ def main() -> int:
     parser.add_argument("--page", type=int, default=0, help="keys of a page of the cache")
     parser.add_argument("--gpus", type=int, default=1)
     parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float16"))
+    parser.add_argument(
+        "--scales",
+        nargs="+",
+        default=["none"],
+        choices=("none", "channel", "block"),
+        help="of weights in fp8; none: in --dtype",
+    )
     parser.add_argument("--check", action="store_true", help="one layer with many contexts first")
     parser.add_argument("--trace", action="store_true", help="where a step's time goes")
     parser.add_argument("--repeats", type=int, default=20)

@@ -143,7 +143,7 @@ def _scaled_matmul_into(
     if not multiplies_fp8(scales, k, n % BLOCK, *kind, a.device):
         sums = product(a, a_scale, weight, weight_scale)
         return out.copy_(sums if bias is None else sums + bias)
-    return _scaled_mm(out, a, weight, bias, a_scale, weight_scale, scales, is_fast)
+    return scaled_mm(out, a, weight, bias, a_scale, weight_scale, scales, is_fast)
 
 
 def _scales_of(a_scale: torch.Tensor, weight_scale: torch.Tensor, weight: torch.Tensor) -> str:
@@ -153,7 +153,7 @@ def _scales_of(a_scale: torch.Tensor, weight_scale: torch.Tensor, weight: torch.
     return "channel" if is_of_columns and a_scale.shape[1] == 1 else "block"
 
 
-def _scaled_mm(
+def scaled_mm(
     out: torch.Tensor,
     a: torch.Tensor,
     weight: torch.Tensor,
@@ -163,9 +163,11 @@ def _scaled_mm(
     scales: str,
     is_fast: bool,
 ) -> torch.Tensor:
+    """The matmul of fp8 factors, where :func:`multiplies_fp8`; returns `out`."""
     if scales == "block":  # cuBLAS reads the scales of a column by column
         a_scale = a_scale.t().contiguous().t()
-    if a_scale.data_ptr() % 16:  # and by 16 bytes
+    # and by 16 bytes, which what compiled code computes begins at
+    if not torch.compiler.is_compiling() and a_scale.data_ptr() % 16:
         a_scale = a_scale.clone()
     return torch._scaled_mm(
         a, weight, a_scale, weight_scale, bias=bias, out_dtype=out.dtype, use_fast_accum=is_fast,
@@ -206,7 +208,7 @@ def multiplies_fp8(
             torch.ones(of_weight, dtype=torch.float32, device=device).t(),
         )
         try:
-            found = _scaled_mm(out.to(out_dtype), a, weight, bias, *factors, scales, is_fast)
+            found = scaled_mm(out.to(out_dtype), a, weight, bias, *factors, scales, is_fast)
         except (RuntimeError, ValueError):  # NotImplementedError is one, too
             return False
         if not bool(((found.float() - k).abs() <= k / 64).all()):

@@ -19,12 +19,23 @@ from taxfree.errors import UsageError
 from taxfree.models import report
 from taxfree.models.decoders import decoder_of, group_of
 from taxfree.models.step_records import StepChoice, choose, problem_of
-from taxfree_kernels.decode_step.decoder import Cache, Decoder, Layer
+from taxfree_kernels.decode_step.decoder import (
+    SCALED,
+    Cache,
+    Decoder,
+    Layer,
+    scales_of,
+    weights_of,
+)
 from taxfree_kernels.errors import FabricUnavailable
 from taxfree_kernels.fabric.heap import arena_bytes
-from taxfree_kernels.variant import LEAST_HEAD_DIM, MOST_HEAD_DIM
-from taxfree_kernels.vendor import all_gather
+from taxfree_kernels.fp8 import product
+from taxfree_kernels.quantise import quantise
+from taxfree_kernels.variant import BLOCK, LEAST_HEAD_DIM, MOST_HEAD_DIM
+from taxfree_kernels.vendor import all_gather, multiplies_fp8, scaled_mm
 
+#: a factor of a product, and its scales in fp8
+_Factor = tuple[torch.Tensor, torch.Tensor | None]
 _OF_OPERATIONS = (torch.float16, torch.bfloat16)
 _LOCAL_SLOT_BYTES = 8 << 20  # of attention: 64 sequences with 64 heads of 256 values
 _local_runtimes: weakref.WeakValueDictionary[Any, Runtime] = weakref.WeakValueDictionary()
@@ -100,6 +111,16 @@ class ModelStep:
         self.ran: str = f"operations: {reason}" if reason is not None else "one kernel"
         if reason is None and why:
             self.ran += f": {why}"
+        self._scales = scales_of(decoder.layers[0])
+        self._has_scaled_mm = self._scales != "none" and all(
+            multiplies_fp8(
+                self._scales, weight.shape[1], len(weight) % BLOCK, weight.dtype,
+                decoder.embedding.dtype, has_bias, False, weight.device,
+            )
+            for layer in decoder.layers[:1]
+            for weight in weights_of(layer)
+            for has_bias in {False, layer.q_bias is not None}
+        )  # fmt: skip
         self._sequences = torch.arange(self.batch, device=decoder.embedding.device)
         self._next_norms = [layer.input_norm for layer in decoder.layers[1:]] + [decoder.norm]
         self._parts: tuple[Callable[..., Any], ...] = self._begun, self._behind_layer
@@ -291,9 +312,10 @@ class ModelStep:
         q, k, v = self._projected(layer, normalised, turns)
         keys[index], values[index] = k, v
         y = self._attended(q, keys, values, layer.window, *seen)
-        normalised, x = self._added(y, layer.o, x, layer.post_norm)
-        y = silu(linear(normalised, layer.gate)) * linear(normalised, layer.up)
-        return self._added(y, layer.down, x, next_norm)
+        normalised, x = self._added(y, _scaled(layer, "o"), x, layer.post_norm)
+        inputs = self._inputs(normalised)
+        gate, up = (self._product(inputs, _scaled(layer, each)) for each in ("gate", "up"))
+        return self._added(silu(gate) * up, _scaled(layer, "down"), x, next_norm)
 
     def _normalised(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         return rms_norm(x, weight.shape, weight, self.decoder.eps)
@@ -310,12 +332,14 @@ class ModelStep:
     ) -> Iterator[torch.Tensor]:
         """q, k and v of a layer, [batch, heads, head_dim] each."""
         cos, sin = turns
-        for weight, bias, norm, is_turned in (
-            (layer.q, layer.q_bias, layer.q_norm, True),
-            (layer.k, layer.k_bias, layer.k_norm, True),
-            (layer.v, layer.v_bias, None, False),
+        inputs = self._inputs(x)
+        for name, bias, norm, is_turned in (
+            ("q", layer.q_bias, layer.q_norm, True),
+            ("k", layer.k_bias, layer.k_norm, True),
+            ("v", layer.v_bias, None, False),
         ):
-            y = linear(x, weight, bias).unflatten(1, (-1, self.decoder.head_dim))
+            y = self._product(inputs, _scaled(layer, name), bias)
+            y = y.unflatten(1, (-1, self.decoder.head_dim))
             if norm is not None:
                 y = self._normalised(y, norm)
             if is_turned:
@@ -354,15 +378,41 @@ class ModelStep:
         y = scaled_dot_product_attention(q[:, :, None], keys, values, mask, enable_gqa=True)
         return y.flatten(1)
 
+    def _inputs(self, x: torch.Tensor) -> _Factor:
+        """What products of a layer read of x: in fp8, if its weights are."""
+        return (x, None) if self._scales == "none" else quantise(x, self._scales)
+
+    def _product(
+        self, inputs: _Factor, weight: _Factor, bias: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """inputs @ weight^T (+ bias), [batch, rows] of the model's dtype."""
+        (x, x_scale), (rows, scale) = inputs, weight
+        if x_scale is None or scale is None:
+            return linear(x, rows, bias)
+        dtype = self.decoder.embedding.dtype
+        if self._has_scaled_mm:
+            y = x.new_empty(len(x), len(rows), dtype=dtype)
+            factors = (x, rows.t(), bias, x_scale, scale.t())
+            return scaled_mm(y, *factors, self._scales, is_fast=False)
+        y = product(x, x_scale, rows.t(), scale.t())
+        return (y if bias is None else y + bias).to(dtype)
+
     def _added(
-        self, y: torch.Tensor, weight: torch.Tensor, x: torch.Tensor, norm: torch.Tensor
+        self, y: torch.Tensor, weight: _Factor, x: torch.Tensor, norm: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """y @ weight^T, summed over the ranks, + x: normalised, and as it is."""
-        if self._runtime is not None:
+        inputs, (rows, scale) = self._inputs(y), weight
+        if self._runtime is not None and scale is None:
             return self._runtime.matmul_all_reduce_rms_norm(
-                y, weight.t(), norm, residual=x, eps=self.decoder.eps
+                y, rows.t(), norm, residual=x, eps=self.decoder.eps
             )
-        y = linear(y, weight)
+        if self._runtime is not None:
+            values, of_values = inputs
+            return self._runtime.scaled_matmul_all_reduce_rms_norm(
+                values, rows.t(), of_values, scale.t(), norm, residual=x, eps=self.decoder.eps,
+                dtype=x.dtype,
+            )  # fmt: skip
+        y = self._product(inputs, weight)
         if self._group is not None:
             dist.all_reduce(y, group=self._group)
         x = x + y
@@ -384,6 +434,11 @@ class ModelStep:
         everyone = own.new_empty(world_size * own.shape[0], *own.shape[1:])
         all_gather(everyone, own, self._group)
         return everyone.view(world_size, *own.shape)
+
+
+def _scaled(layer: Layer, name: str) -> _Factor:
+    """A weight, and its scales in fp8."""
+    return getattr(layer, name), layer.scales[SCALED.index(name)] if layer.scales else None
 
 
 def _mask(positions: torch.Tensor, keys: int, window: int | None) -> torch.Tensor:

@@ -10,13 +10,16 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
 from taxfree.errors import UsageError
-from taxfree_kernels.decode_step.decoder import Decoder, Layer
+from taxfree.models.scaled import is_fp8_layer, step_unsupported_reason, weight_scale
+from taxfree_kernels.decode_step.decoder import SCALED, Decoder, Layer, weights_of
+from taxfree_kernels.variant import BLOCK
 
 SERVED = ("llama", "mistral", "qwen2", "qwen3")
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
 _SOFT_CAPS = ("attn_logit_softcapping", "final_logit_softcapping")
 _NO_BIAS = ("o_proj", "gate_proj", "up_proj", "down_proj", "lm_head")
+_OF_MLP = ("gate", "up", "down")
 _CHANGING = ("dynamic", "longrope")  # rotary frequencies that depend on the length
 
 
@@ -63,7 +66,7 @@ def decoder_of(model: Any, rank: int = 0, world_size: int = 1) -> Decoder:
     if len(head) == vocab:
         head = head[rank * share :][:share]
     decoder = Decoder(
-        layers=tuple(_layer(each) for each in inner.layers),
+        layers=tuple(_layer(each, rank, world_size) for each in inner.layers),
         embedding=embedding,
         norm=local(inner.norm.weight),
         head=head,
@@ -83,8 +86,9 @@ def _refusal(reason: str) -> UsageError:
     return UsageError(f"decode_step does not serve this model: {reason}", "use model.generate")
 
 
-def _layer(layer: Any) -> Layer:
+def _layer(layer: Any, rank: int, world_size: int) -> Layer:
     attention, mlp = layer.self_attn, layer.mlp
+    scaled = [getattr(mlp if name in _OF_MLP else attention, f"{name}_proj") for name in SCALED]
     projections = {name: getattr(attention, f"{name}_proj") for name in "qkv"}
     norms = {f"{name}_norm": getattr(attention, f"{name}_norm", None) for name in "qk"}
     return Layer(
@@ -98,7 +102,16 @@ def _layer(layer: Any) -> Layer:
         **{f"{n}_bias": local(e.bias) for n, e in projections.items() if e.bias is not None},
         **{name: local(norm.weight) for name, norm in norms.items() if norm is not None},
         window=_window(attention),
+        scales=tuple(_scale(each, rank, world_size) for each in scaled if is_fp8_layer(each)),
     )
+
+
+def _scale(module: Any, rank: int, world_size: int) -> torch.Tensor:
+    """The rank's part of a weight's scales; all ranks may hold those of all channels."""
+    scale, rows = weight_scale(module), len(local(module.weight))
+    if len(scale) == world_size * rows:
+        return scale[rank * rows :][:rows]
+    return scale
 
 
 def _window(attention: Any) -> int | None:
@@ -115,7 +128,8 @@ def _unsupported_reason(model: Any) -> str | None:
     inner: Any = getattr(model, "model", None)
     if config is None or not hasattr(inner, "layers") or not hasattr(model, "lm_head"):
         return f"{type(model).__name__} has no config, model.layers and lm_head, as a Llama has"
-    if getattr(config, "quantization_config", None) is not None:
+    is_quantised = getattr(config, "quantization_config", None) is not None
+    if is_quantised and not any(map(is_fp8_layer, inner.modules())):
         return "its weights are quantised"
     if any(getattr(config, name, None) for name in _EXPERTS):
         return "it has experts"
@@ -132,6 +146,9 @@ def _unsupported_reason(model: Any) -> str | None:
         return f"of Transformers' models it serves {', '.join(SERVED)}, not {config.model_type}"
     if config.hidden_act != "silu":
         return f"its MLPs have {config.hidden_act}, not silu"
+    kinds = {type(each) for name, each in inner.named_modules() if name.endswith("_proj")}
+    if len(kinds) > 1 and any(map(is_fp8_layer, inner.modules())):
+        return f"its layers are {', '.join(sorted(kind.__name__ for kind in kinds))}"
     for name, module in model.named_modules():
         if (reason := _module_unsupported_reason(name, module, config)) is not None:
             return reason
@@ -142,7 +159,10 @@ def _module_unsupported_reason(name: str, module: Any, config: Any) -> str | Non
     if name.endswith("norm") and module.variance_epsilon != config.rms_norm_eps:
         return f"eps of {name} is {module.variance_epsilon}, not {config.rms_norm_eps}"
     if name.endswith(("_proj", "lm_head")):
-        if type(module).forward is not torch.nn.Linear.forward:
+        if is_fp8_layer(module) and name.endswith("_proj"):
+            if (reason := step_unsupported_reason(module)) is not None:
+                return f"{name} has {reason}"
+        elif type(module).forward is not torch.nn.Linear.forward:
             return f"{name} is a {type(module).__name__}, not a torch.nn.Linear"
         if name.endswith(_NO_BIAS) and module.bias is not None:
             return f"{name} has a bias, which a step does not add"
@@ -195,9 +215,12 @@ def _misfit(decoder: Decoder, config: Any, vocab: int, world_size: int) -> str |
                 continue
             if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
                 return f"{name} is a {type(tensor).__name__}"
-            if tensor.dtype not in _DTYPES:
+            dtype = first.dtype
+            if name in SCALED and getattr(holder, "scales", ()):
+                dtype = torch.float8_e4m3fn
+            elif tensor.dtype not in _DTYPES:
                 return f"{name} is {tensor.dtype}"
-            if (tensor.dtype, tensor.device) != (first.dtype, first.device):
+            if (tensor.dtype, tensor.device) != (dtype, first.device):
                 return (
                     f"{name} is {tensor.dtype} on {tensor.device}, the embedding "
                     f"{first.dtype} on {first.device}"
@@ -206,5 +229,14 @@ def _misfit(decoder: Decoder, config: Any, vocab: int, world_size: int) -> str |
                 return (
                     f"this rank's part of {name} is {list(tensor.shape)}, not {list(shape)}: "
                     "it is sharded in another way"
+                )
+    for layer in decoder.layers:
+        for weight, scale in zip(weights_of(layer), layer.scales, strict=bool(layer.scales)):
+            rows, k = weight.shape
+            blocks = (rows // BLOCK, k // BLOCK) if rows % BLOCK == k % BLOCK == 0 else None
+            if scale.dtype != torch.float32 or scale.shape not in ((rows, 1), blocks):
+                return (
+                    f"scales {list(scale.shape)} in {scale.dtype} of this rank's part of a weight "
+                    f"{list(weight.shape)} are not float32 of its channels or whole blocks"
                 )
     return None

@@ -95,6 +95,26 @@ _SCALES = {
 }
 
 
+def step_unsupported_reason(module: Any) -> str | None:
+    """Why a decode step does not compute what a layer does; None if it does."""
+    kind = type(module).__name__
+    if kind == "FbgemmFp8Linear":
+        return "an upper bound of its inputs"
+    if kind == "FP8Linear":
+        if module.block_size is None or tuple(module.block_size) != (BLOCK, BLOCK):
+            return f"scales of {module.block_size or 'tensors'}, not of blocks of {BLOCK} x {BLOCK}"
+        if module.activation_scale is not None:
+            return "a static scale"
+    return None
+
+
+def weight_scale(module: Any) -> torch.Tensor:
+    """This rank's scales of a layer's weight, where they are: [rows, 1], or of [rows, k] blocks."""
+    if type(module).__name__ == "FP8Linear":
+        return local(module.weight_scale_inv).detach()
+    return local(module.weight_scale).detach().view(-1, 1)
+
+
 def local(tensor: Any) -> torch.Tensor:
     """This rank's part."""
     part: torch.Tensor = tensor.to_local() if isinstance(tensor, DTensor) else tensor

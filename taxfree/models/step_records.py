@@ -8,7 +8,7 @@ from typing import Any
 
 from taxfree import fingerprints
 from taxfree._runtime.dispatch import Dispatcher
-from taxfree_kernels.decode_step.decoder import Decoder
+from taxfree_kernels.decode_step.decoder import Decoder, scales_of
 from taxfree_kernels.decode_step.tuned import (
     IGNORED,
     INTERPOLATED,
@@ -40,6 +40,7 @@ class StepChoice:
 def problem_of(decoder: Decoder, batch: int, capacity: int, world_size: int) -> StepProblem:
     """The key of a step's records; the same on all ranks."""
     first = decoder.layers[0]
+    scales = scales_of(first)
     return StepProblem(
         batch=batch,
         context=capacity,
@@ -52,6 +53,8 @@ def problem_of(decoder: Decoder, batch: int, capacity: int, world_size: int) -> 
         vocabulary=len(decoder.embedding),
         dtype=str(decoder.embedding.dtype).removeprefix("torch."),
         world_size=world_size,
+        x_dtype="same" if scales == "none" else "fp8",
+        scales=scales,
     )
 
 

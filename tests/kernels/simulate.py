@@ -1,6 +1,6 @@
-"""Runs decode_step's kernel in simulation; prints JSON: phase -> relative error, and others.
+"""Runs decode_step's kernel in simulation; prints JSON: phase -> error over its bound, and others.
 
-    python simulate.py BATCH RANKS PAGE [WINDOW]
+    python simulate.py BATCH RANKS PAGE WINDOW SCALES
 
 "tokens" is how far a chosen logit is from the largest, in deviations of the logits; the others are
 counters and Lamport words that are left behind, and logits that a second launch changes.
@@ -29,6 +29,8 @@ SIZES = bench.Sizes(
     theta=1e4, eps=1e-5, qk_norm=True, bias=True,
 )  # fmt: skip
 PROGRAMS, LAYERS = 5, 5
+#: in fp8, of whole blocks on a rank
+SIZES_IN_FP8 = dataclasses.replace(SIZES, hidden=640, heads=8, kv_heads=4, intermediate=1280)
 
 
 class Fabric(GhostFabric):
@@ -49,15 +51,18 @@ class Fabric(GhostFabric):
 
 def aligned(tensor: torch.Tensor) -> torch.Tensor:
     """The same at a multiple of 512 bytes, as GPUs have it."""
-    block = torch.zeros(tensor.numel() + 256, dtype=tensor.dtype)
-    first = -block.data_ptr() // 2 % 256
-    return block[first : first + tensor.numel()].view(tensor.shape).copy_(tensor)
+    block = torch.zeros(tensor.nbytes + 512, dtype=torch.uint8)
+    first = -block.data_ptr() % 512
+    place = block[first : first + tensor.nbytes].view(tensor.dtype)
+    return place.view(tensor.shape).copy_(tensor)
 
 
-def step_of(rank: int, world: int, contexts: list[int], page: int, window: int | None) -> Any:
-    """A rank's step, cache and decoder, and the whole old keys and values."""
-    weights = bench.Weights(SIZES, torch.bfloat16, torch.device("cpu"))
-    decoder = bench.make_decoder(SIZES, LAYERS, weights, rank, world)
+def step_of(
+    weights: Any, sizes: Any, rank: int, world: int, contexts: list[int], page: int,
+    window: int | None,
+) -> Any:  # fmt: skip
+    """A rank's decoder and cache, and the whole old keys and values."""
+    decoder = bench.make_decoder(sizes, LAYERS, weights, rank, world)
     layers = tuple(
         dataclasses.replace(
             layer, window=window,
@@ -68,11 +73,11 @@ def step_of(rank: int, world: int, contexts: list[int], page: int, window: int |
     decoder = dataclasses.replace(
         decoder, layers=layers, head=aligned(decoder.head), norm=aligned(decoder.norm)
     )
-    cache, old = bench.make_cache(SIZES, LAYERS, contexts, weights, rank, world, page)
+    cache, old = bench.make_cache(sizes, LAYERS, contexts, weights, rank, world, page)
     cache = Cache(
         tuple(map(aligned, cache.keys)), tuple(map(aligned, cache.values)), cache.block_table
     )
-    return decoder, cache, old, weights
+    return decoder, cache, old
 
 
 def words_left(fabric: Fabric, turns: int) -> int:
@@ -85,26 +90,31 @@ def words_left(fabric: Fabric, turns: int) -> int:
     return int(dirty.sum())
 
 
-def simulate(batch: int, world: int, page: int, window: int | None) -> dict[str, float]:
+def simulate(
+    batch: int, world: int, page: int, window: int | None, scales: str
+) -> dict[str, float]:
     """The errors of the worst rank and launch, of two."""
     kernel = simulated.adapt()  # before a step is made, which keeps constants of compiled kernels
+    sizes = SIZES if scales == "none" else SIZES_IN_FP8
+    weights = bench.Weights(sizes, torch.bfloat16, torch.device("cpu"), scales)
     contexts = [(37 * each) % 300 + 340 for each in range(batch)]
     fabrics = [Fabric(rank, world) for rank in range(world)]
     bases = torch.tensor([each._arena.data_ptr() for each in fabrics])
     steps, made = [], []
     for fabric in fabrics:
         fabric.heap_bases.copy_(bases)
-        decoder, cache, old, weights = step_of(fabric.rank, world, contexts, page, window)
+        rank = fabric.rank
+        decoder, cache, old = step_of(weights, sizes, rank, world, contexts, page, window)
         config = {"STAGES": 4, "DOWN_PARTS": 2}
         steps.append(DecodeStep(decoder, cache, batch, fabric, config, logits=True))
         made.append(cache)
         vectors = [each for layer in decoder.layers for each in vars(layer).values()]
+        vectors += [each for layer in decoder.layers for each in layer.scales]
         for each in (*vectors, decoder.head, decoder.norm, *cache.keys, *cache.values):
             if isinstance(each, torch.Tensor):
                 simulated.memory.add(each)
         simulated.memory.add(fabric._arena)
-    tokens, positions = torch.arange(100, 100 + batch) % SIZES.vocab, torch.tensor(contexts).int()
-    wanted, phases = bench.reference(SIZES, weights, LAYERS, old, decoder, tokens, contexts)
+    tokens, positions = torch.arange(100, 100 + batch) % sizes.vocab, torch.tensor(contexts).int()
     worst: dict[str, float] = {}
     logits: list[torch.Tensor] = []
 
@@ -123,10 +133,11 @@ def simulate(batch: int, world: int, page: int, window: int | None) -> dict[str,
             kernel, [(args, tuple(each.constants.values())) for each, args in launches], PROGRAMS
         )
         for rank, step in enumerate(steps):
-            pairs = bench.phases_of(step, made[rank], phases, contexts, rank, world)
-            pairs["logits"] = step.logits, wanted.chunk(world, -1)[rank]
+            pairs, bounds, wanted = bench.judged(
+                step, made[rank], step.logits, weights, old, decoder, tokens, contexts, rank, world
+            )
             for name, pair in pairs.items():
-                note(name, bench.error_of(*pair))
+                note(name, bench.error_of(*pair) / bounds[name])
             near = wanted.gather(1, chosen[rank][:, None])[:, 0]
             note("tokens", float(((wanted.amax(1) - near) / wanted.std()).max()))
             note("counters", float(step.buffers.counters.abs().sum()))
@@ -139,4 +150,5 @@ def simulate(batch: int, world: int, page: int, window: int | None) -> dict[str,
 if __name__ == "__main__":
     torch.set_num_threads(1)
     launch._compile = lambda kernel, args: None
-    print(json.dumps(simulate(*map(int, sys.argv[1:]), *[None] * (5 - len(sys.argv)))))
+    batch, ranks, page, window = map(int, sys.argv[1:5])
+    print(json.dumps(simulate(batch, ranks, page, window or None, sys.argv[5])))

@@ -21,8 +21,9 @@ import torch
 _local = threading.local()
 _lock = threading.Lock()
 _TYPES = {
-    "int8": torch.int8, "int32": torch.int32, "int64": torch.int64, "float32": torch.float32,
-    "bfloat16": torch.bfloat16, "float16": torch.float16,
+    "int8": torch.int8, "int16": torch.int16, "int32": torch.int32, "int64": torch.int64,
+    "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16,
+    "float8e4nv": torch.float8_e4m3fn,
 }  # fmt: skip
 
 
@@ -55,8 +56,14 @@ class Memory:
         return block[:whole].view(dtype), offset // dtype.itemsize
 
     def load(self, address: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        block, at = self.elements(address, dtype)
-        return block[at].clone()
+        """The elements at addresses, which may lie in several blocks."""
+        begins = torch.tensor([begin for begin, _ in self._blocks])
+        which = torch.bucketize(address, begins, right=True)
+        found = torch.empty(address.shape, dtype=dtype)
+        for each in which.unique():
+            block, at = self.elements(address[which == each], dtype)
+            found[which == each] = block[at]
+        return found
 
     def store(self, address: torch.Tensor, value: torch.Tensor) -> None:
         block, at = self.elements(address, value.dtype)
@@ -263,8 +270,8 @@ def _allocate(element: torch.dtype, shape: Any, layout: Any) -> Any:
     return Shared(torch.full(shape, -1 if element == torch.int32 else float("nan"), dtype=element))
 
 
-def _reinterpreted(block: Shared, shape: Any, layout: Any) -> Shared:
-    return Shared(block.value.view(list(map(int, shape))))
+def _reinterpreted(block: Shared, shape: Any, layout: Any, dtype: Any = None) -> Shared:
+    return Shared(block.value.view(dtype or block.dtype).view(list(map(int, shape))))
 
 
 def _load_box(desc: Any, coordinates: Any, full: Barrier, to: Shared, **_: Any) -> None:
@@ -360,6 +367,24 @@ def _range(*ends: Any) -> Any:
     return (Block(torch.tensor(at)) for at in range(*(int(_raw(each)) for each in ends)))
 
 
+def _unpack_e4m3(words: Block) -> tuple[Block, Block]:
+    values = words.value.contiguous().view(torch.float8_e4m3fn).float()
+    return Block(values[..., 0::2]), Block(values[..., 1::2])
+
+
+def _pack_e4m3(first: Block, second: Block) -> Block:
+    both = torch.stack((first.value, second.value), -1).to(torch.float8_e4m3fn)
+    return Block(both.view(torch.int16)[..., 0])
+
+
+class _Joined(Shared):
+    """Halves [2, 8, N, 64] as [8, 128, N]."""
+
+    def permute(self, order: Any) -> Shared:
+        halves = self.value.permute(1, 0, 3, 2)
+        return Shared(halves.reshape(8, 128, halves.shape[-1]))
+
+
 def _wait_for_units(counters: Block, count: Any, control: Block) -> None:
     from taxfree_kernels.decode_step.chunks import DONE
 
@@ -424,7 +449,7 @@ def _plain(value: Any) -> Any:
 
 def adapt() -> Any:
     """Make the kernel's modules Python's; for processes that compile no kernel. The kernel."""
-    from taxfree_kernels.decode_step import attend, chunks, persistent, rows, sums, tape
+    from taxfree_kernels.decode_step import attend, chunks, persistent, rows, scaled, sums, tape
     from taxfree_kernels.device import packets, peers, specialized, sync
 
     language = _language()
@@ -440,9 +465,13 @@ def adapt() -> Any:
         "load_box": _load_box, "reinterpreted": _reinterpreted, "receive": _receive,
         "wait_for_units": _wait_for_units, "_rotary": _rotary, "translate": _translate,
         "hand_back": lambda stage, pipe: pipe.empty.index(stage).change(1, 0),
-        "before_tma_loads": lambda GROUP: None,
+        "before_tma_loads": lambda GROUP: None, "fence_stage": lambda: None,
+        "joined_halves": lambda inputs, N, layout: _Joined(inputs.value),
+        "divided": lambda value, divisor: Block(value.value / _block(divisor[0])),
+        "unpack_e4m3": _unpack_e4m3, "pack_e4m3": _pack_e4m3,
     }  # fmt: skip
-    for module in (tape, peers, chunks, sums, rows, attend, persistent, packets, sync, specialized):
+    own = (tape, chunks, sums, rows, scaled, attend, persistent)
+    for module in (*own, peers, packets, sync, specialized):
         for name, value in list(vars(module).items()):
             if hasattr(value, "fn") and not isinstance(value, type):
                 function = value.fn

@@ -60,6 +60,7 @@ class TestLines:
         import torch
 
         from taxfree_kernels.decode_step import tape
+        from taxfree_kernels.decode_step.decoder import weights_of
 
         decoder, cache = decoder_and_cache([*SIZES, "keys", "values"])
         address = torch.Tensor.data_ptr
@@ -71,7 +72,7 @@ class TestLines:
         lines = tape.Lines.of(decoder, cache)
         assert (lines.spans > 1) == (apart > 0)
         (layer,) = decoder.layers
-        columns = [*tape.weights_of(layer), *cache.keys, *cache.values]
+        columns = [*weights_of(layer), *cache.keys, *cache.values]
         head = lines.table[1, 0], decoder.head
         for line, each in (*zip(lines.table[0], columns, strict=False), head):
             box, shape, strides = lines.rows(
@@ -166,12 +167,19 @@ class TestSimulated:
     """The kernel's source on a CPU: of layers with biases, norms of q and k, and odd sizes."""
 
     @pytest.mark.parametrize(
-        "case", [(1, 2, 0), (1, 2, 16, 70), (3, 1, 256), (11, 2, 64, 70)], ids=str
-    )
+        "case",
+        [
+            (1, 2, 0, 0, "none"), (1, 2, 16, 70, "none"), (3, 1, 256, 0, "none"),
+            (11, 2, 64, 70, "none"), (1, 2, 16, 70, "channel"), (1, 2, 0, 0, "block"),
+            (3, 2, 0, 0, "channel"), (11, 1, 64, 70, "block"),
+        ],
+        ids=str,
+    )  # fmt: skip
     def test_phases_are_near_float64_and_nothing_is_left_behind(self, case):
         script = str(ROOT / "tests" / "kernels" / "simulate.py")
         worst = json.loads(run_python(script, *map(str, case), PYTHONUNBUFFERED="1"))
         clean = {name: worst.pop(name) for name in ("counters", "changed", "words")}
         assert not any(clean.values()), clean
         assert len(worst) == 7
-        assert max(worst.values()) < 0.02, worst
+        assert worst.pop("tokens") < (0.02 if case[4] == "none" else 0.2), worst
+        assert max(worst.values()) < 1, worst

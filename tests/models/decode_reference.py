@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 import torch
 
-from taxfree_kernels.decode_step.decoder import Cache, Decoder, Layer
+from taxfree_kernels.decode_step.decoder import SCALED, Cache, Decoder, Layer
+from taxfree_kernels.fp8 import dequantised
 
 Part = tuple[Decoder, Cache]
 
@@ -15,6 +16,8 @@ def exact_logits(
     parts: Sequence[Part], tokens: torch.Tensor, positions: torch.Tensor
 ) -> torch.Tensor:
     """Logits behind tokens [batch] at these positions; float64 [batch, vocabulary].
+
+    Weights in fp8 are what they stand for, and inputs are not quantised.
 
     Args:
         parts: of each rank. Of the caches only what stands before the positions is read.
@@ -41,8 +44,16 @@ def _normalised(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tens
 
 
 def _mlp(layer: Layer, x: torch.Tensor) -> torch.Tensor:
-    gate, up = x @ layer.gate.double().t(), x @ layer.up.double().t()
-    return (gate * gate.sigmoid() * up) @ layer.down.double().t()
+    gate, up, down = (_weight(layer, name).t() for name in ("gate", "up", "down"))
+    gate = x @ gate
+    return (gate * gate.sigmoid() * (x @ up)) @ down
+
+
+def _weight(layer: Layer, name: str) -> torch.Tensor:
+    weight = getattr(layer, name)
+    if not layer.scales:
+        return weight.double()
+    return dequantised(weight.t(), layer.scales[SCALED.index(name)].t()).t()
 
 
 def _attention(
@@ -53,9 +64,9 @@ def _attention(
     turn = torch.polar(torch.full_like(angles, decoder.rope_scale), angles)
 
     def heads(
-        weight: torch.Tensor, bias: torch.Tensor | None, norm: torch.Tensor | None, is_turned: bool
+        name: str, bias: torch.Tensor | None, norm: torch.Tensor | None, is_turned: bool
     ) -> torch.Tensor:
-        y = weight.double() @ x + (0.0 if bias is None else bias.double())
+        y = _weight(layer, name) @ x + (0.0 if bias is None else bias.double())
         y = y.view(-1, decoder.head_dim)
         y = y if norm is None else _normalised(y, norm, decoder.eps)
         if not is_turned:
@@ -63,9 +74,9 @@ def _attention(
         turned = torch.complex(*y.chunk(2, dim=1)) * turn
         return torch.cat((turned.real, turned.imag), dim=1)
 
-    q = heads(layer.q, layer.q_bias, layer.q_norm, True)
-    k = heads(layer.k, layer.k_bias, layer.k_norm, True)
-    v = heads(layer.v, layer.v_bias, None, False)
+    q = heads("q", layer.q_bias, layer.q_norm, True)
+    k = heads("k", layer.k_bias, layer.k_norm, True)
+    v = heads("v", layer.v_bias, None, False)
     start = 0 if layer.window is None else max(0, position + 1 - layer.window)
     found = []
     for head, query in enumerate(q):
@@ -76,4 +87,4 @@ def _attention(
         )
         weights = torch.softmax(keys @ query * decoder.head_dim**-0.5, dim=0)
         found.append(weights @ values)
-    return layer.o.double() @ torch.cat(found)
+    return _weight(layer, "o") @ torch.cat(found)

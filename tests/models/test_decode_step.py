@@ -17,7 +17,8 @@ from taxfree._runtime.runtime import runtimes
 from taxfree.errors import UsageError
 from taxfree.models import report
 from taxfree.models.decoders import decoder_of
-from taxfree_kernels.decode_step.decoder import Cache
+from taxfree_kernels.decode_step.decoder import Cache, weights_of
+from taxfree_kernels.fp8 import dequantised, quantised, quantised_weight
 from tests.models.decode_reference import exact_logits
 from tests.ranks import Ranks, on_every_fabric
 from tests.sample import Sample
@@ -233,6 +234,75 @@ def compile_a_step(_: Any, dtype: torch.dtype) -> None:
         )
         torch.testing.assert_close(step.run_operations(tokens, positions), logits)
     assert counters["stats"]["unique_graphs"] == compiled_before + 2
+
+
+# -- fp8 -----------------------------------------------------------------------------------------
+
+
+def in_fp8(model: Any, scales: str) -> Any:
+    """A model whose projections are Transformers' layers in fp8, with its weights quantised."""
+    from transformers.integrations.compressed_tensors import CompressedTensorsFP8Linear
+    from transformers.integrations.finegrained_fp8 import FP8Linear
+
+    for name, linear in list(model.named_modules()):
+        if not name.endswith("_proj"):
+            continue
+        values, scale = quantised_weight(linear.weight.detach().float().t(), scales)
+        sizes = linear.in_features, linear.out_features
+        if scales == "block":
+            layer: Any = FP8Linear(*sizes, block_size=(128, 128))
+            layer.weight_scale_inv.data = scale.t().contiguous()
+        else:
+            layer = CompressedTensorsFP8Linear(*sizes)
+            layer.weight_scale.data = scale
+        layer.weight.data = values.t()
+        model.set_submodule(name, layer.requires_grad_(False))
+    model.config.quantization_config = {"quant_method": "fp8"}
+    return model
+
+
+def errors_in_fp8(fabric: Any, scales: str, batch: int) -> list[float]:
+    """Errors of a step's logits, by operations and by what runs, and of one product."""
+    model = in_fp8(made("large Qwen3", torch.bfloat16), scales)
+    step = taxfree.decode_step(model, batch, 8)
+    held = {each.data_ptr() for each in model.parameters()}
+    (layer, *_) = step.decoder.layers
+    assert {each.data_ptr() for each in (*weights_of(layer), *layer.scales)} <= held
+    tokens = torch.arange(batch) + 3
+    positions = torch.zeros(batch, dtype=torch.int32)
+    exact = exact_logits([(step.decoder, step.cache)], tokens, positions)
+    step(tokens, positions)
+    found = [step.logits, step.run_operations(tokens, positions)]
+    x = torch.randn(batch, 256, generator=torch.Generator().manual_seed(1)).bfloat16()
+    wanted = dequantised(*quantised(x, scales)) @ dequantised(layer.q.t(), layer.scales[0].t())
+    pairs = [*((each, exact) for each in found)]
+    pairs.append((step._product(step._inputs(x), (layer.q, layer.scales[0])), wanted))
+    return [float((ours - theirs).norm() / theirs.norm()) for ours, theirs in pairs]
+
+
+@pytest.mark.parametrize("scales", ["channel", "block"])
+def test_weights_in_fp8_are_multiplied_where_they_are(ranks: Ranks, scales: str) -> None:
+    (errors,) = ranks.run(1, f"{__name__}:errors_in_fp8", scales=scales, batch=BATCH)
+    assert max(errors[:2]) < 0.15  # inputs are quantised
+    assert errors[2] < 0.005
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"block_size": None}, "scales of tensors, not of blocks of 128 x 128"),
+        ({"activation_scale": torch.ones(1)}, "has a static scale"),
+    ],
+    ids=str,
+)
+def test_other_scales_are_refused(change: dict[str, Any], sentence: str) -> None:
+    model = in_fp8(made("large Qwen3", torch.bfloat16), "block")
+    for name, value in change.items():
+        module = model.model.layers[1].mlp.up_proj
+        module.__dict__.update({name: value})
+        module._parameters.pop(name, None)
+    with pytest.raises(UsageError, match=sentence):
+        taxfree.decode_step(model, 1, 8)
 
 
 # -- refusals ------------------------------------------------------------------------------------

@@ -69,8 +69,10 @@ def test_the_space_has_the_names_of_the_kernels_work() -> None:
     from taxfree_kernels.decode_step.tape import Model, Work
 
     def of_kernel(batch: int) -> dict[str, int]:
-        sizes = {"HIDDEN": 4096, "HEADS": 16, "KV_HEADS": 4, "HEAD_DIM": 128, "BATCH": batch}
-        known: dict[str, Any] = dict.fromkeys(Model._fields, 0) | sizes | {"INTERMEDIATE": 7168}
+        sizes: dict[str, Any] = {"HIDDEN": 4096, "HEADS": 16, "KV_HEADS": 4, "HEAD_DIM": 128}
+        sizes |= {"BATCH": batch}
+        sizes |= {"INTERMEDIATE": 7168, "SCALES": "none"}
+        known: dict[str, Any] = dict.fromkeys(Model._fields, 0) | sizes
         return seed_config(Model(**known), KNOWN["h100"].shared_memory, 2)
 
     for batch in (1, 16):

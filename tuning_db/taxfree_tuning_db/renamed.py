@@ -60,7 +60,10 @@ RENAMED: dict[str, Renamed] = {
     "flash_decode": Renamed(
         variants={"library": "splits"}, config={"IN_DATA": "LL"}, added=_NOT_FP8_CACHE
     ),
-    "decode_step": Renamed(constants={"kernel": {"GROUPS": 2, "WORDS": 0}}),
+    "decode_step": Renamed(
+        constants={"kernel": {"GROUPS": 2, "WORDS": 0}},
+        added={"x_dtype": "same", "scales": "none"},
+    ),
     "matmul_all_reduce": Renamed(
         config={"IN_DATA": "LL"},
         constants={"push_two_shot_lamport_specialized": _OVERLAPPING},

@@ -319,3 +319,7 @@ def _merge_splits(pair, splits, HEADS: gl.constexpr, step, MODEL: gl.constexpr):
     mask = (head < QUERIES)[:, None] & (d >= 0)[None, :]
     element: gl.constexpr = step.attended.dtype.element_ty
     gl.store(step.attended + at, result.to(element), mask=mask)
+    if step.tops is not None:
+        value = gl.where(mask, result.to(element).to(gl.float32), 0.0)
+        largest = gl.max(gl.max(gl.maximum(value, -value), 1), 0)
+        gl.store(step.tops + pair, largest)

@@ -3,7 +3,8 @@
 One warp loads. It claims units from one counter, tells the other warps which, and streams their
 weights, keys and values, which nobody writes during a step: it waits for no activation. A chunk is
 8 rows of a weight and 1024 of K; with several sequences 16 rows and 512 of K; or as many keys as
-take the same 16 KiB.
+take the same 16 KiB. Weights in fp8 are streamed as 16-bit words of two elements: a chunk has twice
+as much of K, and all that is said of K in loads is said of words.
 """
 
 from __future__ import annotations
@@ -73,13 +74,17 @@ class Pipe(NamedTuple):
 
 
 class Weights(NamedTuple):
-    """Descriptors of rows of each length, of keys and values, and the table of lines."""
+    """Descriptors of rows of each length, of keys and values, and the table of lines.
+
+    ``head`` is of the head's rows beside weights in fp8; else None.
+    """
 
     hidden: Any
     heads: Any
     intermediate: Any
     cache: Any
     lines: Any
+    head: Any
 
 
 class Pages(NamedTuple):
@@ -158,6 +163,12 @@ def head_units(batch, vocab):
 def sequences(batch):
     """N, of which products are: the batch, or more."""
     return 1 if batch == 1 else 8 if batch <= 8 else 16
+
+
+@gluon.constexpr_function
+def words_in(k, scales):
+    """16-bit words in k elements of a layer's weights."""
+    return k if scales == "none" else k // 2
 
 
 @gluon.constexpr_function
@@ -366,7 +377,9 @@ def load(
     """Claim units until there are no more, and load what they read; the loader's whole life."""
     BATCH: gl.constexpr = MODEL.BATCH
     PARTS: gl.constexpr = WORK.DOWN_PARTS
-    WIDTH: gl.constexpr = MODEL.HEADS * MODEL.HEAD_DIM
+    HIDDEN: gl.constexpr = words_in(MODEL.HIDDEN, MODEL.SCALES)
+    WIDTH: gl.constexpr = words_in(MODEL.HEADS * MODEL.HEAD_DIM, MODEL.SCALES)
+    WIDE: gl.constexpr = words_in(MODEL.INTERMEDIATE, MODEL.SCALES)
     counts = counts_of(positions, widest, MODEL, WORK)
     end = layers * counts.layer + head_units(BATCH, MODEL.VOCAB)
     n, claims = gl.to_tensor(0), gl.to_tensor(0)
@@ -376,9 +389,12 @@ def load(
         claims += 1
         rows, layer, at = rows_of(unit, layers, weights.lines, counts, MODEL, WORK)
         if rows.kind == OF_HIDDEN:
-            n = _load_rows(
-                weights.hidden, rows, 0, slabs_in(MODEL.HIDDEN, BATCH), n, pipe, MODEL, WORK
-            )
+            if MODEL.SCALES == "none" or layer < layers:
+                SLABS: gl.constexpr = slabs_in(HIDDEN, BATCH)
+                n = _load_rows(weights.hidden, rows, 0, SLABS, n, pipe, MODEL, WORK)
+            else:
+                HEAD_SLABS: gl.constexpr = slabs_in(MODEL.HIDDEN, BATCH)
+                n = _load_rows(weights.head, rows, 0, HEAD_SLABS, n, pipe, MODEL, WORK)
         elif rows.kind == OF_HEADS:
             n = _load_rows(weights.heads, rows, 0, slabs_in(WIDTH, BATCH), n, pipe, MODEL, WORK)
         elif rows.kind == OF_INTERMEDIATE:
@@ -386,8 +402,8 @@ def load(
                 if rows.part == part:
                     n = _load_rows(
                         weights.intermediate, rows,
-                        first_slab(MODEL.INTERMEDIATE, part, PARTS, BATCH),
-                        first_slab(MODEL.INTERMEDIATE, part + 1, PARTS, BATCH),
+                        first_slab(WIDE, part, PARTS, BATCH),
+                        first_slab(WIDE, part + 1, PARTS, BATCH),
                         n, pipe, MODEL, WORK,
                     )  # fmt: skip
         else:
@@ -413,8 +429,8 @@ def next_unit(claims, pipe):
 
 
 @gluon.jit
-def hand_back(stage, pipe):
-    """Let TMA write a stage again, which the caller has loaded into registers.
+def fence_stage():
+    """Let TMA write what the caller has loaded into registers, behind an arrival.
 
     An arrival alone does not order these loads before writes of the async proxy.
     """
@@ -422,6 +438,12 @@ def hand_back(stage, pipe):
         "fence.proxy.async.shared::cta;\n\tmov.u32 $0, 0;", "=r", [],
         dtype=gl.int32, is_pure=False, pack=1,
     )  # fmt: skip
+
+
+@gluon.jit
+def hand_back(stage, pipe):
+    """Let TMA write a stage again, which the caller has loaded into registers."""
+    fence_stage()
     mbarrier.arrive(pipe.empty.index(stage), count=1)
 
 
@@ -550,11 +572,14 @@ def make_pipe(weights, MODEL: gl.constexpr, WORK: gl.constexpr):
     return pipe
 
 
-def reinterpreted(block: Any, shape: Any, layout: Any, _semantic: Any = None) -> Any:
+def reinterpreted(
+    block: Any, shape: Any, layout: Any, dtype: Any = None, _semantic: Any = None
+) -> Any:
     """Shared memory in another shape and layout; the method's name differs between Tritons."""
     unwrap = gl._core._unwrap_if_constexpr
     sizes = [unwrap(each) for each in unwrap(shape)]
-    return _semantic.memdesc_reinterpret(block, block.dtype, sizes, unwrap(layout))
+    element = unwrap(dtype) or block.dtype
+    return _semantic.memdesc_reinterpret(block, element, sizes, unwrap(layout))
 
 
 reinterpreted.__triton_builtin__ = True  # type: ignore[attr-defined]

@@ -4,12 +4,17 @@ from dataclasses import dataclass
 
 import torch
 
+#: weights of a layer that may be in fp8, in the order of their scales
+SCALED = ("q", "k", "v", "o", "gate", "up", "down")
+
 
 @dataclass(frozen=True)
 class Layer:
     """One rank's part of a decoder layer. Weights are as ``torch.nn.Linear`` has them: [rows, k].
 
-    ``window`` is the number of last positions that attention sees; None: all.
+    ``window`` is the number of last positions that attention sees; None: all. Where the seven
+    weights are in fp8, ``scales`` are theirs, float32, in the order of ``SCALED``: of each output
+    channel, [rows, 1], or of blocks of 128 x 128, [ceil(rows / 128), ceil(k / 128)].
     """
 
     input_norm: torch.Tensor  # [hidden]
@@ -27,6 +32,7 @@ class Layer:
     q_norm: torch.Tensor | None = None  # [head_dim], of Qwen3
     k_norm: torch.Tensor | None = None
     window: int | None = None
+    scales: tuple[torch.Tensor, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -59,3 +65,15 @@ class Cache:
     keys: tuple[torch.Tensor, ...]
     values: tuple[torch.Tensor, ...]
     block_table: torch.Tensor | None = None
+
+
+def weights_of(layer: Layer) -> tuple[torch.Tensor, ...]:
+    """Those of ``SCALED``."""
+    return tuple(getattr(layer, name) for name in SCALED)
+
+
+def scales_of(layer: Layer) -> str:
+    """Who has a scale in a layer's weights: "channel" or "block"; "none" in 16 bits."""
+    if not layer.scales:
+        return "none"
+    return "channel" if len(layer.scales[0]) == len(layer.q) else "block"

@@ -50,6 +50,7 @@ from taxfree_kernels.decode_step.chunks import (
     slabs_of,
     wait_for_units,
     weight_of_row,
+    words_in,
 )
 from taxfree_kernels.decode_step.rows import (
     add_owned,
@@ -58,8 +59,17 @@ from taxfree_kernels.decode_step.rows import (
     multiply_rows,
     owned_embedding,
     owned_norm,
+    owners,
     places_of_products,
     publish,
+)
+from taxfree_kernels.decode_step.scaled import (
+    largest_of_tokens,
+    make_wide_staging,
+    multiply_words,
+    multiply_words_of_rows,
+    quantise_slabs,
+    scales_of,
 )
 from taxfree_kernels.decode_step.sums import (
     OF_BEST,
@@ -72,6 +82,7 @@ from taxfree_kernels.decode_step.sums import (
     empty_last_turn,
     normed,
     send,
+    slabs_of_norm,
     sources_of,
     staging_shapes,
     targets_of,
@@ -100,6 +111,10 @@ class Buffers(NamedTuple):
         activated: [BATCH, INTERMEDIATE].
         x: [BATCH, HIDDEN], the residual times the weight of a norm; of several sequences.
         squares: float32 [BATCH, owners], sums of squares of the residual; see ``rows``.
+        scales: int64 [layers, 7], addresses of the scales of weights in fp8; else None.
+        x_tops, attended_tops, activated_tops: float32 [BATCH, owners], [BATCH, KV_HEADS] and
+            [BATCH, units], largest magnitudes of parts of x, attended and activated; of several
+            sequences, if weights have scales of channels; else None.
         best: int64 [BATCH], the largest logit so far, and its token.
         counters: int32, zeros between launches.
         inbox: int32, the pool's first slot of Lamport words.
@@ -120,6 +135,10 @@ class Buffers(NamedTuple):
     activated: Any
     x: Any
     squares: Any
+    scales: Any
+    x_tops: Any
+    attended_tops: Any
+    activated_tops: Any
     best: Any
     counters: Any
     inbox: Any
@@ -129,11 +148,12 @@ class Buffers(NamedTuple):
 
 
 class Inputs(NamedTuple):
-    """Descriptors of what several sequences' products read."""
+    """Descriptors of what several sequences' products read; `head`: see ``chunks.Weights``."""
 
     hidden: Any
     attended: Any
     activated: Any
+    head: Any
 
 
 class Step(NamedTuple):
@@ -149,6 +169,7 @@ class Step(NamedTuple):
     parts: Any
     softmax: Any
     attended: Any
+    tops: Any
     counters: Any
     heads: Any
     stride_key: Any
@@ -211,34 +232,84 @@ def _next_x(
     """
     if MODEL.BATCH == 1:
         x, rstd = normed(residual, weight, staging, MODEL, WORK, GROUP)
+        if MODEL.SCALES != "none":
+            SLABS: gl.constexpr = slabs_in(words_in(MODEL.HIDDEN, MODEL.SCALES), 1)
+            x = quantise_slabs(x, SLABS, residual[0].dtype, MODEL)
     else:
-        publish(residual, weight, buffers.x, buffers.squares, sources_of(GROUP, WORK), MODEL, WORK)
+        publish(
+            residual, weight, buffers.x, buffers.squares, buffers.x_tops,
+            sources_of(GROUP, WORK), MODEL, WORK,
+        )  # fmt: skip
         count_units(buffers.counters, 0)
         before += gl.num_programs(0)
         wait_for_units(buffers.counters, before, buffers.control_ptr)
         before_tma_loads(GROUP)
-        x = ()
+        if MODEL.SCALES == "channel":
+            x = largest_of_tokens(buffers.x_tops, owners(MODEL, WORK), MODEL)
+        else:
+            x = ()
         rstd = factors(buffers.squares, MODEL, WORK)[None, :]
     return x, rstd, before
 
 
 @gluon.jit
-def _inputs_of(ptr, K: gl.constexpr, MODEL: gl.constexpr, GROUP: gl.constexpr):
-    """What products with inputs from memory read, behind their barrier."""
+def _inputs_of(
+    ptr, K: gl.constexpr, tops, TOPS: gl.constexpr, MODEL: gl.constexpr, GROUP: gl.constexpr
+):
+    """What products with inputs from memory read, behind their barrier.
+
+    Args:
+        tops: so many largest magnitudes of each token; see ``Buffers``.
+    """
     if MODEL.BATCH == 1:
-        x = slabs_of(ptr, K)
+        if MODEL.SCALES == "none":
+            x = slabs_of(ptr, K)
+        else:
+            pairs = slabs_of(tl.cast(ptr, gl.pointer_type(gl.int32)), K // 2)
+            x = quantise_slabs(pairs, slabs_in(K // 2, 1), ptr.dtype.element_ty, MODEL)
     else:
         before_tma_loads(GROUP)
-        x = ()
+        if MODEL.SCALES == "channel":
+            x = largest_of_tokens(tops, TOPS, MODEL)
+        else:
+            x = ()
     return x
 
 
 @gluon.jit
 def _multiply(
+    x, scales, inputs, K: gl.constexpr, PART: gl.constexpr, PARTS: gl.constexpr, n, pieces,
+    staging, pipe, MODEL: gl.constexpr, WORK: gl.constexpr,
+):  # fmt: skip
+    """The products of a unit, of each group of rows, with x, or with inputs in memory.
+
+    Args:
+        scales: those of the unit's rows, see ``scaled.Scales``.
+        PART, PARTS: the part of K.
+    """
+    WORDS: gl.constexpr = words_in(K, MODEL.SCALES)
+    FIRST: gl.constexpr = first_slab(WORDS, PART, PARTS, MODEL.BATCH)
+    END: gl.constexpr = first_slab(WORDS, PART + 1, PARTS, MODEL.BATCH)
+    if MODEL.SCALES == "none":
+        products, n, pieces = _multiply_plain(
+            x, inputs, FIRST, END, n, pieces, staging, pipe, MODEL, WORK
+        )
+    elif MODEL.BATCH == 1:
+        one, n = multiply_words(x, scales, K, FIRST, END, n, pipe, MODEL, WORK)
+        products = (one,)
+    else:
+        products, n, pieces = multiply_words_of_rows(
+            x, scales, inputs, K, FIRST, END, n, pieces, staging, pipe, MODEL, WORK
+        )
+    return products, n, pieces
+
+
+@gluon.jit
+def _multiply_plain(
     x, inputs, FIRST: gl.constexpr, END: gl.constexpr, n, pieces, staging, pipe,
     MODEL: gl.constexpr, WORK: gl.constexpr,
 ):  # fmt: skip
-    """The products of a unit, of each group of rows, with x, or with inputs in memory."""
+    """The same of weights in 16 bits."""
     if MODEL.BATCH == 1:
         one, n = multiply(x, FIRST, END, n, pipe, WORK)
         products = (one,)
@@ -247,6 +318,44 @@ def _multiply(
             inputs, FIRST, END, n, pieces, staging, pipe, MODEL, WORK
         )
     return products, n, pieces
+
+
+@gluon.jit
+def _scales_of_qkv(table, layer, at, MODEL: gl.constexpr):
+    """The scales of a unit of rows of q, k and v, from `at` on; nothing in 16 bits."""
+    if MODEL.SCALES == "none":
+        scales = ()
+    else:
+        HALF: gl.constexpr = rows_of_unit(MODEL.BATCH) // 2
+        which, row = weight_of_row(at, MODEL)
+        scales = scales_of(table, layer, which, row, which, row + HALF, MODEL.HIDDEN, MODEL)
+    return scales
+
+
+@gluon.jit
+def _scales_of_gate(table, layer, unit, first, MODEL: gl.constexpr):
+    """The same of a unit of gate and up."""
+    if MODEL.SCALES == "none":
+        scales = ()
+    else:
+        row = (unit - first) * (rows_of_unit(MODEL.BATCH) // 2)
+        scales = scales_of(table, layer, 4, row, 5, row, MODEL.HIDDEN, MODEL)
+    return scales
+
+
+@gluon.jit
+def _scales_of_unit(
+    table, layer, WEIGHT: gl.constexpr, unit, first, PARTS: gl.constexpr, K: gl.constexpr,
+    MODEL: gl.constexpr,
+):  # fmt: skip
+    """The same of a unit of o or of down, one of so many parts."""
+    if MODEL.SCALES == "none":
+        scales = ()
+    else:
+        ROWS: gl.constexpr = rows_of_unit(MODEL.BATCH)
+        row = (unit - first) // PARTS * ROWS
+        scales = scales_of(table, layer, WEIGHT, row, WEIGHT, row + ROWS // 2, K, MODEL)
+    return scales
 
 
 @gluon.jit
@@ -286,12 +395,12 @@ def _compute(
     """All phases of all layers, then the head: the life of the warps that compute."""
     BATCH: gl.constexpr = MODEL.BATCH
     HIDDEN: gl.constexpr = MODEL.HIDDEN
-    SLABS: gl.constexpr = slabs_in(HIDDEN, BATCH)
     WIDTH: gl.constexpr = MODEL.HEADS * MODEL.HEAD_DIM
     WIDE: gl.constexpr = MODEL.INTERMEDIATE
     PARTS: gl.constexpr = WORK.DOWN_PARTS
     AREA: gl.constexpr = GROUP.WORLD * PARTS * HIDDEN
     ROWS: gl.constexpr = rows_of_unit(BATCH)
+    UNITS: gl.constexpr = 2 * WIDE // ROWS  # of gate and up
     PRODUCTS: gl.constexpr = 1 if BATCH == 1 else GROUPS
     OF_GROUP: gl.constexpr = ROWS // PRODUCTS
     SOURCES: gl.constexpr = sources_of(GROUP, WORK)
@@ -317,8 +426,9 @@ def _compute(
         end = first + counts.qkv
         while unit < end:
             at = (unit - first) * ROWS
+            scales = _scales_of_qkv(buffers.scales, layer, at, MODEL)
             products, n, pieces = _multiply(
-                x, inputs.hidden, 0, SLABS, n, pieces, staging, pipe, MODEL, WORK
+                x, scales, inputs.hidden, HIDDEN, 0, 1, n, pieces, staging, pipe, MODEL, WORK
             )
             for group in gl.static_range(PRODUCTS):
                 to = at + group * OF_GROUP + row
@@ -356,11 +466,14 @@ def _compute(
         area = area_of(inbox, 2 * layer, MODEL, WORK, GROUP)
         targets = targets_of(area, inbox, MODEL, GROUP)
         wait_for_units(counters, before, control)
-        attended = _inputs_of(buffers.attended, WIDTH, MODEL, GROUP)
+        attended = _inputs_of(
+            buffers.attended, WIDTH, buffers.attended_tops, MODEL.KV_HEADS, MODEL, GROUP
+        )
         _note(buffers, layer, layers, 6, WORK)
         while unit < end:
+            scales = _scales_of_unit(buffers.scales, layer, 3, unit, first, 1, WIDTH, MODEL)
             products, n, pieces = _multiply(
-                attended, inputs.attended, 0, slabs_in(WIDTH, BATCH), n, pieces, staging, pipe,
+                attended, scales, inputs.attended, WIDTH, 0, 1, n, pieces, staging, pipe,
                 MODEL, WORK,
             )  # fmt: skip
             for group in gl.static_range(PRODUCTS):
@@ -377,13 +490,20 @@ def _compute(
         done = gl.to_tensor(0)
         end = first + counts.gate
         while unit < end:
+            scales = _scales_of_gate(buffers.scales, layer, unit, first, MODEL)
             products, n, pieces = _multiply(
-                x, inputs.hidden, 0, SLABS, n, pieces, staging, pipe, MODEL, WORK
+                x, scales, inputs.hidden, HIDDEN, 0, 1, n, pieces, staging, pipe, MODEL, WORK
             )
             gate, up, at, of, there = _gate_and_up(products, rstd, MODEL)
             to = of * WIDE + (unit - first) * (ROWS // 2) + at
             activated = gate / (1 + gl.exp(-gate)) * up
             gl.store(buffers.activated + to, activated.to(element), mask=there)
+            if buffers.activated_tops is not None:
+                value = gl.where(there, activated.to(element).to(gl.float32), 0.0)
+                largest = gl.max(gl.maximum(value, -value), 0)
+                number = gl.arange(0, sequences(BATCH), largest.type.layout)
+                to = buffers.activated_tops + number * UNITS + unit - first
+                gl.store(to, largest, mask=number < BATCH)
             done += 1
             unit, claims = next_unit(claims, pipe)
         _note(buffers, layer, layers, 9, WORK)
@@ -399,15 +519,17 @@ def _compute(
             empty_area(area, AREA)
         area = area_of(inbox, 2 * layer + 1, MODEL, WORK, GROUP)
         targets = targets_of(area, inbox, MODEL, GROUP)
-        wide = _inputs_of(buffers.activated, WIDE, MODEL, GROUP)
+        wide = _inputs_of(buffers.activated, WIDE, buffers.activated_tops, UNITS, MODEL, GROUP)
         while unit < end:
             at = unit - first
             for part in gl.static_range(PARTS):
                 if at % PARTS == part:
+                    scales = _scales_of_unit(
+                        buffers.scales, layer, 6, unit, first, PARTS, WIDE, MODEL
+                    )
                     products, n, pieces = _multiply(
-                        wide, inputs.activated, first_slab(WIDE, part, PARTS, BATCH),
-                        first_slab(WIDE, part + 1, PARTS, BATCH), n, pieces, staging, pipe,
-                        MODEL, WORK,
+                        wide, scales, inputs.activated, WIDE, part, PARTS, n, pieces, staging,
+                        pipe, MODEL, WORK,
                     )  # fmt: skip
                     place = part * (GROUP.WORLD * BATCH * HIDDEN) + at // PARTS * ROWS
                     for group in gl.static_range(PRODUCTS):
@@ -423,11 +545,18 @@ def _compute(
         x, rstd, before = _next_x(residual, weight, before, buffers, staging, MODEL, WORK, GROUP)
 
     _note(buffers, layers, layers, 0, WORK)
+    of_head = staging
+    if MODEL.SCALES != "none":
+        if BATCH == 1:
+            x = slabs_of_norm(staging, MODEL)
+        else:
+            x = ()
+            of_head = staging.plain
     best = row * 0.0 + sequence * 0.0 - float("inf")
     chosen = (row + sequence) * 0
     while unit < first + head_units(BATCH, MODEL.VOCAB):
-        products, n, pieces = _multiply(
-            x, inputs.hidden, 0, SLABS, n, pieces, staging, pipe, MODEL, WORK
+        products, n, pieces = _multiply_plain(
+            x, inputs.head, 0, slabs_in(HIDDEN, BATCH), n, pieces, of_head, pipe, MODEL, WORK
         )
         for group in gl.static_range(PRODUCTS):
             at = (unit - first) * ROWS + group * OF_GROUP + row + sequence * 0
@@ -517,8 +646,9 @@ def _compute_and_leave(
 )  # fmt: skip
 def decode_step(
     tokens, positions, next_tokens, hidden_desc, heads_desc, intermediate_desc, cache_desc, x_desc,
-    attended_desc, activated_desc, buffers, origin, rope_scale, stride_key, layers, widest,
-    sequence_lines, head_lines, stride_table, rank, vocab_start, stride_slot, used,
+    attended_desc, activated_desc, head_desc, head_x_desc, buffers, origin, rope_scale,
+    stride_key, layers, widest, sequence_lines, head_lines, stride_table, rank, vocab_start,
+    stride_slot, used,
     GROUP: gl.constexpr, MODEL: gl.constexpr, WORK: gl.constexpr,
 ):  # fmt: skip
     """See the module.
@@ -531,6 +661,9 @@ def decode_step(
         cache_desc: of keys and values; boxes of 16 KiB.
         x_desc, attended_desc, activated_desc: of these buffers, as [K / 64, BATCH, 64]; boxes of
             [8, N, 64].
+        head_desc, head_x_desc: of the head's rows, and of x; None, if they are those of HIDDEN. In
+            fp8, the others are of 16-bit words; x_desc, attended_desc and activated_desc are of
+            [K / 128, 2, BATCH, 64], with boxes of [8, 1, N, 64].
         origin: of lines, int64, an address.
         stride_key: elements from a key to the next.
         widest: of the layers' windows.
@@ -544,7 +677,9 @@ def decode_step(
     element: gl.constexpr = hidden_desc.dtype
     heads = (sequence_lines, head_lines)
     pages = Pages(buffers.table, stride_table)
-    weights = Weights(hidden_desc, heads_desc, intermediate_desc, cache_desc, buffers.lines)
+    weights = Weights(
+        hidden_desc, heads_desc, intermediate_desc, cache_desc, buffers.lines, head_desc
+    )
     pipe = make_pipe(weights, MODEL, WORK)
     PLAIN: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
     DEEP: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [2, 1, 0])
@@ -554,19 +689,29 @@ def decode_step(
         gl.allocate_shared_memory(gl.float32, [HEADS, 8], PLAIN),
     )
     if MODEL.BATCH == 1:
-        SHAPES: gl.constexpr = staging_shapes(MODEL.HIDDEN, GROUP.WORLD * WORK.DOWN_PARTS)
+        SHAPES: gl.constexpr = staging_shapes(
+            MODEL.HIDDEN, GROUP.WORLD * WORK.DOWN_PARTS, 1024 if MODEL.SCALES == "none" else 2048
+        )
         slabs = gl.allocate_shared_memory(element, SHAPES[0], PLAIN)
         flat: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
         staging = (slabs, reinterpreted(slabs, SHAPES[1], flat))
-    else:
+        if MODEL.SCALES != "none":
+            PAIRS: gl.constexpr = [SHAPES[0][0] // 2, 16, 64]
+            staging = staging + (reinterpreted(slabs, PAIRS, PLAIN, gl.int32),)
+    elif MODEL.SCALES == "none":
         staging = make_staging(element, MODEL)
-    inputs = Inputs(x_desc, attended_desc, activated_desc)
+    else:
+        staging = make_wide_staging(element, x_desc.layout, pipe, MODEL, WORK)
+    if MODEL.SCALES == "none":
+        inputs = Inputs(x_desc, attended_desc, activated_desc, x_desc)
+    else:
+        inputs = Inputs(x_desc, attended_desc, activated_desc, head_x_desc)
     cache = tl.cast(gl.multiple_of(origin, 16), gl.pointer_type(element))
     step = Step(
         buffers.lines, buffers.vectors, cache, buffers.inv_freq, rope_scale, positions,
         buffers.qkv, buffers.parts,
-        buffers.softmax, buffers.attended, buffers.counters, heads, stride_key,
-        pages,
+        buffers.softmax, buffers.attended, buffers.attended_tops, buffers.counters, heads,
+        stride_key, pages,
     )  # fmt: skip
     gl.warp_specialize(
         [

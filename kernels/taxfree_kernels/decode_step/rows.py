@@ -61,9 +61,9 @@ def make_staging(element: gl.constexpr, MODEL: gl.constexpr):
 # ---- products -------------------------------------------------------------------------------
 
 #: of sums, [warps, rows of a weight, sequences]: each warp has some of K
-_ACC = gl.constexpr(gl.NVMMADistributedLayout([2, 0], [WARPS.value, 1, 1], [1, 16, 8]))
-_WEIGHTS = gl.constexpr(gl.DotOperandLayout(0, _ACC, 2))
-_INPUTS = gl.constexpr(gl.DotOperandLayout(1, _ACC, 2))
+ACC = gl.constexpr(gl.NVMMADistributedLayout([2, 0], [WARPS.value, 1, 1], [1, 16, 8]))
+_WEIGHTS = gl.constexpr(gl.DotOperandLayout(0, ACC, 2))
+_INPUTS = gl.constexpr(gl.DotOperandLayout(1, ACC, 2))
 _ALL_WARPS = gl.constexpr(
     gl.BlockedLayout([WARPS.value, 1, 1], [1, 16, 2], [1, 1, WARPS.value], [1, 2, 0])
 )
@@ -99,7 +99,7 @@ def _add_chunk(sums, x, n, pipe, WORK: gl.constexpr):
 
 
 @gluon.jit
-def _over_warps(sums, scratch):
+def over_warps(sums, scratch):
     """float32 [16, N]: the sums of all warps."""
     scratch.store(sums)
     return gl.sum(scratch.load(_ALL_WARPS), 0)
@@ -121,7 +121,7 @@ def multiply_rows(
     """
     sums = ()
     for _ in gl.static_range(GROUPS):
-        zeros = gl.zeros([WARPS, 16, sequences(MODEL.BATCH)], gl.float32, _ACC)
+        zeros = gl.zeros([WARPS, 16, sequences(MODEL.BATCH)], gl.float32, ACC)
         sums = sums + (zeros,)  # type: ignore[assignment]
     for ahead in gl.static_range(2):
         if FIRST + ahead < END:
@@ -140,7 +140,7 @@ def multiply_rows(
         pieces += 1
     products = ()
     for group in gl.static_range(GROUPS):
-        total = _over_warps(sums[group], staging.sums.index(group))
+        total = over_warps(sums[group], staging.sums.index(group))
         products = products + (total,)  # type: ignore[assignment]
     return products, n, pieces
 
@@ -225,14 +225,16 @@ def add_owned(
 
 @gluon.jit
 def publish(
-    residual, weight, x, squares, SOURCES: gl.constexpr, MODEL: gl.constexpr, WORK: gl.constexpr
-):
+    residual, weight, x, squares, tops, SOURCES: gl.constexpr,
+    MODEL: gl.constexpr, WORK: gl.constexpr,
+):  # fmt: skip
     """Store this program's columns of the residual times the weight of a norm, and their squares.
 
     Args:
         weight: see :func:`owned_norm`.
         x: [BATCH, HIDDEN].
-        squares: float32 [BATCH, owners].
+        squares, tops: float32 [BATCH, owners]; the largest magnitudes, where weights have scales
+            of channels.
     """
     sequence, column, is_owned = _places(SOURCES, MODEL, WORK)
     value = gl.where(is_owned, residual.to(gl.float32), 0.0)
@@ -243,6 +245,10 @@ def publish(
     owner = gl.program_id(0)
     mask = (number < MODEL.BATCH) & (owner < owners(MODEL, WORK))
     gl.store(squares + number * owners(MODEL, WORK) + owner, total, mask=mask)
+    if MODEL.SCALES == "channel":
+        rounded = scaled.to(gl.float32)
+        largest = gl.max(gl.maximum(rounded, -rounded), 1)
+        gl.store(tops + number * owners(MODEL, WORK) + owner, largest, mask=mask)
 
 
 @gluon.jit

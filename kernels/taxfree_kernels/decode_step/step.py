@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -69,19 +69,29 @@ class DecodeStep:
         def descriptor(matrices: Any, box: list[int], rows_first: bool = True) -> Any:
             return lines.rows(TensorDescriptor, matrices, box, layout_of, rows_first)
 
-        def inputs(matrix: torch.Tensor) -> Any:
+        is_fp8 = model.SCALES != "none"
+
+        def inputs(matrix: torch.Tensor, has_groups: bool = is_fp8) -> Any:
             k, box = matrix.shape[1], [8, chunks.sequences(batch), 64]
-            return TensorDescriptor(matrix, [k // 64, batch, 64], [64, k, 1], box, layout_of(box))
+            shape, strides = [k // 64, batch, 64], [64, k, 1]
+            if has_groups:
+                shape, strides, box = [k // 128, 2, *shape[1:]], [128, *strides], [8, 1, *box[1:]]
+            return TensorDescriptor(matrix, shape, strides, box, layout_of(box))
+
+        def words(matrices: Iterable[torch.Tensor]) -> list[torch.Tensor]:
+            return [tape.words_of(each, dtype) for each in matrices]
 
         layers, dim = decoder.layers, model.HEAD_DIM
         keys, values = tape.states_of(cache)
         rows = ([4, 16, 64], True) if batch == 1 else ([16, 8, 64], False)
         of_hidden = [weight for each in layers for weight in (each.q, each.k, each.v)]
         of_hidden += [weight for each in layers for weight in (each.gate, each.up)]
+        if not is_fp8:
+            of_hidden.append(decoder.head)
         descriptors = (
-            descriptor([*of_hidden, decoder.head], *rows),
-            descriptor([each.o for each in layers], *rows),
-            descriptor([each.down for each in layers], *rows),
+            descriptor(words(of_hidden), *rows),
+            descriptor(words(each.o for each in layers), *rows),
+            descriptor(words(each.down for each in layers), *rows),
             descriptor(
                 [*keys, *values], [chunks.keys_of_box(model.KEYS, model.PAGE), dim // 64, 64]
             ),
@@ -89,6 +99,9 @@ class DecodeStep:
 
         def empty(*shape: int, of: torch.dtype = torch.float32) -> torch.Tensor:
             return torch.empty(shape, dtype=of, device=device)
+
+        def tops(count: int) -> torch.Tensor | None:
+            return empty(batch, count) if model.SCALES == "channel" and batch > 1 else None
 
         splits = math.ceil(programs * work.SPLITS / model.PAIRS) + 1
         words, used = sums.words_of(model, work, world)
@@ -108,6 +121,10 @@ class DecodeStep:
             activated=empty(batch, model.INTERMEDIATE, of=dtype),
             x=empty(batch, model.HIDDEN, of=dtype),
             squares=empty(batch, math.ceil(model.HIDDEN / work.OWNED)),
+            scales=tape.scale_addresses_of(decoder),
+            x_tops=tops(math.ceil(model.HIDDEN / work.OWNED)),
+            attended_tops=tops(model.KV_HEADS),
+            activated_tops=tops(2 * model.INTERMEDIATE // chunks.rows_of_unit(batch)),
             best=torch.full((batch,), -(1 << 63), dtype=torch.int64, device=device),
             counters=torch.zeros(
                 chunks.SPLITS_DONE.value + model.PAIRS, dtype=torch.int32, device=device
@@ -125,6 +142,8 @@ class DecodeStep:
                 inputs(each)
                 for each in (self.buffers.x, self.buffers.attended, self.buffers.activated)
             ),
+            descriptor([decoder.head], *rows) if is_fp8 else None,
+            inputs(self.buffers.x, False) if is_fp8 else None,
             self.buffers,
             lines.origin.address,
             decoder.rope_scale,
@@ -182,12 +201,13 @@ class DecodeStep:
 def seed_config(model: tape.Model, shared_memory: int, world: int) -> dict[str, int]:
     """The config that is tried first: as many stages as there is room for."""
     heads = 1 << (model.HEADS // model.KV_HEADS - 1).bit_length()
+    wide = chunks.words_in(model.INTERMEDIATE, model.SCALES)
     if model.BATCH == 1:
-        parts = 1 + (model.INTERMEDIATE > 8 * tape.CHUNK_K)
+        parts = 1 + (wide > 8 * tape.CHUNK_K)
         width = sums.width_of(model.HIDDEN, world * parts)
         staging = math.ceil(model.HIDDEN / width) * width * 2
     else:
-        parts = math.ceil(model.INTERMEDIATE / (4 * tape.CHUNK_K))
+        parts = math.ceil(wide / (4 * tape.CHUNK_K))
         parts = min(parts, sums.most_parts(model, world))
         staging = 3 * 1024 * chunks.sequences(model.BATCH)
     room = shared_memory - _OTHER_SHARED - heads * 8 * (model.HEAD_DIM + 2) * 4 - staging

@@ -248,9 +248,9 @@ def normed(residual, weight, staging, MODEL: gl.constexpr, WORK: gl.constexpr, G
     Args:
         weight: blocks of columns.
         staging: shared memory, [slabs, 16, 64] of the model's dtype, and the same as
-            [blocks, WIDTH].
+            [blocks, WIDTH]; beside weights in fp8 also as int32 pairs [slabs / 2, 16, 64].
     """
-    slabs, blocks = staging
+    blocks = staging[1]
     WIDTH: gl.constexpr = width_of(MODEL.HIDDEN, GROUP.WORLD * WORK.DOWN_PARTS)
     squares = gl.zeros([WIDTH], gl.float32, COLUMNS)
     for block in gl.static_range(_blocks(MODEL.HIDDEN, GROUP.WORLD * WORK.DOWN_PARTS)):
@@ -259,18 +259,33 @@ def normed(residual, weight, staging, MODEL: gl.constexpr, WORK: gl.constexpr, G
         scaled = (value * weight[block].to(gl.float32)).to(residual[block].dtype)
         blocks.index(block).store(scaled)
     mean = gl.sum(squares, 0) * (1.0 / MODEL.HIDDEN)
-    x = ()
-    for slab in gl.static_range((MODEL.HIDDEN + 1023) // 1024):
-        x = x + (slabs.index(slab).load(X),)
+    if MODEL.SCALES == "none":
+        x = slabs_of_norm(staging, MODEL)
+    else:
+        at = gl.arange(0, 16, gl.SliceLayout(1, X))[:, None] * 64
+        at += gl.arange(0, 64, gl.SliceLayout(0, X))[None, :]
+        x = ()
+        for slab in gl.static_range((MODEL.HIDDEN + 2047) // 2048):
+            pair = staging[2].index(slab).load(X)
+            x = x + (gl.where(slab * 1024 + at < MODEL.HIDDEN // 2, pair, 0),)
     return x, gl.rsqrt(mean + MODEL.EPS)
 
 
+@gluon.jit
+def slabs_of_norm(staging, MODEL: gl.constexpr):
+    """What ``normed`` has staged, in slabs as products in 16 bits read it."""
+    x = ()
+    for slab in gl.static_range((MODEL.HIDDEN + 1023) // 1024):
+        x = x + (staging[0].index(slab).load(X),)
+    return x
+
+
 @gluon.constexpr_function
-def staging_shapes(hidden, sources):
-    """Of ``normed``."""
+def staging_shapes(hidden, sources, slab):
+    """Of ``normed``: whole slabs of so many columns."""
     width = width_of(hidden, sources)
-    blocks = -(-hidden // width)
-    return [-(-blocks * width // 1024), 16, 64], [blocks, width]
+    columns = -(-(-(-hidden // width) * width) // slab) * slab
+    return [columns // 1024, 16, 64], [columns // width, width]
 
 
 @gluon.jit

@@ -16,8 +16,9 @@ from typing import Any, NamedTuple
 import torch
 import triton.language as tl
 
-from taxfree_kernels.decode_step.decoder import Cache, Decoder, Layer
+from taxfree_kernels.decode_step.decoder import Cache, Decoder, Layer, scales_of, weights_of
 from taxfree_kernels.errors import PlanError
+from taxfree_kernels.variant import BLOCK
 
 #: of a program in a layer; the head has the first two
 EVENTS = (
@@ -51,6 +52,8 @@ class Model(NamedTuple):
         PAIRS: of a sequence and a KV head.
         KEYS: of a chunk.
         PAGE: keys of a page of the cache; 0 without pages.
+        SCALES: who has a scale in a layer's weights in fp8, "channel" or "block"; "none" in 16
+            bits. What multiplies them is quantised alike, for each token or 128 of its elements.
     """
 
     HIDDEN: int
@@ -67,6 +70,7 @@ class Model(NamedTuple):
     PAIRS: int
     KEYS: int
     PAGE: int
+    SCALES: str = "none"
 
 
 class Work(NamedTuple):
@@ -118,6 +122,7 @@ def model_of(decoder: Decoder, cache: Cache, batch: int) -> Model:
         PAIRS=batch * (first.k.shape[0] // dim),
         KEYS=CHUNK_ROWS * CHUNK_K // dim,
         PAGE=0 if cache.block_table is None else cache.keys[0].shape[1],
+        SCALES=scales_of(first),
     )
     reason = _unsupported_reason(model, decoder, cache)
     if reason is not None:
@@ -135,9 +140,10 @@ def _unsupported_reason(model: Model, decoder: Decoder, cache: Cache) -> str | N
     table = cache.block_table
     if table is not None and (table.dtype != torch.int32 or table.stride(1) != 1):
         return "a block table that is not int32 with rows of neighbours"
+    least = 64 if model.SCALES == "none" else BLOCK
     for name in ("HIDDEN", "INTERMEDIATE"):
-        if getattr(model, name) % 64:
-            return f"{name.lower()} size {getattr(model, name)} is no multiple of 64"
+        if getattr(model, name) % least:
+            return f"{name.lower()} size {getattr(model, name)} is no multiple of {least}"
     rows = CHUNK_ROWS if model.BATCH == 1 else 2 * CHUNK_ROWS
     if model.VOCAB % rows:
         return f"{model.VOCAB} rows of the head are no multiple of {rows}"
@@ -150,11 +156,32 @@ def _unsupported_reason(model: Model, decoder: Decoder, cache: Cache) -> str | N
             model.HAS_QK_NORM,
         ):
             return "layers with and without biases or norms of queries"
-    dtypes = {each.dtype for each in (decoder.head, decoder.embedding, *_all_weights(decoder))}
+        if (reason := _scales_unsupported_reason(layer, model.SCALES)) is not None:
+            return reason
+    weights = _all_weights(decoder) if model.SCALES == "none" else ()
+    dtypes = {each.dtype for each in (decoder.head, decoder.embedding, *weights)}
     if len(dtypes | {each.dtype for each in (*cache.keys, *cache.values)}) > 1:
         return "weights and cache of different dtypes"
     if len({each.stride() for each in (*cache.keys, *cache.values)}) > 1:
         return "keys and values with different strides"
+    return None
+
+
+def _scales_unsupported_reason(layer: Layer, scales: str) -> str | None:
+    if scales_of(layer) != scales:
+        return "layers with scales of different kinds"
+    if scales == "none":
+        return None
+    weights = weights_of(layer)
+    if {each.dtype for each in weights} != {torch.float8_e4m3fn}:
+        return "scales of weights that are not float8_e4m3fn"
+    if any(size % BLOCK for each in weights for size in each.shape):
+        return f"fp8 weights whose rows or columns on a rank are no multiples of {BLOCK}"
+    for weight, scale in zip(weights, layer.scales, strict=True):
+        rows, k = weight.shape
+        shape = (rows, 1) if scales == "channel" else (rows // BLOCK, k // BLOCK)
+        if (scale.shape, scale.dtype) != (shape, torch.float32) or not scale.is_contiguous():
+            return f"scales {list(scale.shape)} of a weight {list(weight.shape)}, {scale.dtype}"
     return None
 
 
@@ -168,9 +195,9 @@ def states_of(cache: Cache) -> tuple[tuple[torch.Tensor, ...], tuple[torch.Tenso
     return keys, values
 
 
-def weights_of(layer: Layer) -> tuple[torch.Tensor, ...]:
-    """In the order of the table of lines."""
-    return (layer.q, layer.k, layer.v, layer.o, layer.gate, layer.up, layer.down)
+def words_of(weight: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """A weight [rows, k] as elements of 16 bits: of fp8 two are one."""
+    return weight if weight.dtype == dtype else weight.view(dtype)
 
 
 def _all_weights(decoder: Decoder) -> Iterable[torch.Tensor]:
@@ -305,3 +332,9 @@ def addresses_of(decoder: Decoder) -> torch.Tensor:
     if any(each % 16 for row in addresses for each in row):
         raise PlanError("decode_step: norms or biases begin at no multiple of 16 bytes")
     return torch.tensor(addresses, dtype=torch.int64, device=decoder.head.device)
+
+
+def scale_addresses_of(decoder: Decoder) -> torch.Tensor | None:
+    """int64 [layers, 7]: the scales of each weight, in the order of the table of lines."""
+    rows = [[each.data_ptr() for each in layer.scales] for layer in decoder.layers]
+    return torch.tensor(rows, dtype=torch.int64, device=decoder.head.device) if rows[0] else None

@@ -32,6 +32,8 @@ class StepProblem(Problem):
         layers, hidden, heads, kv_heads, head_dim, intermediate, vocabulary: of the model.
         dtype: "float16" or "bfloat16".
         world_size: ranks.
+        x_dtype, scales: of layers' weights, as of ``MatmulProblem``; scales are of "channel" or
+            "block".
 
     Raises:
         PlanError: on impossible dimensions.
@@ -48,18 +50,28 @@ class StepProblem(Problem):
     vocabulary: int
     dtype: str = "bfloat16"
     world_size: int = 1
+    x_dtype: str = "same"
+    scales: str = "none"
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "context", 1 << (self.context - 1).bit_length())
         sizes = [value for value in vars(self).values() if isinstance(value, int)]
         if min(sizes) < 1 or self.dtype not in DTYPES:
             raise PlanError(f"{self}: sizes are at least 1, dtypes {', '.join(DTYPES)}")
+        if (self.x_dtype, self.scales) not in (
+            ("same", "none"), ("fp8", "channel"), ("fp8", "block"),
+        ):  # fmt: skip
+            raise PlanError(f"{self}: scales are of channel or block in fp8, else none")
 
     @property
     def weights(self) -> int:
         """Elements of the rank's weights that a step reads."""
+        return self._of_layers + self.hidden * -(-self.vocabulary // self.world_size)
+
+    @property
+    def _of_layers(self) -> int:
         rows = (2 * self.heads + 2 * self.kv_heads) * self.head_dim + 3 * self.intermediate
-        return self.hidden * (self.layers * rows + -(-self.vocabulary // self.world_size))
+        return self.hidden * self.layers * rows
 
     @property
     def cost(self) -> Cost:
@@ -68,7 +80,8 @@ class StepProblem(Problem):
         words = 4 * 2 * self.layers * self.batch * self.hidden
         return Cost(
             flops=2 * self.batch * self.weights,
-            memory_bytes=ITEM_BYTES[self.dtype] * (self.weights + cached),
+            memory_bytes=ITEM_BYTES[self.dtype] * (self.weights + cached)
+            - (self.x_dtype == "fp8") * self._of_layers,
             link_bytes=(self.world_size - 1) * words,
         )
 
@@ -91,6 +104,8 @@ class OneKernel(_Way):
     def unsupported_reason(self, problem: Any, hardware: Hardware) -> str | None:
         if hardware.architecture not in ("sm_90", "cpu"):
             return f"the kernel is not written for {hardware.architecture}"
+        if problem.x_dtype == "fp8" and hardware.architecture == "cpu":
+            return "the kernel's twin has no fp8"
         return None
 
     def space(self, problem: Any, hardware: Hardware) -> Space:
@@ -104,7 +119,7 @@ class OneKernel(_Way):
         known = {
             "HIDDEN": problem.hidden, "HEADS": problem.heads, "KV_HEADS": problem.kv_heads,
             "HEAD_DIM": problem.head_dim, "INTERMEDIATE": problem.intermediate,
-            "BATCH": problem.batch,
+            "BATCH": problem.batch, "SCALES": problem.scales,
         }  # fmt: skip
         model = Model(**dict.fromkeys(Model._fields, 0) | known)
         seed = seed_config(model, hardware.shared_memory, problem.world_size)

@@ -23,8 +23,7 @@ import torch
 import triton
 import triton.language as tl
 
-from taxfree_kernels.decode_step import tape
-from taxfree_kernels.decode_step.decoder import Cache, Decoder, Layer
+from taxfree_kernels.decode_step.decoder import Cache, Decoder, Layer, weights_of
 from taxfree_kernels.device import packets, sync
 from taxfree_kernels.device.peers import EMPTY, Group, Peers, translate
 from taxfree_kernels.errors import PlanError
@@ -732,6 +731,8 @@ def _weights(layer: Layer, keys: torch.Tensor, values: torch.Tensor) -> Weights:
 
 
 def _require_served(sizes: Sizes, decoder: Decoder, cache: Cache) -> None:
+    if any(layer.scales for layer in decoder.layers):
+        raise PlanError("the twin of decode_step: weights in fp8")
     of_heads = (sizes.HEADS * sizes.HEAD_DIM, sizes.KV_HEADS * sizes.HEAD_DIM)
     for rows in (*of_heads, sizes.HIDDEN, 2 * sizes.INTERMEDIATE, sizes.VOCAB):
         if rows % sizes.ROWS:
@@ -741,6 +742,6 @@ def _require_served(sizes: Sizes, decoder: Decoder, cache: Cache) -> None:
     strides = {each.stride() for each in (*cache.keys, *cache.values)}
     if cache.block_table is not None or len(strides) > 1 or {each[3] for each in strides} != {1}:
         raise PlanError("the twin of decode_step: a cache with pages, or with other strides")
-    weights = [weight for layer in decoder.layers for weight in tape.weights_of(layer)]
+    weights = [weight for layer in decoder.layers for weight in weights_of(layer)]
     if not all(each.is_contiguous() for each in (*weights, decoder.head, decoder.embedding)):
         raise PlanError("the twin of decode_step: weights with other strides")

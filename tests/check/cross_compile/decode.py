@@ -1,14 +1,15 @@
 """Compiles the kernel of decode_step; prints JSON: what kind -> kernel.
 
-Kinds are a model and ranks; "apart" is added where the cache lies terabytes from the weights. An
-argument limits them to one; or it is an architecture with chiplets, and the twin is compiled.
+Kinds are a model and ranks; "apart" is added where the cache lies terabytes from the weights,
+"channel" or "block" where weights are fp8 with such scales. An argument limits them to one; or it
+is an architecture with chiplets, and the twin is compiled.
 """
 
 from __future__ import annotations
 
 import json
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import torch
@@ -35,15 +36,26 @@ arena = torch.empty(1 << 30, dtype=torch.bfloat16)
 used = -address(arena) // 2 % 256
 
 
-def empty(*shape: int) -> torch.Tensor:
-    """bfloat16, at a multiple of 512 bytes, as GPUs have it."""
+def empty(*shape: int, of: torch.dtype = torch.bfloat16) -> torch.Tensor:
+    """A tensor at a multiple of 512 bytes, as GPUs have it."""
     global used
-    first, count = used, torch.Size(shape).numel()
+    first, count = used, torch.Size(shape).numel() * of.itemsize // 2
     used += count + -count % 256
-    return arena[first : first + count].view(shape)
+    return arena[first : first + count].view(of).view(shape)
 
 
-def parts_of(name: str, world: int, batch: int, paged: bool) -> tuple[Decoder, Cache]:
+def in_fp8(layer: Layer, scales: str) -> Layer:
+    """The same sizes in fp8."""
+    names = ("q", "k", "v", "o", "gate", "up", "down")
+    shapes = {name: getattr(layer, name).shape for name in names}
+    of = [(n, 1) if scales == "channel" else (n // 128, k // 128) for n, k in shapes.values()]
+    weights = {name: empty(*each, of=torch.float8_e4m3fn) for name, each in shapes.items()}
+    return replace(layer, **weights, scales=tuple(empty(*each, of=torch.float32) for each in of))
+
+
+def parts_of(
+    name: str, world: int, batch: int, paged: bool, scales: str = "none"
+) -> tuple[Decoder, Cache]:
     """One layer of a rank, and the head."""
     sizes = MODELS[name]
     dim, hidden, wide = sizes.head_dim, sizes.hidden, sizes.intermediate // world
@@ -52,6 +64,8 @@ def parts_of(name: str, world: int, batch: int, paged: bool) -> tuple[Decoder, C
         empty(hidden), empty(q, hidden), empty(kv, hidden), empty(kv, hidden), empty(hidden, q),
         empty(hidden), empty(wide, hidden), empty(wide, hidden), empty(hidden, wide),
     )  # fmt: skip
+    if scales != "none":
+        layer = in_fp8(layer, scales)
     shape = (
         (batch * 64, 16, sizes.kv_heads // world, dim)
         if paged
@@ -67,17 +81,22 @@ def parts_of(name: str, world: int, batch: int, paged: bool) -> tuple[Decoder, C
 
 launch._compile = lambda kernel, args: launches.append(Launch(kernel, args))
 found = {}
-for kind, name, world, batch, distance in (
-    ("llama-3.2-1b 1", "llama-3.2-1b", 1, 1, 0),
-    ("llama-3.1-8b 2 apart", "llama-3.1-8b", 2, 1, 3 << 40),
-    ("llama-3.2-1b 1, 5 sequences, pages", "llama-3.2-1b", 1, 5, 0),
-    ("llama-3.1-8b 2, 16 sequences apart", "llama-3.1-8b", 2, 16, 3 << 40),
+for kind, name, world, batch, distance, scales in (
+    ("llama-3.2-1b 1", "llama-3.2-1b", 1, 1, 0, "none"),
+    ("llama-3.1-8b 2 apart", "llama-3.1-8b", 2, 1, 3 << 40, "none"),
+    ("llama-3.2-1b 1, 5 sequences, pages", "llama-3.2-1b", 1, 5, 0, "none"),
+    ("llama-3.1-8b 2, 16 sequences apart", "llama-3.1-8b", 2, 16, 3 << 40, "none"),
+    ("llama-3.1-8b 2, channel", "llama-3.1-8b", 2, 1, 0, "channel"),
+    ("llama-3.1-8b 2 apart, block", "llama-3.1-8b", 2, 1, 3 << 40, "block"),
+    ("llama-3.1-8b 2, 16 sequences apart, channel", "llama-3.1-8b", 2, 16, 3 << 40, "channel"),
+    ("llama-3.1-8b 2, 16 sequences, block", "llama-3.1-8b", 2, 16, 0, "block"),
 ):
     if sys.argv[1:] not in ([], [kind]):
         continue
     apart, used = distance, -address(arena) // 2 % 256
     fabric: Any = GhostFabric(world, HARDWARE, 64 << 20)
-    step = DecodeStep(*parts_of(name, world, batch, "pages" in kind), batch, fabric, {})
+    parts = parts_of(name, world, batch, "pages" in kind, scales)
+    step = DecodeStep(*parts, batch, fabric, {})
     found[kind] = asdict(compile_launch(launches.pop(), HARDWARE))
 for kind, gpu, batch in (("gfx942", "mi300x", 1), ("gfx950", "mi350x", 8)):
     if sys.argv[1:] != [kind]:
