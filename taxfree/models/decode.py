@@ -402,16 +402,13 @@ class ModelStep:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """y @ weight^T, summed over the ranks, + x: normalised, and as it is."""
         inputs, (rows, scale) = self._inputs(y), weight
-        if self._runtime is not None and scale is None:
-            return self._runtime.matmul_all_reduce_rms_norm(
-                y, rows.t(), norm, residual=x, eps=self.decoder.eps
-            )
-        if self._runtime is not None:
-            values, of_values = inputs
+        (values, of_values), eps = inputs, self.decoder.eps
+        if self._runtime is not None and (of_values is None or scale is None):
+            return self._runtime.matmul_all_reduce_rms_norm(y, rows.t(), norm, residual=x, eps=eps)
+        if self._runtime is not None and of_values is not None and scale is not None:
             return self._runtime.scaled_matmul_all_reduce_rms_norm(
-                values, rows.t(), of_values, scale.t(), norm, residual=x, eps=self.decoder.eps,
-                dtype=x.dtype,
-            )  # fmt: skip
+                values, rows.t(), of_values, scale.t(), norm, residual=x, eps=eps, dtype=x.dtype
+            )
         y = self._product(inputs, weight)
         if self._group is not None:
             dist.all_reduce(y, group=self._group)

@@ -216,7 +216,7 @@ def _misfit(decoder: Decoder, config: Any, vocab: int, world_size: int) -> str |
             if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
                 return f"{name} is a {type(tensor).__name__}"
             dtype = first.dtype
-            if name in SCALED and getattr(holder, "scales", ()):
+            if name in SCALED and isinstance(holder, Layer) and holder.scales:
                 dtype = torch.float8_e4m3fn
             elif tensor.dtype not in _DTYPES:
                 return f"{name} is {tensor.dtype}"

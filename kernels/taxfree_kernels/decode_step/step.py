@@ -78,7 +78,7 @@ class DecodeStep:
                 shape, strides, box = [k // 128, 2, *shape[1:]], [128, *strides], [8, 1, *box[1:]]
             return TensorDescriptor(matrix, shape, strides, box, layout_of(box))
 
-        def words(matrices: Iterable[torch.Tensor]) -> list[torch.Tensor]:
+        def in_words(matrices: Iterable[torch.Tensor]) -> list[torch.Tensor]:
             return [tape.words_of(each, dtype) for each in matrices]
 
         layers, dim = decoder.layers, model.HEAD_DIM
@@ -89,9 +89,9 @@ class DecodeStep:
         if not is_fp8:
             of_hidden.append(decoder.head)
         descriptors = (
-            descriptor(words(of_hidden), *rows),
-            descriptor(words(each.o for each in layers), *rows),
-            descriptor(words(each.down for each in layers), *rows),
+            descriptor(in_words(of_hidden), *rows),
+            descriptor(in_words(each.o for each in layers), *rows),
+            descriptor(in_words(each.down for each in layers), *rows),
             descriptor(
                 [*keys, *values], [chunks.keys_of_box(model.KEYS, model.PAGE), dim // 64, 64]
             ),
