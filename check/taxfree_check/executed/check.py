@@ -127,7 +127,7 @@ def tiny_problems(op: str, world_size: int) -> list[Problem]:
         for problem in operation_shapes(op).tiny(world_size)
     ]
     if op in _KEYS_IN_FP8:
-        return [*tiny, replace(tiny[-1], kv_scales=_KEYS_IN_FP8[op])]
+        return [*tiny, replace(tiny[0], kv_scales=_KEYS_IN_FP8[op])]
     made, common = problem_class(op), {"dtype": "bfloat16", "x_dtype": "fp8"}
     of_fp8 = (fields | common for fields in _IN_FP8.get(op, ()))
     return tiny + [made(world_size=world_size, **fields) for fields in of_fp8]
