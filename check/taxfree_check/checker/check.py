@@ -32,7 +32,9 @@ WORLD_SIZES = (2, 3)
 
 _WANTED = {
     MIXED: Wanted(programs=1, calls=2),  # each of those that are drawn has a check of its own
-    TWIN: Wanted(programs=1),  # one empties all that tiny sums leave
+    # one empties all that tiny sums leave; with roles, interpreted as the variant without them
+    TWIN: Wanted(programs=1),
+    "push_two_shot_lamport_specialized": Wanted(programs=1),
 }
 _HARDWARE = KNOWN["cpu"]
 
