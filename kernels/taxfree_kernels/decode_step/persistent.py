@@ -697,7 +697,7 @@ def decode_step(
         staging = (slabs, reinterpreted(slabs, SHAPES[1], flat))
         if MODEL.SCALES != "none":
             PAIRS: gl.constexpr = [SHAPES[0][0] // 2, 16, 64]
-            staging = staging + (reinterpreted(slabs, PAIRS, PLAIN, gl.int32),)
+            staging = staging + (reinterpreted(slabs, PAIRS, PLAIN, gl.int32),)  # type: ignore[assignment]
     elif MODEL.SCALES == "none":
         staging = make_staging(element, MODEL)
     else:

@@ -181,9 +181,9 @@ def quantise_slabs(pairs, COUNT: gl.constexpr, element: gl.constexpr, MODEL: gl.
         first, second = _halves(pairs[slab], element)
         if MODEL.SCALES == "block":
             scale, of_group = _scale_and_divisor(gl.max(_magnitude(pairs[slab], element), 1))
-            scales = scales + (scale,)
+            scales = scales + (scale,)  # type: ignore[assignment]
             divisor = _Divisor(of_group.by[:, None], of_group.inverse[:, None])
-        words = words + (pack_e4m3(divided(first, divisor), divided(second, divisor)),)
+        words = words + (pack_e4m3(divided(first, divisor), divided(second, divisor)),)  # type: ignore[assignment]
     return Quantised(words, scales)
 
 
@@ -343,18 +343,18 @@ def multiply_words_of_rows(
     N: gl.constexpr = sequences(MODEL.BATCH)
     sums, of_rows = (), ()
     for group in gl.static_range(GROUPS):
-        sums = sums + (gl.zeros([WARPS, 16, N], gl.float32, ACC),)
+        sums = sums + (gl.zeros([WARPS, 16, N], gl.float32, ACC),)  # type: ignore[assignment]
         if MODEL.SCALES == "channel":
             row = gl.arange(0, 16, _OF_CHANNELS)
             ptr = tl.cast(scales[group], gl.pointer_type(gl.float32)) + row
-            of_rows = of_rows + (gl.load(ptr),)
+            of_rows = of_rows + (gl.load(ptr),)  # type: ignore[assignment]
     if FIRST < END:
         _load_halves(inputs, FIRST, staging, MODEL)
     for slab in range(FIRST, END):
         of_warps = ()
         if MODEL.SCALES == "block":
             for group in gl.static_range(GROUPS):
-                of_warps = of_warps + (_scale_of_warp(scales[group], slab, K),)
+                of_warps = of_warps + (_scale_of_warp(scales[group], slab, K),)  # type: ignore[assignment]
         for half in gl.static_range(2):
             mbarrier.wait(staging.plain.full.index(half), pieces // 2 & 1)
         values = staging.groups.permute((0, 2, 1)).load(_INPUTS)
@@ -372,9 +372,9 @@ def multiply_words_of_rows(
             if MODEL.SCALES == "block":
                 zeros = gl.zeros([WARPS, 16, N], gl.float32, ACC)
                 factor = (scale * of_warps[group][:, None])[:, None, :]
-                new = new + (sums[group] + mma_v2(rows, quantised, zeros) * factor,)
+                new = new + (sums[group] + mma_v2(rows, quantised, zeros) * factor,)  # type: ignore[assignment]
             else:
-                new = new + (mma_v2(rows, quantised, sums[group]),)
+                new = new + (mma_v2(rows, quantised, sums[group]),)  # type: ignore[assignment]
             n += 1
         sums = new
         pieces += 2
@@ -383,5 +383,5 @@ def multiply_words_of_rows(
         total = over_warps(sums[group], staging.plain.sums.index(group))
         if MODEL.SCALES == "channel":
             total *= of_rows[group][:, None] * x[0][None, :]
-        products = products + (total,)
+        products = products + (total,)  # type: ignore[assignment]
     return products, n, pieces

@@ -25,7 +25,8 @@ from .conftest import HERE, run_python
 #: rules that do not know its own polls in PTX, see ``decode_step.sums``, nor counts of one GPU, nor
 #: that a unit in fp8 loads few scales and stores few values
 FOREIGN = {
-    "wide_accesses", "whole_words", "own_words", "no_weak_poll", "system_scope", "no_spills", "acquire_after_poll",
+    "wide_accesses", "whole_words", "own_words", "no_weak_poll", "system_scope", "no_spills",
+    "acquire_after_poll",
 }  # fmt: skip
 FENCE = "fence.proxy.async.shared::cta"
 
