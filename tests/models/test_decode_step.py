@@ -287,6 +287,25 @@ def test_weights_in_fp8_are_multiplied_where_they_are(ranks: Ranks, scales: str)
     assert errors[2] < 0.005
 
 
+def error_on_ranks(fabric: Any, scales: str) -> float:
+    """The error of a step's logits, by operations on the rank's part of a model in fp8."""
+    from benchmarks import decode_step as bench
+    from tests.kernels.simulate import SIZES_IN_FP8 as sizes
+
+    weights = bench.Weights(sizes, torch.bfloat16, fabric.device, scales)
+    parts = [bench.make_decoder(sizes, 1, weights, rank, 2) for rank in range(2)]
+    step = taxfree.decode_step(parts[fabric.rank], 2, 8, group=fabric.group)
+    tokens, positions = torch.tensor([3, 4]), torch.zeros(2, dtype=torch.int32)
+    exact = exact_logits([(part, step.cache) for part in parts], tokens, positions)
+    step(tokens, positions)
+    return float((step.logits - exact).norm() / exact.norm())
+
+
+@pytest.mark.parametrize("scales", ["channel", "block"])
+def test_sums_of_ranks_have_the_weights_scales(ranks: Ranks, scales: str) -> None:
+    assert max(ranks.run(2, f"{__name__}:error_on_ranks", scales=scales)) < 0.06
+
+
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
