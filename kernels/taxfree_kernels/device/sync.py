@@ -48,9 +48,6 @@ def interpreted_only(function: _F) -> _F:
     return function
 
 
-_SYSTEM = tl.constexpr("sys")  # Triton 3.6 takes no plain string as a default
-
-
 @interpreted_only
 def yield_and_clock_us() -> int:
     """Yield the core, which other ranks may share; return the time in microseconds."""
@@ -104,7 +101,7 @@ def count_out(count_ptr, calls):
 
 
 @triton.jit
-def _poll(words, want, mask, SEM: tl.constexpr, SCOPE: tl.constexpr = _SYSTEM):
+def _poll(words, want, mask, SEM: tl.constexpr, SCOPE: tl.constexpr):
     """The minimum of `words` - `want`: negative while any word is behind."""
     lead = tl.atomic_add(words, for_each(words, 0), sem=SEM, scope=SCOPE, mask=mask) - want
     if mask is not None:
@@ -150,7 +147,7 @@ def wait(peers, channel, source, GROUP: tl.constexpr, mask=None):
     limit = tl.load(peers.control_ptr + LIMIT)
     # An acquire per poll is free on NVIDIA; on AMD it would invalidate the caches each time.
     POLL: tl.constexpr = "relaxed" if GROUP.BACKEND == "hip" else "acquire"
-    lead = _poll(words, peers.generation, mask, POLL)
+    lead = _poll(words, peers.generation, mask, POLL, "sys")
     if lead < 0:
         if is_aborted(peers.control_ptr):
             limit = tl.cast(0, tl.int64)
@@ -158,13 +155,13 @@ def wait(peers, channel, source, GROUP: tl.constexpr, mask=None):
     if GROUP.BACKEND == "interpreter":
         start = tl.full((), yield_and_clock_us(), tl.int64)  # uptime exceeds int32
     while (lead < 0) & (ticks < limit):
-        lead = _poll(words, peers.generation, mask, POLL)
+        lead = _poll(words, peers.generation, mask, POLL, "sys")
         if GROUP.BACKEND == "interpreter":
             ticks = tl.full((), yield_and_clock_us() - start, tl.int64)
         else:
             ticks += 1
     if POLL == "relaxed":  # some compilers delete an acquire whose result is not used
-        lead = _poll(words, peers.generation, mask, "acquire")
+        lead = _poll(words, peers.generation, mask, "acquire", "sys")
     arrived = lead >= 0
     if lead < 0:
         _abort_on_signals(peers, words, channel, source, mask, GROUP)

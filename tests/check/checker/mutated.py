@@ -39,6 +39,7 @@ from taxfree_kernels.matmul_reduce_scatter import push as scatter_push
 from taxfree_kernels.matmul_reduce_scatter import push_lamport as scatter_push_lamport
 from taxfree_kernels.reduction import fused as sum_fused
 from taxfree_kernels.reduction import packets as sum_words
+from taxfree_kernels.stencil import copies as stencil_copies
 from taxfree_kernels.stencil import launches as stencil_launches
 from taxfree_kernels.stencil import norms as stencil_norms
 from taxfree_kernels.stencil import persistent as stencil
@@ -97,12 +98,14 @@ _SCALED = tuple(
     for scales in ("channel", "block")
 )
 
+#: after which ranks that are no neighbours have not heard of each other
+_ONE_STEP = (Stencil(9, 4, steps=1, norm_every=1, world_size=3),)
+
 GROUPS = {
     "sync": Group(
         _GATHER,
         ("push", "one_shot"),
         (
-            sync._poll,
             sync.signal,
             sync.wait,
             sync.is_aborted,
@@ -278,10 +281,14 @@ GROUPS = {
             stencil_norms.finish,
         ),
         of_words=("send", "receive", "_wait_for_tiles", "wait_for_units"),
-        # one step, after which ranks that are no neighbours have not heard of each other
-        problems=(Stencil(9, 4, steps=1, norm_every=1, world_size=3),),
+        problems=_ONE_STEP,
     ),
-    "stencil: copies": Group("stencil", ("copies",), (stencil_launches._step,)),
+    "stencil: copies": Group(
+        "stencil",
+        ("copies",),
+        (stencil_launches._step, stencil_copies._finish_norms),
+        problems=_ONE_STEP,
+    ),
     "step": Group(
         STEP,
         ("twin",),
