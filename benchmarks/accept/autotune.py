@@ -25,13 +25,15 @@ from taxfree_kernels.variant import Problem, op_of, operation, problem_class
 
 def _problems(has_gpus: bool) -> list[Problem]:
     world_size = dist.get_world_size()
-    few, many, n, k = (16, 1024, 4608, 3840) if has_gpus else (3, 3, 32, 64)
-    size = {"m": few, "n": n, "k": k}
-    fields: list[tuple[str, dict[str, Any]]] = [
-        ("all_gather_matmul", size | {"gather_dim": 1}),
-        ("matmul_all_reduce", size),
-        ("matmul_reduce_scatter", size | {"m": many}),
-    ]
+    rows, n, k = ((16, 1024), 4608, 3840) if has_gpus else ((3,), 32, 64)
+    fields: list[tuple[str, dict[str, Any]]] = []
+    for m in rows:
+        size = {"m": m, "n": n, "k": k}
+        fields += [
+            ("all_gather_matmul", size | {"gather_dim": 1}),
+            ("matmul_all_reduce", size),
+            ("matmul_reduce_scatter", size),
+        ]
     return [
         problem_class(op)(**each, dtype="bfloat16", world_size=world_size) for op, each in fields
     ]
