@@ -276,7 +276,7 @@ def models(documents: Sequence[Mapping[str, Any]]) -> str:
     Args:
         documents: of ``taxfree bench --model --out``, all on as many GPUs of one kind.
     """
-    rows = [row for document in documents for row in document["rows"]]
+    rows = sorted((row for document in documents for row in document["rows"]), key=_of_phase)
     modes = list(dict.fromkeys((row["path"], row["mode"]) for row in rows))
     cells = []
     for (model, layers, phase), of_phase in groupby(
@@ -292,6 +292,13 @@ def models(documents: Sequence[Mapping[str, Any]]) -> str:
     said = "Tokens per second with the head, in brackets as a multiple of torch's"
     header = ["model", "phase", *map(", ".join, modes)]
     return f"{table(header, cells, text=[0, 1])}\n{said}. {where}.\n"
+
+
+def _of_phase(row: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Prompts of a model come before its decode, and small before large."""
+    phase = row["phase"]
+    is_decode = phase["name"] == "decode"
+    return row["model"], row["layers"], is_decode, phase["batch"], phase["length"]
 
 
 def _tokens(row: Mapping[str, Any] | None) -> str:
