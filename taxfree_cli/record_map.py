@@ -14,7 +14,7 @@ from taxfree_cli.output import print_lines, print_table, printable, results
 from taxfree_kernels.variant import Problem
 
 #: fields in which a neighbour's record serves; operations say so beside code that loads torch
-SIZES = ("batch", "length", "kv_len_per_rank", "m")
+SIZES = ("batch", "length", "kv_len_per_rank", "rows", "m")
 _GAP = 2
 
 

@@ -102,7 +102,7 @@ def node(monkeypatch) -> SimpleNamespace:
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: found)
     monkeypatch.setattr(rocm, "is_interpreting", lambda: False)
     monkeypatch.setattr(gpu, "current_device", lambda: torch.device("cpu"))
-    monkeypatch.setattr(gpu, "polls_per_second", lambda _: 1000.0)
+    monkeypatch.setattr(gpu, "_polls_per_second", lambda _: 1000.0)
     monkeypatch.setattr(dist, "get_rank", rank_in)
     monkeypatch.setattr(dist, "get_world_size", world_size)
     monkeypatch.setattr(dist, "all_gather_object", gather)

@@ -701,7 +701,7 @@ def decode_step(
     elif MODEL.SCALES == "none":
         staging = make_staging(element, MODEL)
     else:
-        staging = make_wide_staging(element, x_desc.layout, pipe, MODEL, WORK)
+        staging = make_wide_staging(element, pipe, MODEL, WORK)
     if MODEL.SCALES == "none":
         inputs = Inputs(x_desc, attended_desc, activated_desc, x_desc)
     else:

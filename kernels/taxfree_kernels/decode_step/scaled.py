@@ -256,12 +256,11 @@ def joined_halves(inputs, N: gl.constexpr, layout: gl.constexpr):
 
 
 @gluon.jit
-def make_wide_staging(
-    element: gl.constexpr, halves: gl.constexpr, pipe, MODEL: gl.constexpr, WORK: gl.constexpr
-):
+def make_wide_staging(element: gl.constexpr, pipe, MODEL: gl.constexpr, WORK: gl.constexpr):
     """Allocate it."""
     N: gl.constexpr = sequences(MODEL.BATCH)
     plain = make_staging(element, MODEL)
+    halves: gl.constexpr = gl.NVMMASharedLayout.get_default_for([8, 1, N, 64], element)
     groups: gl.constexpr = gl.NVMMASharedLayout.get_default_for([8, N, 128], element)
     rows: gl.constexpr = gl.NVMMASharedLayout.get_default_for([8, 16, 128], gl.float8e4nv)
     return WideStaging(

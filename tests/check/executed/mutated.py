@@ -79,11 +79,11 @@ _ABORTED = "the word that is read is written after a timeout only"
 
 HARMLESS = (
     Harmless(
-        "device.sync", 'lead = _poll(words, peers.generation, mask, "acquire")', _OF_POLL,
+        "device.sync", 'lead = _poll(words, peers.generation, mask, "acquire", "sys")', _OF_POLL,
         "the result of a wait's last poll only shows a timeout: the loop has seen the signal",
     ),
     Harmless(
-        "device.sync", "lead = _poll(words, peers.generation, mask, POLL)", _OF_POLL,
+        "device.sync", 'lead = _poll(words, peers.generation, mask, POLL, "sys")', _OF_POLL,
         "the first poll only decides whether the loop is entered, which polls again",
     ),
     Harmless(

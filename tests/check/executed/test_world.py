@@ -71,27 +71,18 @@ def test_other_options_are_refused() -> None:
 REFUSED = """
     v_cmp_class_f32_e64 s[2:3], v1, v2
     v_ffbh_u32_e32 v1, v2
-    v_med3_f32 v1, v2, v3, v4
     v_fma_f16 v1, v2, v3, v4
     v_add_f16_e32 v1, v2, v3
-    v_cvt_f32_f64_e32 v1, v[2:3]
-    v_fma_f64 v[2:3], v[4:5], v[6:7], v[8:9]
-    v_cvt_pk_fp8_f32 v1, v2, v3
     s_setreg_imm32_b32 hwreg(HW_REG_MODE, 4, 4), 3
     ds_add_u32 v1, v2
     v_bcnt_u32_b32 v1, v2, v3
     v_mfma_i32_16x16x32_i8 a[0:3], v[0:1], v[2:3], a[0:3]
-    v_mfma_f32_16x16x32_fp8_fp8 a[0:3], v[0:1], v[2:3], a[0:3]
     v_mfma_f64_16x16x4_f64 a[0:7], v[0:1], v[2:3], a[0:7]
     v_mfma_f32_16x16x8_xf32 a[0:3], v[0:1], v[2:3], a[0:3]
-    buffer_atomic_add_f32 v1, v2, s[0:3], 0 offen
-    buffer_atomic_swap v1, v2, s[0:3], 0 offen sc0
     global_atomic_smax v1, v2, s[0:1]
     global_atomic_cmpswap v1, v2, v[4:5], s[0:1] sc0
     global_atomic_pk_add_bf16 v1, v2, s[0:1]
-    v_bitop3_b16 v1, v2, v3, v4 bitop3:0x40
     v_add_u16_e32 v1, v2, v3
-    ds_read_b64_tr_b8 v[2:3], v1
 """
 
 
