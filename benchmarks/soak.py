@@ -166,8 +166,9 @@ def _stretches(calls: float, mode: str) -> list[tuple[int, int]]:
     """First generation and number of calls of each stretch."""
     whole = soak_ranks.GRAPH_CALLS if mode == "graph" else 1
     length = int(-(-calls // (4 * whole))) * whole
-    # A call takes one generation, or a few; the captured ones' first calls take some, too.
-    firsts = (0, 2**31 - length // 2, 2**32 - length // 2, _END - 4 * length)
+    # A call takes one generation, or a few, as copies of a stencil one for each step; the captured
+    # ones' first calls take some, too.
+    firsts = (0, 2**31 - length // 2, 2**32 - length // 2, _END - 16 * length)
     return [(first, length) for first in firsts]
 
 
