@@ -91,7 +91,7 @@ test: lint $(COMPILERS) ## lint, types, import layers, tests that need no GPU; o
 test-core: lint ## of those, the tests of what an engine holds
 	$(BIN)/pytest $(PYTEST_ARGS) --sample $(SAMPLE) tests/kernels tests/taxfree tests/tuning_db tests/models
 
-test-all: test instructions ## and then the rest of the long lists: what CI runs, at most 45 minutes on two cores
+test-all: test instructions ## and then the rest of the long lists: which a release needs
 	$(BIN)/pytest $(PYTEST_ARGS) --sample rest:$(SAMPLE) -m 'sampled and not gpu and not soak'
 
 lint: $(ENV) ## ruff and the import layers
