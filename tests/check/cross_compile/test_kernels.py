@@ -31,8 +31,7 @@ TARGETS = [pair for pair in product(TRITONS, DEVICES) if pair[0] in COMPILERS[pa
 
 
 def expect_good(wanted: Iterable[Case], triton: str) -> None:
-    reports = list(check(wanted, FOLDERS[triton], workers=1))
-    assert reports
+    reports = list(check(wanted, FOLDERS[triton], workers=1))  # none of variants without kernels
     bad = [format_report(report) for report in reports if not report.is_good]
     assert not bad, "\n\n".join(bad)
 
