@@ -30,7 +30,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 from taxfree_kernels.decode_step import chunks, tape
-from taxfree_kernels.decode_step.decoder import Cache, Decoder, Layer
+from taxfree_kernels.decode_step.decoder import SCALED, Cache, Decoder, Layer
 from taxfree_kernels.decode_step.step import DecodeStep
 from taxfree_kernels.errors import PeerTimeout
 from taxfree_kernels.fabric.base import Fabric
@@ -78,10 +78,6 @@ def lengths(context: int, batch: int, spread: bool) -> list[int]:
     if spread:
         return [context * (batch - each) // batch for each in range(batch)]
     return [max(0, context - each) for each in range(batch)]
-
-
-#: weights that may be in fp8
-SCALED = ("q", "k", "v", "o", "gate", "up", "down")
 
 
 class Weights:

@@ -6,7 +6,6 @@ python -m benchmarks.accept.ranks 2 benchmarks.accept.train
 from __future__ import annotations
 
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -32,7 +31,7 @@ def main() -> int:
         time.sleep(0.05)
         codes = [process.poll() for process in processes]
     for process in processes:  # after a failure the others wait for ever
-        process.send_signal(signal.SIGKILL)
+        process.kill()
     return next((code for code in codes if code), 0)
 
 

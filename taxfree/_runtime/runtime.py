@@ -744,10 +744,8 @@ class Runtime(contextlib.AbstractContextManager["Runtime"]):
                 arguments = signature.normalized(arguments)
             named = signature.named(arguments)
             rows, *_ = signature.sizes(self.world_size, **named)
-            shape, dtype = (
-                signature.shape(self.world_size, rows, **named),
-                signature.dtype(arguments),
-            )
+            shape = signature.shape(self.world_size, rows, **named)
+            dtype = signature.dtype(arguments)
             if rows == 0 and signature.fits(self._fabric, 0, **named):
                 return self._of_nothing(arguments[0], out, shape, dtype)
             entry = self._entry(signature, rows, shape, arguments)
@@ -1038,9 +1036,7 @@ class Runtime(contextlib.AbstractContextManager["Runtime"]):
 
         If so, the problem counts as met. The first call plans, as the operation does.
         """
-        with usage_errors():
-            named = signature.named(signature.normalized(arguments))
-            problem: Problem = signature.problem(self._fabric, **named)
+        problem, _ = self._looked_up(signature.name, arguments)
         entry = self._plans.find(problem) or self._planned(problem, self._plans)
         if entry.choice.of("graph" if self._is_capturing() else "eager").variant != BASELINE:
             return False

@@ -111,15 +111,15 @@ class ModelStep:
         self.ran: str = f"operations: {reason}" if reason is not None else "one kernel"
         if reason is None and why:
             self.ran += f": {why}"
-        self._scales = scales_of(decoder.layers[0])
+        first = decoder.layers[0]
+        self._scales = scales_of(first)
         self._has_scaled_mm = self._scales != "none" and all(
             multiplies_fp8(
                 self._scales, weight.shape[1], len(weight) % BLOCK, weight.dtype,
                 decoder.embedding.dtype, has_bias, False, weight.device,
             )
-            for layer in decoder.layers[:1]
-            for weight in weights_of(layer)
-            for has_bias in {False, layer.q_bias is not None}
+            for weight in weights_of(first)
+            for has_bias in {False, first.q_bias is not None}
         )  # fmt: skip
         self._sequences = torch.arange(self.batch, device=decoder.embedding.device)
         self._next_norms = [layer.input_norm for layer in decoder.layers[1:]] + [decoder.norm]
@@ -403,12 +403,12 @@ class ModelStep:
         """y @ weight^T, summed over the ranks, + x: normalised, and as it is."""
         inputs, (rows, scale) = self._inputs(y), weight
         (values, of_values), eps = inputs, self.decoder.eps
-        if self._runtime is not None and (of_values is None or scale is None):
-            return self._runtime.matmul_all_reduce_rms_norm(y, rows.t(), norm, residual=x, eps=eps)
         if self._runtime is not None and of_values is not None and scale is not None:
             return self._runtime.scaled_matmul_all_reduce_rms_norm(
                 values, rows.t(), of_values, scale.t(), norm, residual=x, eps=eps, dtype=x.dtype
             )
+        if self._runtime is not None:
+            return self._runtime.matmul_all_reduce_rms_norm(y, rows.t(), norm, residual=x, eps=eps)
         y = self._product(inputs, weight)
         if self._group is not None:
             dist.all_reduce(y, group=self._group)
