@@ -3,9 +3,10 @@
     python -m benchmarks.accept --gpus 2           # at most six minutes
     python -m benchmarks.accept --gpus 2 --long    # the tests that need GPUs, and whole models
 
-Each step is a command with a limit. The record says what each found, and holds the figures. It is
-written to ``benchmarks/results/accept``, after every step; with ``--long`` steps that passed with
-the same sources are not run again, so that a run that was cut short goes on.
+Each step is a command with a limit, which imports while the step before runs. The record says what
+each found, and holds the figures. It is written to ``benchmarks/results/accept`` after every step;
+with ``--long`` steps that passed with the same sources are not run again, so that a run that was
+cut short goes on.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import hashlib
+import itertools
 import json
 import os
 import signal
@@ -62,26 +64,35 @@ class Step:
     judge: Judge | None = None
     variables: Mapping[str, str] = field(default_factory=dict)
 
-    def run(self) -> dict[str, Any]:
-        """The entry of the record."""
-        begin = time.monotonic()
-        with subprocess.Popen(
+    @property
+    def waits(self) -> bool:
+        """Whether it does nothing but import until it may go."""
+        return self.arguments[1].startswith("benchmarks.accept.")
+
+    def start(self) -> subprocess.Popen[str]:
+        """Start it, so that it imports; what waits goes on when `run` sends a line."""
+        return subprocess.Popen(
             [sys.executable, *self.arguments],
             env=os.environ | self.variables,
+            stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
             start_new_session=True,
-        ) as process:
-            try:
-                out, said = process.communicate(timeout=self.seconds)
-                failures = [f"exit code {process.returncode}"] if process.returncode else []
-            except subprocess.TimeoutExpired:
-                _end(process)
-                out, said = process.communicate()
-                failures = [f"ended after {self.seconds:g} s"]
-            finally:
-                _end(process)
+        )
+
+    def run(self, process: subprocess.Popen[str]) -> dict[str, Any]:
+        """Let the started process go; returns the entry of the record."""
+        begin = time.monotonic()
+        try:
+            out, said = process.communicate("{}\n", self.seconds)
+            failures = [f"exit code {process.returncode}"] if process.returncode else []
+        except subprocess.TimeoutExpired:
+            _end(process)
+            out, said = process.communicate()
+            failures = [f"ended after {self.seconds:g} s"]
+        finally:
+            _end(process)
         found: dict[str, Any] = {"name": self.name, "seconds": round(time.monotonic() - begin, 1)}
         if failures:
             found["said"] = (said or out)[-2000:]
@@ -94,10 +105,31 @@ class Step:
         return found | {"failures": failures}
 
 
+def in_turn(left: Sequence[Step], deadline: float) -> Iterator[dict[str, Any]]:
+    """The entries of steps that run one after the other, while the next one imports.
+
+    Those that the deadline, of `time.monotonic`, comes before are not begun, which is a failure.
+    """
+    ahead: subprocess.Popen[str] | None = None
+    try:
+        for step, following in itertools.zip_longest(left, left[1:]):
+            if time.monotonic() > deadline:
+                yield {"name": step.name, "seconds": 0.0, "failures": ["not begun"]}
+                continue
+            process, ahead = ahead or step.start(), None
+            if following is not None and following.waits:
+                ahead = following.start()
+            yield step.run(process)
+    finally:
+        if ahead is not None:
+            _end(ahead)
+
+
 def _end(process: subprocess.Popen[str]) -> None:
     """Kill a command and all that it has started."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
 
 
 def steps(gpus: int, folder: Path) -> Iterator[Step]:
@@ -114,7 +146,7 @@ def steps(gpus: int, folder: Path) -> Iterator[Step]:
     yield Step("explain", taxfree("explain", *of, str(EXPLAINED)), 120, explained, database)
     yield Step("db verify", taxfree("db", "verify", "--sample", "1", "--json"), 60, None, database)
     cost = folder / "host_cost.json"
-    yield Step("host cost", ("-m", "benchmarks.host_cost", *on, "--out", str(cost)), 60,
+    yield Step("host cost", ready("benchmarks.host_cost", *on, "--out", str(cost)), 60,
                dispatched(cost))  # fmt: skip
     modes = [part for mode in ("eager", "graph", "step") for part in ("--mode", mode)]
     few = model(on, 2, "--prefill", "1024", "--decode", "1", *modes)
@@ -149,7 +181,12 @@ def gpu_tests() -> list[Path]:
 
 def taxfree(*arguments: str) -> tuple[str, ...]:
     """A command as a user gives it."""
-    return ("-m", "taxfree_cli.app", *arguments)
+    return ready("taxfree_cli.app", *arguments)
+
+
+def ready(module: str, *arguments: str) -> tuple[str, ...]:
+    """The `main` of a module, which waits for its turn with all imported."""
+    return ("-m", "benchmarks.accept.ready", module, *arguments)
 
 
 def launched(gpus: int, name: str, *arguments: str) -> tuple[str, ...]:
@@ -318,21 +355,18 @@ def main() -> int:
     record |= {"sources": sources, "steps": []}
     failed = False
     with tempfile.TemporaryDirectory() as folder:
-        for step in (long_steps if options.long else steps)(options.gpus, Path(folder)):
-            if options.only and step.name not in options.only:
-                continue
-            if step.name in kept:
-                record["steps"].append(kept[step.name])
-                continue
-            if time.monotonic() - begin > options.seconds:
-                print(f"{step.name}: not begun", flush=True)
-                failed = True
-                continue
-            found = step.run()
+        chosen = [
+            step
+            for step in (long_steps if options.long else steps)(options.gpus, Path(folder))
+            if not options.only or step.name in options.only
+        ]
+        record["steps"] = [kept[step.name] for step in chosen if step.name in kept]
+        left = [step for step in chosen if step.name not in kept]
+        for found in in_turn(left, begin + options.seconds):
             record["steps"].append(found)
             write(path, json.dumps(record, indent=1) + "\n")
             state = "FAILED" if found["failures"] else "passed"
-            print(f"{step.name}: {state}, {found['seconds']} s", flush=True)
+            print(f"{found['name']}: {state}, {found['seconds']} s", flush=True)
             for failure in found["failures"]:
                 print(f"  {failure}", flush=True)
             if "said" in found:

@@ -22,6 +22,10 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+from transformers.distributed import DistributedConfig
+
+import taxfree.hf
 
 PROMPT, NEW_TOKENS = 64, 32
 ROUNDS = 9  # of both models, whose order changes
@@ -30,8 +34,6 @@ TIE = 0.05  # standard deviations of the logits: what rounding in bfloat16 moves
 
 def _saved(folder: Path, layers: int, hidden: int) -> None:
     """Save a model of Llama's shape with random weights."""
-    from transformers import LlamaConfig, LlamaForCausalLM
-
     config = LlamaConfig(
         vocab_size=32000, hidden_size=hidden, intermediate_size=7 * hidden // 2,
         num_hidden_layers=layers, num_attention_heads=hidden // 128, num_key_value_heads=8,
@@ -45,9 +47,6 @@ def _saved(folder: Path, layers: int, hidden: int) -> None:
 
 
 def _loaded(folder: Path) -> Any:
-    from transformers import AutoModelForCausalLM
-    from transformers.distributed import DistributedConfig
-
     parallel = DistributedConfig(tp_size=dist.get_world_size(), tp_plan="auto")
     model = AutoModelForCausalLM.from_pretrained(
         folder, dtype=torch.bfloat16, distributed_config=parallel
@@ -106,8 +105,6 @@ def main() -> None:
         _saved(folder, options.layers, options.hidden)
     dist.barrier()
     models = {"library": _loaded(folder)}
-
-    import taxfree.hf
 
     taxfree.hf.enable()
     models["taxfree"] = _loaded(folder)

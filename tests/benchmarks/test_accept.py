@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
 from typing import Any
 
@@ -15,6 +16,7 @@ from benchmarks.accept.__main__ import (
     benched,
     dispatched,
     explained,
+    in_turn,
     modelled,
     same,
     trained,
@@ -139,16 +141,40 @@ def test_a_mode_of_a_model_is_no_slower_than_pytorchs(
 def test_a_step_ends_at_its_limit_with_all_that_it_started() -> None:
     child = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'input()'])"
     begin = time.monotonic()
-    found = Step("endless", ("-c", f"{child}; import time; time.sleep(60)"), 2).run()
+    step = Step("endless", ("-c", f"{child}; import time; time.sleep(60)"), 2)
+    found = step.run(step.start())
     assert time.monotonic() - begin < 20
     assert found["failures"] == ["ended after 2 s"]
 
 
 def test_an_exit_code_and_an_unreadable_output_are_errors() -> None:
-    found = Step("broken", ("-c", "import sys; print('no JSON'); sys.exit(3)"), 60, same).run()
+    step = Step("broken", ("-c", "import sys; print('no JSON'); sys.exit(3)"), 60, same)
+    found = step.run(step.start())
     assert found["failures"][0] == "exit code 3"
     assert "not what it should be" in found["failures"][1]
     assert found["said"] == "no JSON\n"
+
+
+def test_a_step_imports_while_the_one_before_runs(tmp_path, monkeypatch) -> None:
+    (tmp_path / "imported.py").write_text(
+        "import os, pathlib, time\n"
+        "pathlib.Path('imported').touch()\n"
+        "def main(): print(os.environ['VALUE'], os.path.exists('let go'))\n"
+    )
+    waits = "import os, time\nwhile not os.path.exists('imported'): time.sleep(0.01)"
+    first = Step("first", ("-c", f"{waits}\nopen('let go', 'w')"), 60)
+    command = "benchmarks.accept.ranks", "1", "imported"
+    second = Step("second", ("-m", *command), 60, lambda out: (out, []), {"VALUE": "7"})
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{':'.join(sys.path)}")
+    monkeypatch.chdir(tmp_path)
+    found = list(in_turn([first, second], time.monotonic() + 60))
+    assert [each["failures"] for each in found] == [[], []]
+    assert found[1]["figures"] == "7 True\n"
+
+
+def test_a_step_after_the_deadline_is_a_failure() -> None:
+    found = list(in_turn([Step("late", ("-c", ""), 60)], time.monotonic() - 1))
+    assert [each["failures"] for each in found] == [["not begun"]]
 
 
 def test_a_long_run_goes_on_where_it_was_cut(tmp_path, monkeypatch, capsys) -> None:
