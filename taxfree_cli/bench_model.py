@@ -76,16 +76,13 @@ def bench_model(
     if fabric == "host":
         announce(bench.problems(), "a layer several calls", "--layers 1 --prefill 16")
     measured: list[PhaseResult] = []
-    try:
-        for result in watched("bench", len(bench.phases), run(bench, fabric, history)):
-            measured.append(result)
-            if not as_json:
-                print_phase(result)
-    finally:  # what is finished is kept, also where the rest is not
-        if measured:
-            saved = document(bench, fabric, measured)
-            if out is not None:
-                write(out, json.dumps(saved, indent=1, allow_nan=False) + "\n")
+    for result in watched("bench", len(bench.phases), run(bench, fabric, history)):
+        measured.append(result)
+        saved = document(bench, fabric, measured)
+        if out is not None:  # what is finished is kept, whatever ends the rest
+            write(out, json.dumps(saved, indent=1, allow_nan=False) + "\n")
+        if not as_json:
+            print_phase(result)
     if as_json:
         print_json(saved)
     _fail_if_broken(measured)

@@ -11,6 +11,7 @@ import pytest
 from rich.console import Console
 
 from taxfree._runtime.dispatch import Choice
+from taxfree.errors import TaxfreeError
 from taxfree_cli.bench import fail_if_broken
 from taxfree_cli.bench_views import print_problem, problem_table, us
 from taxfree_cli.exits import ExitCode, failure
@@ -172,6 +173,20 @@ class TestWholeModel:
         assert {row["speedup"] for row in found["rows"]} == {None}
         assert all(0 < row["relative_error"] < 0.02 for row in found["rows"])
         assert {row["mode"] for row in found["skipped"]} == {"graph"}
+
+    def test_has_its_file_after_each_phase(self, cli, monkeypatch, tmp_path):
+        phase = Phase("decode", 16, 1024)
+        measured = ModeOutcome("torch", "graph", "measured", "", 0.01, Timing((100.0, 102.0), 0.0))
+        out = tmp_path / "out.json"
+
+        def until_killed(*_):
+            yield PhaseResult(phase, [measured], {}, KNOWN["h100"])
+            assert len(json.loads(out.read_text())["rows"]) == 1
+            raise TaxfreeError("the machine is gone")
+
+        monkeypatch.setattr("taxfree_tune.benching.model.run", until_killed)
+        of_model = ("bench", "--model", "llama-3.1-8b", "--gpus", 2, "--fabric", "host")
+        assert "the machine is gone" in cli(*of_model, "--out", out).err
 
     @pytest.mark.parametrize("json_too", [(), ("--json",)])
     def test_that_is_wrong_is_shown_and_has_its_exit_code(self, cli, monkeypatch, json_too):
