@@ -167,7 +167,8 @@ def attend(
     new_v = heads.index(QUERIES + 1).load(OF_VECTOR).to(element)
     qs, tops, totals, accs = (), (), (), ()
     for each in gl.static_range(QUERIES):
-        qs = qs + (heads.index(each).load(OF_VECTOR),)
+        if QUERIES <= 4:  # registers hold no more
+            qs = qs + (heads.index(each).load(OF_VECTOR),)
         tops = tops + (gl.full([8, GROUPS], float("-inf"), gl.float32, gl.SliceLayout(0, OF_KEYS)),)
         totals = totals + (gl.zeros([8, GROUPS], gl.float32, gl.SliceLayout(0, OF_KEYS)),)
         accs = accs + (gl.zeros([8, GROUPS, PARTS, 64], gl.float32, gl.SliceLayout(0, T)),)
@@ -199,7 +200,11 @@ def attend(
         keys = keys.to(gl.float32)
         weights, kept, new_tops, new_totals = (), (), (), ()
         for each in gl.static_range(QUERIES):
-            query = qs[each][None, :, :][:, None, :, :][:, :, None, :, :]
+            if QUERIES <= 4:
+                q = qs[each]
+            else:
+                q = heads.index(each).load(OF_VECTOR)
+            query = q[None, :, :][:, None, :, :][:, :, None, :, :]
             logits = gl.sum(gl.sum(keys * query, 4), 3)
             logits = gl.where(is_seen, logits, float("-inf"))
             top = gl.maximum(tops[each], gl.max(logits, 0))

@@ -448,15 +448,23 @@ def hand_back(stage, pipe):
 
 
 @gluon.jit
-def multiply(xs, FIRST: gl.constexpr, END: gl.constexpr, n, pipe, WORK: gl.constexpr):
-    """float32 [8]: the products of a unit's rows with so many slabs of x."""
+def multiply(xs, kept, FIRST: gl.constexpr, END: gl.constexpr, n, pipe, WORK: gl.constexpr):
+    """float32 [8]: the products of a unit's rows with so many slabs of x.
+
+    Args:
+        xs: slabs; none, if they are kept in shared memory.
+    """
     acc = gl.zeros([8, 16, 64], gl.float32, TILE)
     for slab in gl.static_range(FIRST, END):
         stage = n % WORK.STAGES
         mbarrier.wait(pipe.full.index(stage), n // WORK.STAGES & 1)
         rows = pipe.tiles.index(stage).load(TILE)
         hand_back(stage, pipe)
-        acc += rows.to(gl.float32) * xs[slab].to(gl.float32)[None, :, :]
+        if len(xs) == 0:
+            x = kept.index(slab).load(X)
+        else:
+            x = xs[slab]
+        acc += rows.to(gl.float32) * x.to(gl.float32)[None, :, :]
         n += 1
     return gl.sum(gl.sum(acc, 2), 1), n
 

@@ -80,6 +80,7 @@ from taxfree_kernels.decode_step.sums import (
     columns_of,
     empty_area,
     empty_last_turn,
+    keep,
     normed,
     send,
     slabs_of_norm,
@@ -210,12 +211,12 @@ def _norm_at(
 
 @gluon.jit
 def _add(
-    residual, area, COUNT: gl.constexpr, inbox,
+    residual, area, COUNT: gl.constexpr, inbox, staging,
     MODEL: gl.constexpr, WORK: gl.constexpr, GROUP: gl.constexpr,
 ):  # fmt: skip
     """Add a sum of so many sources to the residual: all of it, or this program's columns."""
     if MODEL.BATCH == 1:
-        new = add_sum(residual, area, COUNT, inbox, MODEL, WORK, GROUP)
+        new = add_sum(residual, area, COUNT, inbox, staging, MODEL, WORK, GROUP)
     else:
         new = add_owned(residual, area, COUNT, sources_of(GROUP, WORK), inbox, MODEL, WORK, GROUP)
     return new
@@ -311,7 +312,7 @@ def _multiply_plain(
 ):  # fmt: skip
     """The same of weights in 16 bits."""
     if MODEL.BATCH == 1:
-        one, n = multiply(x, FIRST, END, n, pipe, WORK)
+        one, n = multiply(x, staging[0], FIRST, END, n, pipe, WORK)
         products = (one,)
     else:
         products, n, pieces = multiply_rows(
@@ -418,6 +419,7 @@ def _compute(
     before = gl.to_tensor(0)  # units and programs of the counted phases before
     weight = _norm_at(vectors, 0, INPUT_NORM, element, MODEL, WORK, GROUP)
     x, rstd, before = _next_x(residual, weight, before, buffers, staging, MODEL, WORK, GROUP)
+    residual = keep(residual, staging, WORK)
     unit, claims = next_unit(claims, pipe)
     first = gl.to_tensor(0)  # unit of the phase
     for layer in range(layers):
@@ -484,8 +486,9 @@ def _compute(
         first = end
 
         weight = _norm_at(vectors, layer, POST_NORM, element, MODEL, WORK, GROUP)
-        residual = _add(residual, area, GROUP.WORLD, inbox, MODEL, WORK, GROUP)
+        residual = _add(residual, area, GROUP.WORLD, inbox, staging, MODEL, WORK, GROUP)
         x, rstd, before = _next_x(residual, weight, before, buffers, staging, MODEL, WORK, GROUP)
+        residual = keep(residual, staging, WORK)
         _note(buffers, layer, layers, 8, WORK)
         done = gl.to_tensor(0)
         end = first + counts.gate
@@ -541,8 +544,9 @@ def _compute(
 
         # in the row behind the last layer it is the last norm
         weight = _norm_at(vectors, layer + 1, INPUT_NORM, element, MODEL, WORK, GROUP)
-        residual = _add(residual, area, GROUP.WORLD * PARTS, inbox, MODEL, WORK, GROUP)
+        residual = _add(residual, area, GROUP.WORLD * PARTS, inbox, staging, MODEL, WORK, GROUP)
         x, rstd, before = _next_x(residual, weight, before, buffers, staging, MODEL, WORK, GROUP)
+        residual = keep(residual, staging, WORK)
 
     _note(buffers, layers, layers, 0, WORK)
     of_head = staging
@@ -695,6 +699,9 @@ def decode_step(
         slabs = gl.allocate_shared_memory(element, SHAPES[0], PLAIN)
         flat: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
         staging = (slabs, reinterpreted(slabs, SHAPES[1], flat))
+        if WORK.KEPT:
+            kept = gl.allocate_shared_memory(element, SHAPES[1], flat)
+            staging = staging + (kept,)  # type: ignore[assignment]
         if MODEL.SCALES != "none":
             PAIRS: gl.constexpr = [SHAPES[0][0] // 2, 16, 64]
             staging = staging + (reinterpreted(slabs, PAIRS, PLAIN, gl.int32),)  # type: ignore[assignment]

@@ -213,14 +213,26 @@ def columns_of(ptr, MODEL: gl.constexpr, WORK: gl.constexpr, GROUP: gl.constexpr
 
 
 @gluon.jit
+def keep(residual, staging, WORK: gl.constexpr):
+    """What is held of the residual until the next sum: nothing, if its blocks are kept."""
+    if WORK.KEPT:
+        for block in gl.static_range(len(residual)):
+            staging[2].index(block).store(residual[block])
+        held = ()
+    else:
+        held = residual
+    return held
+
+
+@gluon.jit
 def add_sum(
-    residual, area, COUNT: gl.constexpr, inbox,
+    residual, area, COUNT: gl.constexpr, inbox, staging,
     MODEL: gl.constexpr, WORK: gl.constexpr, GROUP: gl.constexpr,
 ):  # fmt: skip
     """Wait for all of a sum, and add it to the residual, which is NaN where words are missing.
 
     Args:
-        residual: blocks of columns, in the model's dtype.
+        residual: blocks of columns, in the model's dtype; see ``keep``.
         COUNT: of sources.
     """
     HIDDEN: gl.constexpr = MODEL.HIDDEN
@@ -229,7 +241,7 @@ def add_sum(
     POLLED: gl.constexpr = _polled(SOURCES)
     number = gl.arange(0, SOURCES, gl.SliceLayout(1, POLLED))[:, None]
     source = gl.minimum(number, COUNT - 1)
-    element: gl.constexpr = residual[0].dtype
+    element: gl.constexpr = staging[0].dtype
     new = ()
     for block in gl.static_range(_blocks(HIDDEN, GROUP.WORLD * WORK.DOWN_PARTS)):
         at = block * WIDTH + gl.arange(0, WIDTH, gl.SliceLayout(0, POLLED))[None, :]
@@ -237,7 +249,11 @@ def add_sum(
         words = receive(area + source * HIDDEN + at, source % GROUP.WORLD, mask, inbox, 4, GROUP)
         values = gl.where(mask, words.to(gl.float32, bitcast=True), 0.0)
         added = gl.convert_layout(gl.sum(values, 0), COLUMNS, assert_trivial=True)
-        new = new + ((residual[block].to(gl.float32) + added).to(element),)
+        if WORK.KEPT:
+            before = staging[2].index(block).load(COLUMNS)
+        else:
+            before = residual[block]
+        new = new + ((before.to(gl.float32) + added).to(element),)
     return new
 
 
@@ -259,7 +275,9 @@ def normed(residual, weight, staging, MODEL: gl.constexpr, WORK: gl.constexpr, G
         scaled = (value * weight[block].to(gl.float32)).to(residual[block].dtype)
         blocks.index(block).store(scaled)
     mean = gl.sum(squares, 0) * (1.0 / MODEL.HIDDEN)
-    if MODEL.SCALES == "none":
+    if WORK.KEPT:
+        x = ()
+    elif MODEL.SCALES == "none":
         x = slabs_of_norm(staging, MODEL)
     else:
         at = gl.arange(0, 16, gl.SliceLayout(1, X))[:, None] * 64
