@@ -297,6 +297,13 @@ def test_partial_sums_may_travel_in_fp8(ranks, fields):
     configs = [{}, {"TMA": True, "SIGNALS": 2}, {"SWAP_AB": True, "SPLIT_K": 2, "PIECES": 2}]
     cases = [case(ALL_REDUCE, "push_two_shot", config, **kind) for config in configs]
     cases.append(case(ALL_REDUCE, "push_two_shot", **kind, rms_norm=True))
+    cases.append(case(ALL_REDUCE, "push_two_shot", **kind, rms_norm=True, out_scales="channel"))
+    del kind["residual"]
+    of_blocks = {"n": 128 * ranks.few} if fields.get("scales") == "block" else {}
+    cases += [case(SCATTER, "push", config, **kind) for config in configs]
+    cases += [
+        case(SCATTER, "push", config, **kind | of_blocks, scatter_dim=1) for config in configs
+    ]
     assert complaints(ranks, ranks.few, cases) == []
 
 
