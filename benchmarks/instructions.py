@@ -32,6 +32,7 @@ from taxfree_check.cross_compile.pool import CompilePool
 from taxfree_check.cross_compile.report import triton_version
 from taxfree_check.cross_compile.screen import request
 from taxfree_kernels.hardware import KNOWN
+from taxfree_kernels.reduction.fused import FusedReductionVariant
 from taxfree_kernels.variant import operation_names, operation_shapes, problem_class, variants
 from taxfree_tuning_db import files, shipped_records
 from taxfree_tuning_db.records import canonical_json
@@ -131,6 +132,17 @@ def recorded_cases(op: str, name: str) -> Iterator[CompiledCase]:
         yield from every[:: max(1, -(-len(every) // count))]
 
 
+def cases_of_fp8_wire(op: str, name: str) -> Iterator[CompiledCase]:
+    """A problem whose partial sums travel in fp8, for each target: few records are of such."""
+    variant = variants(op)[name]
+    if isinstance(variant, FusedReductionVariant) and variant.sends_fp8:
+        fields = {"x_dtype": "fp8", "scales": "channel", "fp8_wire": True}
+        problem = problem_class(op)(1024, 8192, 2048, dtype="bfloat16", world_size=2, **fields)
+        for target in _TARGETS:
+            config, *_ = variant.seed_configs(problem, KNOWN[target])
+            yield CompiledCase.of(op, name, target, vars(problem), dict(config))
+
+
 def compiled(
     before: Mapping[CompiledCase, Mapping[str, Digest]], pools: Pools
 ) -> dict[CompiledCase, Any]:
@@ -204,7 +216,9 @@ def today(before: Digests, reasons: Mapping[str, str]) -> Digests:
             now.statements[kernel] = variant.version, reasons.get(kernel, stays)
             of_kernel = {case: made for case, made in before.cases.items()
                    if (case.op, case.variant) == (op, name)}  # fmt: skip
+            of_wire = {case: of_kernel.get(case, {}) for case in cases_of_fp8_wire(op, name)}
             now.cases |= of_kernel or {case: {} for case in recorded_cases(op, name)}
+            now.cases |= of_wire
     return now
 
 

@@ -9,7 +9,7 @@ import importlib
 import importlib.util
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from typing import Any
 
@@ -99,6 +99,16 @@ class Signature:
         return arguments[self.names.index("dtype")] if "dtype" in self.names else of_first
 
     @cached_property
+    def over_fp8_wire(self) -> Signature:
+        """That of partial sums which may travel in fp8; without gradients."""
+        return replace(
+            self,
+            name=f"{self.name}_over_fp8_wire",
+            problem=lambda fabric, **named: replace(self.problem(fabric, **named), fp8_wire=True),
+            gradient=None,
+        )
+
+    @cached_property
     def numbers(self) -> tuple[tuple[int, str, type[Any], tuple[type[Any], ...]], ...]:
         """The arguments that are numbers: their place, name, type, and all types they may have."""
         numbers = []
@@ -122,6 +132,11 @@ class Signature:
                 number = _number(name, kind, arguments[index])
                 arguments = (*arguments[:index], number, *arguments[index + 1 :])
         return arguments
+
+
+def on_wire(signature: Signature, fp8_wire: bool) -> Signature:
+    """That of a sum whose partial sums may travel in fp8, or must not."""
+    return signature.over_fp8_wire if fp8_wire else signature
 
 
 def _itself(argument: Any) -> Any:

@@ -19,6 +19,7 @@ from taxfree_kernels.launch import is_compiling
 from taxfree_kernels.variant import BLOCK, MatmulProblem
 
 _ROWS = (16, 7, 1)  # of matmuls that are tried
+_ALIGNED_ROWS = 4  # whose float32 scales are 16 bytes
 # torch 2.13 renamed these; earlier versions have only the old names.
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
@@ -164,7 +165,13 @@ def scaled_mm(
     is_fast: bool,
 ) -> torch.Tensor:
     """The matmul of fp8 factors, where :func:`multiplies_fp8`; returns `out`."""
-    if scales == "block":  # cuBLAS reads the scales of a column by column
+    if scales == "block":  # cuBLAS reads the scales of a column by column, each from 16 bytes on
+        if beyond := len(a) % _ALIGNED_ROWS:
+            rows = len(a) + _ALIGNED_ROWS - beyond
+            whole = out.new_empty(rows, out.shape[1])
+            padded = _padded(a, rows), weight, bias, _padded(a_scale, rows), weight_scale
+            scaled_mm(whole, *padded, scales, is_fast)
+            return out.copy_(whole[: len(a)])
         a_scale = a_scale.t().contiguous().t()
     # and by 16 bytes, which what compiled code computes begins at
     if not torch.compiler.is_compiling() and a_scale.data_ptr() % 16:
@@ -173,6 +180,13 @@ def scaled_mm(
         a, weight, a_scale, weight_scale, bias=bias, out_dtype=out.dtype, use_fast_accum=is_fast,
         out=out,
     )  # fmt: skip
+
+
+def _padded(tensor: torch.Tensor, rows: int) -> torch.Tensor:
+    """The tensor, and whatever rows behind its own: a row of a product depends on no other."""
+    whole = tensor.new_empty(rows, *tensor.shape[1:])
+    whole[: len(tensor)] = tensor
+    return whole
 
 
 @cache

@@ -58,14 +58,13 @@ from taxfree_kernels.matmul_all_reduce.signature import (
     SCALED_MATMUL_ALL_REDUCE,
     SCALED_MATMUL_ALL_REDUCE_RMS_NORM,
     SCALED_MATMUL_ALL_REDUCE_RMS_NORM_QUANTISE,
-    on_wire,
 )
 from taxfree_kernels.matmul_reduce_scatter.signature import (
     MATMUL_REDUCE_SCATTER,
     SCALED_MATMUL_REDUCE_SCATTER,
 )
 from taxfree_kernels.reduction.fused import parts_of
-from taxfree_kernels.signature import Signature, signatures
+from taxfree_kernels.signature import Signature, on_wire, signatures
 from taxfree_kernels.stencil.signature import STENCIL
 from taxfree_kernels.variant import Problem, Ready, SizeRange, op_of
 from taxfree_tuning_db import Record, Table
@@ -433,13 +432,14 @@ class Runtime(contextlib.AbstractContextManager["Runtime"]):
         eps: float = 1e-6,
         out_scales: str = "channel",
         out_scale: torch.Tensor | None = None,
+        fp8_wire: bool = False,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """:meth:`matmul_all_reduce_rms_norm`, with the normalised sum in fp8 for the next layer.
 
         It is rounded to the inputs' dtype, then quantised as by :func:`taxfree.quantise`.
 
         Args:
-            x, weight, norm_weight, bias, residual, eps: as there.
+            x, weight, norm_weight, bias, residual, eps, fp8_wire: as there.
             out_scales: who has a scale: "channel" for each token, "block" for each 128 elements of
                 one, or "tensor", whose scale is given.
             out_scale: float32 [1], for "tensor" alone.
@@ -449,7 +449,7 @@ class Runtime(contextlib.AbstractContextManager["Runtime"]):
             `out_scale`; the sum, which is the next layer's residual, [m, n] of the inputs' dtype.
         """
         arguments = (x, weight, bias, residual, norm_weight, eps, out_scales, out_scale)
-        return self._quantised(MATMUL_ALL_REDUCE_RMS_NORM_QUANTISE, arguments)
+        return self._quantised(on_wire(MATMUL_ALL_REDUCE_RMS_NORM_QUANTISE, fp8_wire), arguments)
 
     def scaled_matmul_all_reduce(
         self,
@@ -532,12 +532,13 @@ class Runtime(contextlib.AbstractContextManager["Runtime"]):
         out_scales: str = "channel",
         out_scale: torch.Tensor | None = None,
         fast_accumulation: bool = False,
+        fp8_wire: bool = False,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """:meth:`scaled_matmul_all_reduce_rms_norm`, with the normalised sum in fp8.
 
         Args:
             x, weight, x_scale, weight_scale, norm_weight, bias, residual, eps, dtype,
-                fast_accumulation: as there.
+                fast_accumulation, fp8_wire: as there.
             out_scales, out_scale: as of :meth:`matmul_all_reduce_rms_norm_quantise`.
 
         Returns:
@@ -546,7 +547,8 @@ class Runtime(contextlib.AbstractContextManager["Runtime"]):
         factors, kind = (x, weight, x_scale, weight_scale), (dtype, bool(fast_accumulation))
         normed = (norm_weight, eps, out_scales, out_scale)
         arguments = (*factors, bias, residual, *kind, *normed)
-        return self._quantised(SCALED_MATMUL_ALL_REDUCE_RMS_NORM_QUANTISE, arguments)
+        signature = on_wire(SCALED_MATMUL_ALL_REDUCE_RMS_NORM_QUANTISE, fp8_wire)
+        return self._quantised(signature, arguments)
 
     def matmul_reduce_scatter(
         self,
@@ -554,6 +556,7 @@ class Runtime(contextlib.AbstractContextManager["Runtime"]):
         weight: torch.Tensor,
         scatter_dim: int = 0,
         out: torch.Tensor | None = None,
+        fp8_wire: bool = False,
     ) -> torch.Tensor:
         """This rank's shard of the sum over all ranks of x @ weight.
 
@@ -563,12 +566,14 @@ class Runtime(contextlib.AbstractContextManager["Runtime"]):
             scatter_dim: 0: shards are rows; 1: shards are columns, and n must be divisible by
                 world_size.
             out: of the result's shape, contiguous; the result is written into it.
+            fp8_wire: as of :meth:`matmul_all_reduce`.
 
         Returns:
             [ceil(m / world_size), n] for scatter_dim 0, where rows beyond m are zero; [m, n /
             world_size] for scatter_dim 1; of the inputs' dtype.
         """
-        return self._call(MATMUL_REDUCE_SCATTER, (x, weight, scatter_dim), out)
+        signature = on_wire(MATMUL_REDUCE_SCATTER, fp8_wire)
+        return self._call(signature, (x, weight, scatter_dim), out)
 
     def scaled_matmul_reduce_scatter(
         self,
@@ -580,13 +585,14 @@ class Runtime(contextlib.AbstractContextManager["Runtime"]):
         dtype: torch.dtype = torch.bfloat16,
         fast_accumulation: bool = False,
         out: torch.Tensor | None = None,
+        fp8_wire: bool = False,
     ) -> torch.Tensor:
         """:meth:`matmul_reduce_scatter` of fp8 factors: of (x * x_scale) @ (weight * weight_scale).
 
         Args:
             x, weight, x_scale, weight_scale, fast_accumulation: as of
                 :meth:`scaled_matmul_all_reduce`.
-            scatter_dim, out: as there.
+            scatter_dim, out, fp8_wire: as there.
             dtype: of the result; bfloat16 or float16.
 
         Returns:
@@ -594,7 +600,7 @@ class Runtime(contextlib.AbstractContextManager["Runtime"]):
         """
         factors = (x, weight, x_scale, weight_scale)
         arguments = (*factors, scatter_dim, dtype, bool(fast_accumulation))
-        return self._call(SCALED_MATMUL_REDUCE_SCATTER, arguments, out)
+        return self._call(on_wire(SCALED_MATMUL_REDUCE_SCATTER, fp8_wire), arguments, out)
 
     def stencil(
         self,

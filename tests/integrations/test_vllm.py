@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import subprocess
@@ -37,11 +38,25 @@ def opened(database: str, **config: Any) -> Any:
 
 def layer(**options: Any) -> Any:
     """A row-parallel layer, made as a model of vLLM makes it."""
+    from tests.integrations import vllm_stand_in
     from tests.integrations.vllm_stand_in import RowParallelLinear
 
     torch.manual_seed(torch.distributed.get_rank())
     given = {"bias": False, "params_dtype": torch.bfloat16} | options
-    return RowParallelLinear(K * torch.distributed.get_world_size(), N, **given)
+    if isinstance(given.get("quant_config"), str):
+        given["quant_config"] = getattr(vllm_stand_in, given["quant_config"])
+    made = RowParallelLinear(K * torch.distributed.get_world_size(), N, **given)
+    if hasattr(made.quant_method, "process_weights_after_loading"):
+        made.quant_method.process_weights_after_loading(made)
+    return made
+
+
+def weight_of(made: Any) -> torch.Tensor:
+    """[n, k]; of one in fp8 what it stands for."""
+    from tests.integrations.vllm_stand_in import Fp8LinearMethod, dequantised_weight
+
+    is_fp8 = isinstance(made.quant_method, Fp8LinearMethod)
+    return dequantised_weight(made) if is_fp8 else made.weight
 
 
 def call(
@@ -56,7 +71,7 @@ def call(
     x = torch.randn(*shape, K).bfloat16()
     given = made(x)
     y, bias = given if isinstance(given, tuple) else (given, None)
-    expected = x.double() @ made.weight.t().double()
+    expected = x.double() @ weight_of(made).t().double()
     torch.distributed.all_reduce(expected)
     if made.bias is not None and not made.skip_bias_add:
         expected += made.bias
@@ -75,7 +90,9 @@ def tune_and_call(fabric: Any, database: str) -> Any:
     return error, report, most
 
 
-def compile_norm(fabric: Any, database: str, rows: int, most: int | None = None) -> Any:
+def compile_norm(
+    fabric: Any, database: str, rows: int, most: int | None = None, quant_config: str | None = None
+) -> Any:
     """Whether compiled code with the plugin's pass is right, its ops, the report, cache keys.
 
     Args:
@@ -88,7 +105,7 @@ def compile_norm(fabric: Any, database: str, rows: int, most: int | None = None)
     import taxfree
 
     _, config = opened(database, mode=3)
-    made = layer()
+    made = layer(quant_config=quant_config)
     (installed,) = config.compilation_config.inductor_compile_config.values()
     torch.manual_seed(7)
     residual, weight = torch.randn(rows, N).bfloat16(), torch.rand(N).bfloat16() + 0.5
@@ -126,6 +143,28 @@ def compile_norm(fabric: Any, database: str, rows: int, most: int | None = None)
     return is_right, targets, taxfree.report(), keys
 
 
+def refuse_fp8(fabric: Any, database: str) -> Any:
+    """The report of layers in fp8 that are not served, or not as vLLM has laid them out."""
+    import taxfree
+    from tests.integrations.vllm_stand_in import ChannelsLinearMethod, Fp8LinearMethod
+
+    opened(database)
+    x = torch.randn(2, K).bfloat16()
+    for kind, attribute, value in (
+        (Fp8LinearMethod, "weight_scale_inv", torch.ones(1, 1, dtype=torch.bfloat16)),
+        (Fp8LinearMethod, "weight_block_size", [64, 64]),
+        (ChannelsLinearMethod, "weight_scale", torch.ones(1)),
+        (ChannelsLinearMethod, "input_scale_ub", torch.ones(1)),
+    ):
+        made = layer(quant_config=kind, prefix="layers.3.down_proj")
+        if attribute in made._parameters:
+            del made._parameters[attribute]
+        setattr(made, attribute, value)
+        made.quant_method.apply = lambda layer, x, bias: x.new_zeros(len(x), N)
+        made(x)
+    return taxfree.report().layers
+
+
 def refuse(fabric: Any, database: str) -> Any:
     """The report of layers that are not served."""
     import taxfree
@@ -151,14 +190,16 @@ def database(tmp_path: Path) -> str:
     from benchmarks.commands import record_of
     from taxfree_kernels.hardware import KNOWN
     from taxfree_kernels.matmul_all_reduce.problem import MatmulAllReduce
+    from taxfree_kernels.variant import SCALES
     from taxfree_tuning_db import Database
 
     path = tmp_path / "tuning.sqlite"
+    kinds = [{}, *({"x_dtype": "fp8", "scales": scales} for scales in SCALES)]
     with Database(path) as found:
-        for has_norm in (False, True):
+        for has_norm, kind in itertools.product((False, True), kinds):
             problem = MatmulAllReduce(
                 m=RECORDED_ROWS, n=N, k=K, dtype="bfloat16", world_size=2,
-                residual=has_norm, rms_norm=has_norm,
+                residual=has_norm, rms_norm=has_norm, **kind,
             )  # fmt: skip
             found.put(record_of(problem, "push", KNOWN["cpu"], "eager"))
     return str(path)
@@ -204,6 +245,38 @@ def test_rows_without_a_record_run_vllms_own_all_reduce(ranks: Ranks, database: 
         assert report.problems == {}
 
 
+@pytest.mark.parametrize("kind", ["Fp8LinearMethod", "ChannelsLinearMethod", "TensorLinearMethod"])
+@pytest.mark.parametrize("rows", [RECORDED_ROWS, 20])
+def test_a_layer_in_fp8_is_served_or_multiplied_by_vllm(
+    ranks: Ranks, database: str, kind: str, rows: int
+) -> None:
+    """With scales of blocks, of channels, and of tensors; vLLM multiplies rows without a record."""
+    options = {"quant_config": kind, "bias": True}
+    arguments = {"database": database, "options": options, "shape": (rows,)}
+    for error, *_, report, most in run(ranks, "call", **arguments):
+        assert error < 0.05
+        assert most == [2 * RECORDED_ROWS]
+        ran = "matmul_all_reduce" if rows == RECORDED_ROWS else "library: no record of so many rows"
+        assert report.layers[NAME][ran] == 1
+        assert all("fp8" in problem for problem in report.problems), report.problems
+
+
+def test_layers_in_fp8_that_are_laid_out_otherwise_run_vllms_own_forward(
+    ranks: Ranks, database: str
+) -> None:
+    name = "layers.*.down_proj"
+    for layers in run(ranks, "refuse_fp8", database=database):
+        assert layers[NAME] == {"matmul_all_reduce": 0} | {
+            f"library: {why}: {name}": 1
+            for why in (
+                "vLLM has laid out its weight for a kernel of its own",
+                "scales of blocks of [64, 64]",
+                "one scale of its weight, and none of its input",
+                "its inputs are bounded",
+            )
+        }
+
+
 def test_a_layer_without_a_record_runs_vllms_own_forward(ranks: Ranks, tmp_path: Path) -> None:
     none = str(tmp_path / "none.sqlite")
     for error, *_, report, most in run(ranks, "call", database=none, options={}, shape=(4,)):
@@ -244,6 +317,15 @@ def test_compiled_code_takes_the_rms_norm_along_where_records_serve_all_its_rows
             assert any("rms_norm=True" in each for each in report.problems)
         assert len(set(keys)) == 2  # another layer has other records
         assert all(key.startswith("taxfree 0.") for key in keys)
+
+
+def test_compiled_code_takes_the_rms_norm_behind_a_layer_in_fp8_along(
+    ranks: Ranks, database: str
+) -> None:
+    arguments = {"database": database, "rows": RECORDED_ROWS, "quant_config": "Fp8LinearMethod"}
+    for is_right, targets, _, _ in run(ranks, "compile_norm", **arguments):
+        assert is_right == [True, True]
+        assert targets[0] == "taxfree_vllm.row_parallel_rms_norm.default"
 
 
 def test_the_cache_key_changes_with_the_table(ranks: Ranks, database: str, tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ from torch import nn
 from torch._inductor.custom_graph_pass import CustomGraphPass
 from torch.library import Library
 
+from taxfree_kernels.fp8 import dequantised, quantised_weight
 from tests.ranks import ROOT
 
 FOLDER = ROOT / "integrations" / "vllm"
@@ -59,6 +60,54 @@ class UnquantizedLinearMethod:
 
 class QuantizedLinearMethod(UnquantizedLinearMethod):
     pass
+
+
+class Fp8LinearMethod:
+    """Weights in fp8 as vLLM has them: [n, k] with scales of blocks, else [k, n] once loaded.
+
+    Args:
+        scales: of whom: "block", "channel", or "tensor", also a static one of the input.
+    """
+
+    scales = "block"
+
+    def create_weights(self, layer: Any) -> None:
+        weight = layer.weight.float()
+        values, scale = quantised_weight(weight.t(), self.scales)
+        layer.weight = nn.Parameter(values.t().contiguous(), requires_grad=False)
+        layer.weight_block_size = [128, 128] if self.scales == "block" else None
+        name = "weight_scale_inv" if self.scales == "block" else "weight_scale"
+        setattr(layer, name, nn.Parameter(scale.t().contiguous(), requires_grad=False))
+        layer.input_scale = None
+        if self.scales == "tensor":
+            layer.input_scale = nn.Parameter(torch.tensor([0.01]), requires_grad=False)
+
+    def process_weights_after_loading(self, layer: Any) -> None:
+        if self.scales != "block":
+            layer.weight = nn.Parameter(layer.weight.t(), requires_grad=False)
+
+    def apply(self, layer: Any, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        weight = dequantised_weight(layer).to(x.dtype)
+        return nn.functional.linear(x, weight, bias)
+
+
+class ChannelsLinearMethod(Fp8LinearMethod):
+    scales = "channel"
+
+
+class TensorLinearMethod(Fp8LinearMethod):
+    scales = "tensor"
+
+
+for made in (ChannelsLinearMethod, TensorLinearMethod):
+    made.__name__ = "Fp8LinearMethod"  # by which the plugin knows them
+
+
+def dequantised_weight(layer: Any) -> torch.Tensor:
+    """float32 [n, k]: what a layer's weight in fp8 stands for."""
+    weight = layer.weight if layer.weight.stride(1) == 1 else layer.weight.t()
+    blocks = getattr(layer, "weight_scale_inv", None)
+    return dequantised(weight, layer.weight_scale if blocks is None else blocks)
 
 
 class RowParallelLinear(nn.Module):
@@ -100,6 +149,8 @@ class RowParallelLinear(nn.Module):
         if given["bias"]:
             bias = torch.arange(shape[0]).to(self.params_dtype)
             self.bias = nn.Parameter(bias, requires_grad=False)
+        if isinstance(self.quant_method, Fp8LinearMethod):
+            self.quant_method.create_weights(self)
 
     __init__ = recorded(
         f"{_LINEAR}:RowParallelLinear.__init__", lambda self, **given: self._init(**given)

@@ -11,12 +11,14 @@ from taxfree_kernels.fp8 import (
     LEAST_SCALE,
     converted,
     dequantised,
+    product,
     quantised,
     quantised_weight,
     silu_and_mul,
 )
 from taxfree_kernels.quantise import silu_and_mul_quantise
 from taxfree_kernels.variant import KV_SCALES, SCALES, problem_class
+from taxfree_kernels.vendor import scaled_mm
 from tests.kernels.contract import (
     ALL_REDUCE,
     DECODE,
@@ -295,6 +297,13 @@ def test_partial_sums_may_travel_in_fp8(ranks, fields):
     configs = [{}, {"TMA": True, "SIGNALS": 2}, {"SWAP_AB": True, "SPLIT_K": 2, "PIECES": 2}]
     cases = [case(ALL_REDUCE, "push_two_shot", config, **kind) for config in configs]
     cases.append(case(ALL_REDUCE, "push_two_shot", **kind, rms_norm=True))
+    cases.append(case(ALL_REDUCE, "push_two_shot", **kind, rms_norm=True, out_scales="channel"))
+    del kind["residual"]
+    of_blocks = {"n": 128 * ranks.few} if fields.get("scales") == "block" else {}
+    cases += [case(SCATTER, "push", config, **kind) for config in configs]
+    cases += [
+        case(SCATTER, "push", config, **kind | of_blocks, scatter_dim=1) for config in configs
+    ]
     assert complaints(ranks, ranks.few, cases) == []
 
 
@@ -362,3 +371,18 @@ def test_the_kernel_quantises_as_the_reference_does(ranks):
     """
     found = ranks.run(1, "tests.kernels.tasks:quantised_otherwise")[0]
     assert found == []
+
+
+@pytest.mark.parametrize("m", [1, 6, 8])
+def test_the_library_gets_scales_of_blocks_in_columns_of_16_bytes(monkeypatch, m):
+    def of_cublas(a, weight, a_scale, weight_scale, bias, out_dtype, use_fast_accum, out):
+        assert len(a) % 4 == 0
+        assert a_scale.stride() == (1, len(a))
+        return out.copy_(product(a, a_scale, weight, weight_scale) + bias)
+
+    monkeypatch.setattr(torch, "_scaled_mm", of_cublas)
+    x, weight = operands("block", m)
+    (a, a_scale), (b, b_scale) = quantised(x, "block"), quantised_weight(weight, "block")
+    bias, out = torch.randn(b.shape[1]), torch.empty(m, b.shape[1])
+    scaled_mm(out, a, b, bias, a_scale, b_scale, "block", is_fast=False)
+    torch.testing.assert_close(out, product(a, a_scale, b, b_scale) + bias, atol=1e-3, rtol=1e-4)

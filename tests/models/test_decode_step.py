@@ -18,6 +18,7 @@ from taxfree.errors import UsageError
 from taxfree.models import report
 from taxfree.models.decoders import decoder_of
 from taxfree_kernels.decode_step.decoder import Cache, weights_of
+from taxfree_kernels.decode_step.twin import TwinStep
 from taxfree_kernels.fp8 import dequantised, quantised, quantised_weight
 from tests.models.decode_reference import exact_logits
 from tests.ranks import Ranks, on_every_fabric
@@ -287,8 +288,8 @@ def test_weights_in_fp8_are_multiplied_where_they_are(ranks: Ranks, scales: str)
     assert errors[2] < 0.005
 
 
-def error_on_ranks(fabric: Any, scales: str) -> float:
-    """The error of a step's logits, by operations on the rank's part of a model in fp8."""
+def errors_on_ranks(fabric: Any, scales: str) -> list[float]:
+    """Errors of logits on the rank's part of a model in fp8, by operations and by the twin."""
     from benchmarks import decode_step as bench
     from tests.kernels.simulate import SIZES_IN_FP8 as sizes
 
@@ -298,12 +299,17 @@ def error_on_ranks(fabric: Any, scales: str) -> float:
     tokens, positions = torch.tensor([3, 4]), torch.zeros(2, dtype=torch.int32)
     exact = exact_logits([(part, step.cache) for part in parts], tokens, positions)
     step(tokens, positions)
-    return float((step.logits - exact).norm() / exact.norm())
+    twin = TwinStep(parts[fabric.rank], step.cache, 2, fabric, {"DOWN_PARTS": 2}, rows=16)
+    twin(tokens, positions)
+    own = exact.chunk(2, 1)[fabric.rank]
+    pairs = (step.logits, exact), (twin.logits, own)
+    return [float((found - wanted).norm() / wanted.norm()) for found, wanted in pairs]
 
 
 @pytest.mark.parametrize("scales", ["channel", "block"])
 def test_sums_of_ranks_have_the_weights_scales(ranks: Ranks, scales: str) -> None:
-    assert max(ranks.run(2, f"{__name__}:error_on_ranks", scales=scales)) < 0.06
+    for errors in ranks.run(2, f"{__name__}:errors_on_ranks", scales=scales):
+        assert max(errors) < 0.06
 
 
 @pytest.mark.parametrize(

@@ -53,6 +53,10 @@ CALLED = [
         for factors in ({}, {"x_dtype": "fp8", "scales": "channel"})
     ),
     *((SCATTER, {"x_dtype": "fp8", "scales": each}, "push") for each in SCALES),
+    *(
+        (SCATTER, {"fp8_wire": True, **factors}, "push")
+        for factors in ({}, {"x_dtype": "fp8", "scales": "channel"})
+    ),
     (SCATTER, {}, "push"),
     (SCATTER, {"m": 1}, "push"),
     (SCATTER, {"scatter_dim": 1, "n": 48}, "push"),
@@ -87,6 +91,7 @@ def method_of(op: str, problem: Any, inputs: Any) -> tuple[str, tuple[Any, ...],
     if op == SCATTER:
         x, weight, *scales = inputs
         scaled, kind = ("scaled_", {"dtype": getattr(torch, problem.dtype)}) if scales else ("", {})
+        kind |= {"fp8_wire": True} if problem.fp8_wire else {}
         return scaled + op, (x, weight, *scales, problem.scatter_dim), kind
     if op == DECODE:
         *tensors, scaling = inputs[:6]

@@ -74,7 +74,7 @@ RENAMED: dict[str, Renamed] = {
             "overlap": {"CHUNKS": 1, "CHUNKS_PER_WAIT": 1},
             "push_lamport_specialized": _OVERLAPPING,
         },
-        added=_NOT_FP8,
+        added={**_NOT_FP8, "fp8_wire": False},
     ),
 }
 

@@ -19,8 +19,9 @@ from taxfree_check.checker.fabric import SimulatedFabric, Simulation
 from taxfree_check.checker.report import Reason, Violation
 from taxfree_check.checker.simulate import Call, ScheduleOutcome
 from taxfree_check.checker.trial import FIRST_GENERATIONS
-from taxfree_kernels.decode_step.decoder import Cache, Decoder, Layer
+from taxfree_kernels.decode_step.decoder import SCALED, Cache, Decoder, Layer
 from taxfree_kernels.decode_step.twin import TwinStep
+from taxfree_kernels.fp8 import dequantised, quantised, quantised_weight
 
 _CALLS = 5  # a slot of Lamport words that the wrong turn takes is then in use
 _PROGRAMS = (2, 3)
@@ -36,6 +37,7 @@ class StepProblem:
         layers: an area of sums is emptied behind q, k and v for the third one.
         has_same_head: each rank's part of the vocabulary has the same rows.
         has_all: biases, norms of queries and keys, and a window in one layer.
+        scales: of weights in fp8, see ``decoder.scales_of``.
     """
 
     world_size: int
@@ -43,6 +45,7 @@ class StepProblem:
     layers: int = 2
     has_same_head: bool = False
     has_all: bool = False
+    scales: str = "none"
 
 
 def tiny(world_size: int) -> list[StepProblem]:
@@ -52,6 +55,15 @@ def tiny(world_size: int) -> list[StepProblem]:
         small,
         replace(small, batch=2, has_all=True),
         replace(small, layers=3, has_same_head=True),
+    ]
+
+
+def in_fp8(world_size: int) -> list[StepProblem]:
+    """Problems with weights in fp8."""
+    small = StepProblem(world_size)
+    return [
+        replace(small, batch=2, scales="channel"),
+        replace(small, scales="block", has_same_head=True),
     ]
 
 
@@ -156,6 +168,9 @@ def model(problem: StepProblem) -> Model:
     tokens = torch.randint(world * _VOCAB, (_CALLS, problem.batch), generator=generator)
     positions = torch.arange(_CALLS)[:, None] + 3 + 4 * torch.arange(problem.batch)
     parts = [_part(whole, rank, world) for rank in range(world)]
+    if problem.scales != "none":
+        parts = [_in_fp8(part, problem.scales) for part in parts]
+        whole = _together(whole, parts)
     return Model(whole, parts, tokens, positions)
 
 
@@ -177,6 +192,53 @@ def _part(whole: Decoder, rank: int, world: int) -> Decoder:
     head = of_rows(whole.head)
     layers = tuple(map(of_layer, whole.layers))
     return replace(whole, layers=layers, head=head, vocab_start=rank * len(head))
+
+
+def _in_fp8(part: Decoder, scales: str) -> Decoder:
+    """A rank's part with layers in fp8."""
+
+    def of_layer(layer: Layer) -> Layer:
+        factors = [quantised_weight(getattr(layer, name).t(), scales) for name in SCALED]
+        weights = {name: values.t() for name, (values, _) in zip(SCALED, factors, strict=True)}
+        found = tuple(scale.t().contiguous() for _, scale in factors)
+        return replace(layer, **weights, scales=found)
+
+    return replace(part, layers=tuple(map(of_layer, part.layers)))
+
+
+def _together(whole: Decoder, parts: list[Decoder]) -> Decoder:
+    """The whole of what all parts in fp8 stand for, float64."""
+
+    def of_layer(number: int) -> Layer:
+        found: dict[str, torch.Tensor] = {}
+        for at, name in enumerate(SCALED):
+            layers = [part.layers[number] for part in parts]
+            each = [
+                dequantised(getattr(layer, name).t(), layer.scales[at].t()).t() for layer in layers
+            ]
+            found[name] = torch.cat(each, 1 if name in ("o", "down") else 0)
+        return replace(whole.layers[number], **found)
+
+    return replace(whole, layers=tuple(map(of_layer, range(len(whole.layers)))))
+
+
+class _Fp8Operations(ModelStep):
+    """Operations of weights that those in fp8 stand for; each rank quantises its part of inputs."""
+
+    scales, ranks = "none", 1
+
+    def _rounded(self, x: torch.Tensor, parts: int) -> torch.Tensor:
+        if self.scales == "none":
+            return x
+        each = (dequantised(*quantised(part, self.scales)) for part in x.chunk(parts, 1))
+        return torch.cat(tuple(each), 1)
+
+    def _inputs(self, x: torch.Tensor) -> Any:
+        return self._rounded(x, 1), None
+
+    def _added(self, y: torch.Tensor, weight: Any, x: torch.Tensor, norm: torch.Tensor) -> Any:
+        total = x + torch.nn.functional.linear(self._rounded(y, self.ranks), weight[0])
+        return self._normalised(total, norm), total
 
 
 def cache(problem: StepProblem, rank: int, heads: int) -> Cache:
@@ -202,7 +264,8 @@ def exact(problem: StepProblem) -> list[torch.Tensor]:
     made, held = model(problem), cache(problem, 0, problem.world_size)
     for each in (*held.keys, *held.values):
         each.nan_to_num_()  # that of what is masked is not in the kernel's sums
-    step = ModelStep(cast(made.whole, torch.float64), cast(held, torch.float64), None)
+    step = _Fp8Operations(cast(made.whole, torch.float64), cast(held, torch.float64), None)
+    step.scales, step.ranks = problem.scales, problem.world_size
     return [
         step.run_operations(tokens, positions.int())
         for tokens, positions in zip(made.tokens, made.positions, strict=True)

@@ -6,6 +6,9 @@ In code that vLLM compiles, a pass lets the op take a following ``fused_add_rms_
 records of that serve all numbers of rows that the code is compiled for. All other layers run vLLM's
 own forward, with whatever vLLM fuses there.
 
+A layer in fp8 is served if its class is one that keeps what checkpoints have, and if it still does
+when it is called: vLLM may lay out weights and scales anew for the kernel that it picks.
+
 The ops are no ordered effects, as taxfree's own are: vLLM could not cache compiled code then. All
 ranks compile the same graph, so they make the same calls in the same order all the same.
 """
@@ -14,11 +17,12 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import weakref
 from bisect import bisect
 from collections.abc import Sequence
 from multiprocessing.util import Finalize
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import vllm.envs as envs
@@ -35,6 +39,11 @@ from vllm.platforms import current_platform
 import taxfree
 
 _DTYPES = {torch.float16: "float16", torch.bfloat16: "bfloat16"}
+_E4M3 = torch.float8_e4m3fn, torch.float8_e4m3fnuz
+_BLOCK = 128
+#: vLLM's methods whose layers have e4m3 and float32 scales of a tensor, of channels or of blocks
+_FP8_METHODS = ("Fp8LinearMethod", "CompressedTensorsLinearMethod", "ModelOptFp8LinearMethod")
+_LAID_OUT = "vLLM has laid out its weight for a kernel of its own"
 _logger = init_logger("vllm.taxfree")
 
 
@@ -45,7 +54,8 @@ class TaxfreeRowParallelLinear(RowParallelLinear):  # type: ignore[misc]
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._taxfree_name = _name(self.output_size_per_partition, self.input_size_per_partition)
-        self._taxfree_unsupported_reason = _unsupported_reason(self, kwargs.get("prefix", ""))
+        self._taxfree_layer_name = re.sub(r"\.\d+\.", ".*.", kwargs.get("prefix", ""))
+        self._taxfree_unsupported_reason = _unsupported_reason(self)
         if self.tp_size > 1:
             why = self._taxfree_unsupported_reason
             ran = f"library: {why}" if why else "matmul_all_reduce"
@@ -56,14 +66,20 @@ class TaxfreeRowParallelLinear(RowParallelLinear):  # type: ignore[misc]
 
     def forward(self, input_: torch.Tensor) -> Any:
         """The sum over the ranks, and the bias if vLLM adds it later."""
-        if self._taxfree_unsupported_reason is not None:
+        why, factors = self._taxfree_unsupported_reason, None
+        if why is None:
+            factors = _factors(self)
+            if isinstance(factors, str):
+                why = f"{factors}: {self._taxfree_layer_name}"
+            elif not isinstance(input_, torch.Tensor):
+                why = "its input is quantised already"
+        if why is not None or factors is None:
             if self.tp_size > 1:
-                ran = f"library: {self._taxfree_unsupported_reason}"
-                taxfree.count_calls(self._taxfree_name, ran)
+                taxfree.count_calls(self._taxfree_name, f"library: {why}")
             return super().forward(input_)
         bias = None if self.skip_bias_add else self.bias
         x = input_ if input_.dim() == 2 else input_.flatten(0, -2)
-        y = torch.ops.taxfree_vllm.row_parallel(x, self.weight, bias, self._taxfree_group)
+        y = torch.ops.taxfree_vllm.row_parallel(x, *factors, bias, self._taxfree_group)
         y = y if input_.dim() == 2 else y.view(*input_.shape[:-1], y.shape[1])
         if not self.return_bias:
             return y
@@ -74,12 +90,65 @@ def _name(n: int, k: int) -> str:
     return f"RowParallelLinear({k}, {n})"
 
 
-def _unsupported_reason(layer: Any, name: str) -> str | None:
-    """The reason why a layer runs vLLM's own forward, or None; collective.
+class _Factors(NamedTuple):
+    """What a layer multiplies its input with.
 
     Args:
-        name: in the model.
+        weight: [n, k], k contiguous; of the input's dtype, or e4m3.
+        weight_scale: of e4m3, float32: [1], [n, 1] or [ceil(n / 128), ceil(k / 128)], contiguous.
+        input_scale: float32 [1], if the weight's scale is; the input's is static then.
     """
+
+    weight: torch.Tensor
+    weight_scale: torch.Tensor | None = None
+    input_scale: torch.Tensor | None = None
+
+
+def _factors(layer: Any) -> _Factors | str:
+    """The factors of a layer as it is now, or the reason why they are not such."""
+    if type(layer.quant_method) is UnquantizedLinearMethod:
+        return _Factors(layer.weight)
+    n, k = layer.output_size_per_partition, layer.input_size_per_partition
+    weight, scale = layer.weight, getattr(layer, "weight_scale_inv", None)
+    scale = getattr(layer, "weight_scale", None) if scale is None else scale
+    static, blocks = getattr(layer, "input_scale", None), getattr(layer, "weight_block_size", None)
+    if weight.dtype not in _E4M3 or scale is None or scale.dtype != torch.float32:
+        return _LAID_OUT
+    if weight.stride(1) != 1:
+        weight = weight.t()
+    if tuple(weight.shape) != (n, k) or weight.stride() != (k, 1):
+        return _LAID_OUT
+    if getattr(layer, "input_scale_ub", None) is not None:
+        return "its inputs are bounded"
+    if blocks is not None:
+        groups = -(-n // _BLOCK), -(-k // _BLOCK)
+        if list(blocks) != [_BLOCK] * 2 or static is not None or tuple(scale.shape) != groups:
+            return f"scales of blocks of {list(blocks)}"
+        return _Factors(weight, scale.contiguous())
+    if static is not None:
+        if scale.numel() != 1 or static.numel() != 1:
+            return "a static scale of its input, and more than one of its weight"
+        return _Factors(weight, scale.view(1), static.view(1))
+    if scale.numel() != n:
+        return "one scale of its weight, and none of its input"
+    return _Factors(weight, scale.view(n, 1))
+
+
+def _quantised_unsupported_reason(layer: Any) -> str | None:
+    """Why a quantised layer, whose weight is not loaded yet, is not served; None if it may be."""
+    kind, scheme = type(layer.quant_method).__name__, getattr(layer, "scheme", None)
+    if kind not in _FP8_METHODS:
+        return kind
+    if scheme is not None and type(scheme).__name__ != "CompressedTensorsW8A8Fp8":
+        return type(scheme).__name__
+    if layer.weight.dtype not in _E4M3:
+        return f"{kind}, of a weight that is {str(layer.weight.dtype).removeprefix('torch.')}"
+    factors = _factors(layer)
+    return f"{kind}, {factors}" if isinstance(factors, str) else None
+
+
+def _unsupported_reason(layer: Any) -> str | None:
+    """The reason why a layer runs vLLM's own forward, or None; collective."""
     if layer.tp_size == 1:
         return "one rank"
     if not layer.reduce_results:
@@ -87,8 +156,9 @@ def _unsupported_reason(layer: Any, name: str) -> str | None:
     if not layer.input_is_parallel:
         return "its input is not split"
     if type(layer.quant_method) is not UnquantizedLinearMethod:
-        each = re.sub(r"\.\d+\.", ".*.", name)
-        return f"quantized, {type(layer.quant_method).__name__}: {each}"
+        why = _quantised_unsupported_reason(layer)
+        if why is not None:
+            return f"quantized, {why}: {layer._taxfree_layer_name}"
     if layer.params_dtype not in _DTYPES:
         return str(layer.params_dtype).removeprefix("torch.")
     if layer.bias is not None and layer.bias.dtype != layer.params_dtype:
@@ -115,6 +185,7 @@ class _Group:
         self.runtime: taxfree.Runtime | None = None
         self.unsupported_reason = ""
         self.sizes: dict[Any, _Size] = {}
+        self._layers: weakref.WeakSet[Any] = weakref.WeakSet()  # those in fp8
         try:
             self.runtime = taxfree.init(coordinator.device_group)
         except taxfree.FabricUnavailable as error:
@@ -129,21 +200,38 @@ class _Group:
         if self.runtime is None:
             return self.unsupported_reason
         max_rows = config.scheduler_config.max_num_batched_tokens
-        bias = layer.bias if not layer.skip_bias_add else None
-        if self._prepare(_key(layer.weight, bias, has_norm=False), max_rows).max_rows == 0:
+        bias, factors = layer.bias if not layer.skip_bias_add else None, _factors(layer)
+        assert isinstance(factors, _Factors)
+        if factors.weight_scale is not None:
+            self._layers.add(layer)
+        of_layer = layer.params_dtype, factors.weight, factors.weight_scale, bias
+        if self._prepare(_key(*of_layer, has_norm=False), max_rows).max_rows == 0:
             return "no record"
         if config.compilation_config.mode == CompilationMode.VLLM_COMPILE:
-            self._prepare(_key(layer.weight, bias, has_norm=True), max_rows)
+            self._prepare(_key(*of_layer, has_norm=True), max_rows)
             _install_pass(config)
         return None
+
+    def product(
+        self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
+    ) -> torch.Tensor:
+        """x @ weight.t() (+ bias) as vLLM multiplies it."""
+        if weight.dtype == x.dtype:
+            return torch.nn.functional.linear(x, weight, bias)
+        for layer in self._layers:  # the op has tensors alone: names would be in cached code
+            if layer.weight.data_ptr() == weight.data_ptr():
+                multiplied: torch.Tensor = layer.quant_method.apply(layer, x, bias)
+                return multiplied
+        raise RuntimeError("no layer of this group has this weight")
 
     def _prepare(self, key: Any, max_rows: int) -> _Size:
         if key not in self.sizes:
             assert self.runtime is not None
-            n, k, dtype, has_bias, has_norm = key
+            n, k, dtype, scales, has_bias, has_norm = key
+            fp8 = {} if scales == "none" else {"x_dtype": "fp8", "scales": scales}
             problem = taxfree.MatmulAllReduce(
                 m=1, n=n, k=k, dtype=_DTYPES[dtype], world_size=self.runtime.world_size,
-                bias=has_bias, residual=has_norm, rms_norm=has_norm,
+                bias=has_bias, residual=has_norm, rms_norm=has_norm, **fp8,
             )  # fmt: skip
             size = self.sizes[key] = _Size(self.runtime, problem, max_rows)
             _logger.info("taxfree serves up to %d rows of %s", size.max_rows, problem)
@@ -234,38 +322,72 @@ def _group() -> _Group:
     return _groups[coordinator.unique_name]
 
 
-def _key(weight: torch.Tensor, bias: torch.Tensor | None, has_norm: bool) -> Any:
-    return (*weight.shape, weight.dtype, bias is not None, has_norm)
+def _key(
+    dtype: torch.dtype,
+    weight: torch.Tensor,
+    weight_scale: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    has_norm: bool,
+) -> Any:
+    return (*weight.shape, dtype, _scales(weight, weight_scale), bias is not None, has_norm)
+
+
+def _scales(weight: torch.Tensor, weight_scale: torch.Tensor | None) -> str:
+    """Who has a scale, as taxfree names it; "none" of a weight in 16 bits."""
+    if weight_scale is None:
+        return "none"
+    if weight_scale.dim() == 1:
+        return "tensor"
+    return "channel" if tuple(weight_scale.shape) == (weight.shape[0], 1) else "block"
 
 
 # -- torch ops --
 
 _library = Library("taxfree_vllm", "DEF")
-_ARGUMENTS = "Tensor x, Tensor weight, Tensor? bias"
+_ARGUMENTS = "Tensor x, Tensor weight, Tensor? weight_scale, Tensor? input_scale, Tensor? bias"
 _NORM = "Tensor residual, Tensor norm_weight, float eps"
 
 
 def _row_parallel(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, group_name: str
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    weight_scale: torch.Tensor | None,
+    input_scale: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    group_name: str,
 ) -> torch.Tensor:
     """The sum of x @ weight.t() over the ranks, and the bias; [m, n] of x [m, k]."""
     group = _groups[group_name]
-    size = group.sizes.get(_key(weight, bias, has_norm=False))
+    size = group.sizes.get(_key(x.dtype, weight, weight_scale, bias, has_norm=False))
     if size is None or not size.serves(x.shape[0]):
         taxfree.count_calls(_name(*weight.shape), "library: no record of so many rows")
         own = bias if group.coordinator.rank_in_group == 0 else None
-        summed: torch.Tensor = group.coordinator.all_reduce(
-            torch.nn.functional.linear(x, weight, own)
-        )
+        summed: torch.Tensor = group.coordinator.all_reduce(group.product(x, weight, own))
         return summed
     taxfree.count_calls(_name(*weight.shape), "matmul_all_reduce")
     assert group.runtime is not None
-    return group.runtime.matmul_all_reduce(x, weight.t(), bias)
+    if weight_scale is None:
+        return group.runtime.matmul_all_reduce(x, weight.t(), bias)
+    factors = _in_fp8(x, weight, weight_scale, input_scale)
+    return group.runtime.scaled_matmul_all_reduce(*factors, bias, dtype=x.dtype)
+
+
+def _in_fp8(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    weight_scale: torch.Tensor,
+    input_scale: torch.Tensor | None,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Both factors of taxfree's scaled calls, and their scales."""
+    values, scale = taxfree.quantise(x, _scales(weight, weight_scale), input_scale)
+    return values, weight.t(), scale, weight_scale.t()  # of one dimension it stays as it is
 
 
 def _row_parallel_rms_norm(
     x: torch.Tensor,
     weight: torch.Tensor,
+    weight_scale: torch.Tensor | None,
+    input_scale: torch.Tensor | None,
     bias: torch.Tensor | None,
     residual: torch.Tensor,
     norm_weight: torch.Tensor,
@@ -280,7 +402,12 @@ def _row_parallel_rms_norm(
     runtime = _groups[group_name].runtime
     assert runtime is not None
     out = x.new_empty(2, x.shape[0], weight.shape[0])
-    runtime.matmul_all_reduce_rms_norm(x, weight.t(), norm_weight, bias, residual, eps, out=out)
+    added = norm_weight, bias, residual, eps
+    if weight_scale is None:
+        runtime.matmul_all_reduce_rms_norm(x, weight.t(), *added, out=out)
+    else:
+        factors = _in_fp8(x, weight, weight_scale, input_scale)
+        runtime.scaled_matmul_all_reduce_rms_norm(*factors, *added, dtype=x.dtype, out=out)
     return out
 
 
@@ -322,9 +449,8 @@ class _RmsNormPass(InductorPass):  # type: ignore[misc]
             if norm_weight.meta["val"].dtype != y.meta["val"].dtype:
                 continue
             *factors, group_name = y.args
-            _, weight, bias = factors
-            own_bias = None if bias is None else bias.meta["val"]
-            key = _key(weight.meta["val"], own_bias, has_norm=True)
+            _, weight, scale, _, bias = (each and each.meta["val"] for each in factors)
+            key = _key(y.meta["val"].dtype, weight, scale, bias, has_norm=True)
             size = _groups[group_name].sizes.get(key)
             if size is None or not size.serves_all(*self._rows):
                 continue

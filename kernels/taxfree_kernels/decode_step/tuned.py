@@ -104,8 +104,6 @@ class OneKernel(_Way):
     def unsupported_reason(self, problem: Any, hardware: Hardware) -> str | None:
         if hardware.architecture not in ("sm_90", "cpu"):
             return f"the kernel is not written for {hardware.architecture}"
-        if problem.x_dtype == "fp8" and hardware.architecture == "cpu":
-            return "the kernel's twin has no fp8"
         return None
 
     def space(self, problem: Any, hardware: Hardware) -> Space:

@@ -23,15 +23,18 @@ import torch
 import triton
 import triton.language as tl
 
-from taxfree_kernels.decode_step.decoder import Cache, Decoder, Layer, weights_of
+from taxfree_kernels.decode_step.decoder import Cache, Decoder, Layer, scales_of, weights_of
 from taxfree_kernels.device import packets, sync
 from taxfree_kernels.device.peers import EMPTY, Group, Peers, translate
+from taxfree_kernels.device.tiles import largest_magnitudes, quantised_groups, scale_of
 from taxfree_kernels.errors import PlanError
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.launch import Kernel
+from taxfree_kernels.variant import BLOCK
 
 #: words of the counters; then claims and arrivals of each chiplet, and splits that are done
 _DONE, _LEFT, _CLAIMED = map(tl.constexpr, range(3))
+_BLOCK = tl.constexpr(BLOCK)
 _LOG2_E = tl.constexpr(1.4426950408889634)
 
 
@@ -45,6 +48,7 @@ class Sizes(NamedTuple):
         SPLITS, DOWN_PARTS: see ``tape.Work``.
         XCDS: chiplets that have rows of their own.
         OWNED: columns of the residual that a program owns; 0: each program has all.
+        SCALES: of the weights, see ``decoder.scales_of``.
         WINDOWS: of each layer, 0 for none.
     """
 
@@ -65,11 +69,15 @@ class Sizes(NamedTuple):
     DOWN_PARTS: int
     XCDS: int
     OWNED: int
+    SCALES: str
     WINDOWS: tuple[int, ...]
 
 
 class Weights(NamedTuple):
-    """Of a layer, as ``decoder.Layer`` has them; caches are [batch, kv_heads, ..]."""
+    """Of a layer, as ``decoder.Layer`` has them; caches are [batch, kv_heads, ..].
+
+    Scales are None beside weights in 16 bits.
+    """
 
     input_norm: Any
     q: Any
@@ -87,6 +95,13 @@ class Weights(NamedTuple):
     k_norm: Any
     k_cache: Any
     v_cache: Any
+    q_scale: Any = None
+    k_scale: Any = None
+    v_scale: Any = None
+    o_scale: Any = None
+    gate_scale: Any = None
+    up_scale: Any = None
+    down_scale: Any = None
 
 
 class Buffers(NamedTuple):
@@ -130,24 +145,56 @@ def _sequences(SIZES: tl.constexpr):
 
 
 @triton.jit
-def _multiply(x, first, end, ptr, rows, K: tl.constexpr, SIZES: tl.constexpr):
-    """Columns [first, end) of inputs in memory times rows: float32 [sequences, rows]."""
+def _scale_of_tokens(x, K: tl.constexpr, ELEMENT: tl.constexpr, SIZES: tl.constexpr):
+    """The scale of each sequence's inputs in fp8, float32 [sequences]."""
+    sequence = _sequences(SIZES)[:, None]
+    largest = tl.zeros((sequence.shape[0],), tl.float32)
+    for at in range(0, K, SIZES.BLOCK):
+        column = at + tl.arange(0, SIZES.BLOCK)[None, :]
+        there = (column < K) & (sequence >= 0)
+        values = tl.load(x + sequence * K + column, mask=there, other=0.0)
+        largest = tl.maximum(largest, largest_magnitudes(values.to(tl.float32)))
+    return scale_of(largest, ELEMENT)
+
+
+@triton.jit
+def _multiply(x, first, end, ptr, rows, K: tl.constexpr, SIZES: tl.constexpr, scale_ptr=None):
+    """Columns [first, end) of inputs in memory times rows: float32 [sequences, rows].
+
+    Args:
+        scale_ptr: the scales of weights in fp8. Whoever multiplies with them quantises the inputs,
+            per token or per group of a block's columns; `first` begins one.
+    """
     sequence = _sequences(SIZES)[:, None]
     total = tl.zeros((sequence.shape[0], rows.shape[0]), tl.float32)
+    ELEMENT: tl.constexpr = ptr.dtype.element_ty
+    of_token = None
+    if scale_ptr is not None:
+        if SIZES.SCALES == "channel":
+            of_token = _scale_of_tokens(x, K, ELEMENT, SIZES)
     for at in range(first, end, SIZES.BLOCK):
         column = at + tl.arange(0, SIZES.BLOCK)[None, :]
         there = column < end
         values = tl.load(x + sequence * K + column, mask=there & (sequence >= 0), other=0.0)
         weight = tl.load(ptr + rows[:, None] * K + column, mask=there, other=0.0)
-        total += tl.sum(values.to(tl.float32)[:, None, :] * weight.to(tl.float32)[None, :, :], 2)
+        if scale_ptr is not None:
+            values, of_group = quantised_groups(values.to(tl.float32), of_token, ELEMENT)
+        products = tl.sum(values.to(tl.float32)[:, None, :] * weight.to(tl.float32)[None, :, :], 2)
+        if scale_ptr is not None:
+            if SIZES.SCALES == "block":
+                of_block = rows // _BLOCK * ((K + _BLOCK - 1) // _BLOCK) + at // _BLOCK
+                products *= of_group[:, None] * tl.load(scale_ptr + of_block)[None, :]
+        total += products
+    if of_token is not None:
+        total *= of_token[:, None] * tl.load(scale_ptr + rows)[None, :]
     return total
 
 
 @triton.jit
-def _multiply_normed(x, buffers, ptr, rows, SIZES: tl.constexpr):
+def _multiply_normed(x, buffers, ptr, rows, SIZES: tl.constexpr, scale_ptr=None):
     """The same of normalised inputs, which a program has, or which owners publish."""
     if SIZES.OWNED:
-        products = _multiply(buffers.x, 0, SIZES.HIDDEN, ptr, rows, SIZES.HIDDEN, SIZES)
+        products = _multiply(buffers.x, 0, SIZES.HIDDEN, ptr, rows, SIZES.HIDDEN, SIZES, scale_ptr)
     else:
         weight = _slab(ptr, rows, SIZES.HIDDEN, SIZES.HIDDEN)
         products = tl.sum(x[:, None, :] * weight[None, :, :], 2)
@@ -442,15 +489,15 @@ def _qkv_rows(x, rstd, own, row, buffers, SIZES: tl.constexpr):
     K: tl.constexpr = SIZES.KV_HEADS * SIZES.HEAD_DIM
     first = tl.min(row, 0)
     if first < Q:
-        products = _multiply_normed(x, buffers, own.q, row, SIZES) * rstd
+        products = _multiply_normed(x, buffers, own.q, row, SIZES, own.q_scale) * rstd
         if SIZES.HAS_BIAS:
             products += tl.load(own.q_bias + row).to(tl.float32)[None, :]
     elif first < Q + K:
-        products = _multiply_normed(x, buffers, own.k, row - Q, SIZES) * rstd
+        products = _multiply_normed(x, buffers, own.k, row - Q, SIZES, own.k_scale) * rstd
         if SIZES.HAS_BIAS:
             products += tl.load(own.k_bias + row - Q).to(tl.float32)[None, :]
     else:
-        products = _multiply_normed(x, buffers, own.v, row - Q - K, SIZES) * rstd
+        products = _multiply_normed(x, buffers, own.v, row - Q - K, SIZES, own.v_scale) * rstd
         if SIZES.HAS_BIAS:
             products += tl.load(own.v_bias + row - Q - K).to(tl.float32)[None, :]
     return products
@@ -468,7 +515,8 @@ def _compute(
     WIDE: tl.constexpr = SIZES.INTERMEDIATE
     ROWS: tl.constexpr = SIZES.ROWS
     PARTS: tl.constexpr = SIZES.DOWN_PARTS
-    PART: tl.constexpr = (WIDE + PARTS - 1) // PARTS
+    WHOLE: tl.constexpr = 1 if SIZES.SCALES == "none" else _BLOCK  # parts begin with a group
+    PART: tl.constexpr = (WIDE + PARTS * WHOLE - 1) // (PARTS * WHOLE) * WHOLE
     element: tl.constexpr = buffers.attended.dtype.element_ty
     programs = tl.num_programs(0)
     done = buffers.counters + _DONE
@@ -523,7 +571,7 @@ def _compute(
         sync.wait_for_units(done, before, peers, GROUP)
         while unit < end:
             row = (begin + unit - first) * ROWS + lane
-            products = _multiply(buffers.attended, 0, WIDTH, own.o, row, WIDTH, SIZES)
+            products = _multiply(buffers.attended, 0, WIDTH, own.o, row, WIDTH, SIZES, own.o_scale)
             _send(area, 0, row, products, peers, GROUP, SIZES)
             unit = _claim(buffers, program, SIZES)
         first = end
@@ -538,8 +586,8 @@ def _compute(
         units = unit * 0
         while unit < end:
             row = (begin + unit - first) * (ROWS // 2) + half
-            gate = _multiply_normed(x, buffers, own.gate, row, SIZES) * rstd
-            up = _multiply_normed(x, buffers, own.up, row, SIZES) * rstd
+            gate = _multiply_normed(x, buffers, own.gate, row, SIZES, own.gate_scale) * rstd
+            up = _multiply_normed(x, buffers, own.up, row, SIZES, own.up_scale) * rstd
             _store(buffers.activated, sequence, row, gate * tl.sigmoid(gate) * up, WIDE)
             units += 1
             unit = _claim(buffers, program, SIZES)
@@ -558,7 +606,7 @@ def _compute(
             part, row = at % PARTS, at // PARTS * ROWS + lane
             products = _multiply(
                 buffers.activated, part * PART, min(part * PART + PART, WIDE), own.down, row, WIDE,
-                SIZES,
+                SIZES, own.down_scale,
             )  # fmt: skip
             _send(area, part, row, products, peers, GROUP, SIZES)
             unit = _claim(buffers, program, SIZES)
@@ -650,13 +698,16 @@ class TwinStep:
             BATCH=batch,
             ROWS=rows,
             KEYS=keys,
-            BLOCK=min(1024, triton.next_power_of_2(max(hidden, len(first.gate), len(first.q)))),
+            BLOCK=_BLOCK.value
+            if first.scales
+            else min(1024, triton.next_power_of_2(max(hidden, len(first.gate), len(first.q)))),
             SPLITS=config["SPLITS"],
             DOWN_PARTS=config["DOWN_PARTS"],
             XCDS=config["XCDS"],
             OWNED=1 << (-(-hidden // programs) - 1).bit_length()
-            if batch > 1 or config["XCDS"] > 1
+            if batch > 1 or config["XCDS"] > 1 or first.scales
             else 0,
+            SCALES=scales_of(first),
             WINDOWS=tuple(layer.window or 0 for layer in decoder.layers),
         )
         _require_served(sizes, decoder, cache)
@@ -724,15 +775,14 @@ class TwinStep:
 
 def _weights(layer: Layer, keys: torch.Tensor, values: torch.Tensor) -> Weights:
     """What a layer lacks is another tensor, which nobody reads."""
-    found = [getattr(layer, name) for name in Weights._fields[:-2]]
-    return Weights._make(
-        [*(layer.input_norm if each is None else each for each in found), keys, values]
-    )
+    found = [getattr(layer, name) for name in Weights._fields[: Weights._fields.index("k_cache")]]
+    others = (layer.input_norm if each is None else each for each in found)
+    return Weights(*others, keys, values, *layer.scales)
 
 
 def _require_served(sizes: Sizes, decoder: Decoder, cache: Cache) -> None:
-    if any(layer.scales for layer in decoder.layers):
-        raise PlanError("the twin of decode_step: weights in fp8")
+    if {scales_of(layer) for layer in decoder.layers} != {sizes.SCALES}:
+        raise PlanError("the twin of decode_step: layers with scales of different kinds")
     of_heads = (sizes.HEADS * sizes.HEAD_DIM, sizes.KV_HEADS * sizes.HEAD_DIM)
     for rows in (*of_heads, sizes.HIDDEN, 2 * sizes.INTERMEDIATE, sizes.VOCAB):
         if rows % sizes.ROWS:
@@ -742,6 +792,6 @@ def _require_served(sizes: Sizes, decoder: Decoder, cache: Cache) -> None:
     strides = {each.stride() for each in (*cache.keys, *cache.values)}
     if cache.block_table is not None or len(strides) > 1 or {each[3] for each in strides} != {1}:
         raise PlanError("the twin of decode_step: a cache with pages, or with other strides")
-    weights = [weight for layer in decoder.layers for weight in weights_of(layer)]
+    weights = [each for layer in decoder.layers for each in (*weights_of(layer), *layer.scales)]
     if not all(each.is_contiguous() for each in (*weights, decoder.head, decoder.embedding)):
         raise PlanError("the twin of decode_step: weights with other strides")

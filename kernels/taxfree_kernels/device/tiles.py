@@ -511,12 +511,25 @@ def largest_of(element):
 
 
 @triton.jit
+def largest_magnitudes(x):
+    """Those of rows, without NaNs."""
+    return tl.max(tl.where(x == x, tl.abs(x), 0.0), 1)
+
+
+@triton.jit
+def scale_of(largest, ELEMENT: tl.constexpr):
+    """The scales of what has these largest magnitudes, float32."""
+    MOST: tl.constexpr = largest_of(ELEMENT)
+    return tl.maximum(tl.div_rn(largest, tl.full(largest.shape, MOST, tl.float32)), LEAST_SCALE)
+
+
+@triton.jit
 def quantised_groups(x, scale, ELEMENT: tl.constexpr):
     """Groups of x in fp8, and their scales.
 
     Args:
         x: float32 [groups, elements]; elements that do not exist are 0.
-        scale: float32, that of all groups; None: each has its own.
+        scale: float32, that of all groups, or of each; None: it is found.
         ELEMENT: the e4m3.
 
     Returns:
@@ -524,10 +537,7 @@ def quantised_groups(x, scale, ELEMENT: tl.constexpr):
     """
     MOST: tl.constexpr = largest_of(ELEMENT)
     if scale is None:
-        largest = tl.max(tl.where(x == x, tl.abs(x), 0.0), 1)  # without NaNs
-        scale = tl.maximum(
-            tl.div_rn(largest, tl.full((x.shape[0],), MOST, tl.float32)), LEAST_SCALE
-        )
+        scale = scale_of(largest_magnitudes(x), ELEMENT)
     else:
         scale = scale + tl.zeros((x.shape[0],), tl.float32)
     divided = tl.div_rn(x, tl.broadcast_to(scale[:, None], x.shape))
@@ -547,8 +557,7 @@ def rows_in_fp8(x, ELEMENT: tl.constexpr):
         ELEMENT [rows, columns]; float32 [rows].
     """
     MOST: tl.constexpr = largest_of(ELEMENT)
-    largest = tl.max(tl.where(x == x, tl.abs(x), 0.0), 1)  # without NaNs
-    least = tl.div_rn(largest, tl.full((x.shape[0],), MOST, tl.float32))
+    least = tl.div_rn(largest_magnitudes(x), tl.full((x.shape[0],), MOST, tl.float32))
     rounded_up = least.to(tl.int32, bitcast=True) + 0x7FFFFF & 0x7F800000
     scale = tl.maximum(rounded_up.to(tl.float32, bitcast=True), LEAST_SCALE)
     inverse = tl.div_rn(tl.full((x.shape[0],), 1.0, tl.float32), scale)

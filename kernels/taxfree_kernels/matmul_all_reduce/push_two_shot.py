@@ -247,6 +247,8 @@ class PushTwoShotPlan(fused.FusedReductionPlan):
 class PushTwoShot(fused.FusedReductionVariant):
     """One kernel: tiles go to their owners, sums to all ranks."""
 
+    sends_fp8 = True
+
     def unsupported_reason(self, problem: MatmulAllReduce, hardware: Hardware) -> str | None:
         if problem.rms_norm:
             return "no rank has whole rows of the sum"
@@ -254,10 +256,8 @@ class PushTwoShot(fused.FusedReductionVariant):
 
     def space(self, problem: MatmulAllReduce, hardware: Hardware) -> Space:
         is_gpu = hardware.backend != "interpreter"
-        in_fp8 = ("fp8",) if problem.fp8_wire else ()
         return {
             **super().space(problem, hardware),
-            "WIRE": (*in_fp8, *problem.wires),
             "SIGNALS": spaces.signal_counts(hardware, CHANNELS // 2),  # half are for sums
             "PIECES": (1, 2, 4) if is_gpu else (1, 2),
             "AHEAD": (1, 2, 4, _ALL_WAVES) if is_gpu else (0, 1),
@@ -296,8 +296,6 @@ class PushTwoShot(fused.FusedReductionVariant):
         needed = WIRE_BYTES[config["WIRE"]] * slot_elements(problem, config)
         if needed > problem.slot_bytes:
             return f"{needed} bytes of whole tiles in a slot of {problem.slot_bytes}"
-        if config["WIRE"] == "fp8" and not spaces.fits_registers(hardware, config):
-            return "too few registers to quantise a tile"
         reason = spaces.staggered_illegal_reason(
             hardware, config, tiles_in(problem, config), problem.k
         )

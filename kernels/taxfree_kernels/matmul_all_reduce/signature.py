@@ -202,45 +202,20 @@ MATMUL_ALL_REDUCE_RMS_NORM_QUANTISE = _with_quantised(MATMUL_ALL_REDUCE_RMS_NORM
 SCALED_MATMUL_ALL_REDUCE_RMS_NORM_QUANTISE = _with_quantised(SCALED_MATMUL_ALL_REDUCE_RMS_NORM)
 
 
-def _over_fp8_wire(signature: Signature) -> Signature:
-    """The same, of partial sums that may travel in fp8."""
-    return dataclasses.replace(
-        signature,
-        name=f"{signature.name}_over_fp8_wire",
-        problem=lambda fabric, **named: dataclasses.replace(
-            signature.problem(fabric, **named), fp8_wire=True
-        ),
-        gradient=None,
-    )
-
-
-_OVER_FP8_WIRE = {
-    signature.name: _over_fp8_wire(signature)
-    for signature in (
-        MATMUL_ALL_REDUCE,
-        MATMUL_ALL_REDUCE_RMS_NORM,
-        SCALED_MATMUL_ALL_REDUCE,
-        SCALED_MATMUL_ALL_REDUCE_RMS_NORM,
-    )
-}
-
-
-def on_wire(signature: Signature, fp8_wire: bool) -> Signature:
-    """That of a sum whose partial sums may travel in fp8, or must not."""
-    return _OVER_FP8_WIRE[signature.name] if fp8_wire else signature
-
-
 #: A parallelised layer's: what its model adds to the sum, or multiplies it with, is the same on all
 #: ranks, so that compiled code may let the operation do it.
 LAYER_MATMUL_ALL_REDUCE = dataclasses.replace(MATMUL_ALL_REDUCE, name="layer_matmul_all_reduce")
 
-SIGNATURES = (
+_SUMS = (
     MATMUL_ALL_REDUCE,
     MATMUL_ALL_REDUCE_RMS_NORM,
     SCALED_MATMUL_ALL_REDUCE,
     SCALED_MATMUL_ALL_REDUCE_RMS_NORM,
     MATMUL_ALL_REDUCE_RMS_NORM_QUANTISE,
     SCALED_MATMUL_ALL_REDUCE_RMS_NORM_QUANTISE,
-    *_OVER_FP8_WIRE.values(),
+)
+SIGNATURES = (
+    *_SUMS,
+    *(signature.over_fp8_wire for signature in _SUMS),
     LAYER_MATMUL_ALL_REDUCE,
 )

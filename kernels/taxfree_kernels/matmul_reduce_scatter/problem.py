@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from taxfree_kernels.errors import PlanError
 from taxfree_kernels.reduction.spaces import padded_elements
-from taxfree_kernels.variant import ITEM_BYTES, Cost, PartialSum, Sharded
+from taxfree_kernels.variant import ITEM_BYTES, WIRE_BYTES, Cost, PartialSum, Sharded
 
 
 @dataclass(frozen=True)
@@ -27,6 +27,7 @@ class MatmulReduceScatter(PartialSum, Sharded):
         weight_layout: which dimension of the weight is contiguous last: "nk" is K, as in the
             transposed weight of a ``torch.nn.Linear``; "kn" is N.
         x_dtype, scales, fast_accumulation: see :class:`MatmulProblem`.
+        fp8_wire: see :class:`PartialSum`; permits it, for ``push``.
 
     Raises:
         PlanError: on impossible dimensions.
@@ -44,6 +45,7 @@ class MatmulReduceScatter(PartialSum, Sharded):
     x_dtype: str = "same"
     scales: str = "none"
     fast_accumulation: bool = False
+    fp8_wire: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -74,7 +76,9 @@ class MatmulReduceScatter(PartialSum, Sharded):
         return Cost(
             flops=2 * self.m * self.n * self.k,
             memory_bytes=self.factor_bytes * factors + self.scale_bytes + item * shard,
-            link_bytes=item * (self.world_size - 1) * shard,
+            link_bytes=WIRE_BYTES["fp8" if self.fp8_wire else self.dtype]
+            * (self.world_size - 1)
+            * shard,
         )
 
     @property

@@ -28,6 +28,7 @@ from taxfree_kernels.device.sync import gdc_wait, wait_for_everybody
 from taxfree_kernels.device.tiles import (
     index_of_tile,
     owner_of_tile,
+    rows_in_fp8,
     swizzle2d,
     tile_and_share,
     tiles_of_shards,
@@ -96,7 +97,15 @@ def send_to_owners(
         target_ptr += shard_row.to(tl.int64) * shard.stride_row
         mask = (rows < m)[:, None] & (cols < shard.stride_row)[None, :]
         target = target_ptr[:, None] + cols[None, :]
-        tl.store(target, acc.to(slot_ptr.dtype.element_ty), mask=mask)
+        WIRE: tl.constexpr = slot_ptr.dtype.element_ty
+        if WIRE.primitive_bitwidth == 8:
+            part, scale = rows_in_fp8(tl.where((cols < shard.columns)[None, :], acc, 0.0), WIRE)
+            scales_ptr = tl.cast(own_ptr + shard.scales, tl.pointer_type(tl.float32))
+            at_row = shard_row.to(tl.int64) * owner_tiles + shard_col // TILE.BLOCK_N
+            tl.store(translate(scales_ptr, peers, owner) + at_row, scale, mask=rows < m)
+            tl.store(target, part, mask=mask)
+        else:
+            tl.store(target, acc.to(WIRE), mask=mask)
         fused.announce_tile(
             tile, tiles, 0, buffers.counters_ptr + tiles, peers, GROUP, SCHEDULE.TILES_PER_SIGNAL
         )
@@ -119,6 +128,10 @@ def add_piece(
     if SCATTER_DIM == 0:
         own_row -= peers.rank * shard_rows
     cols = tile_n * TILE.BLOCK_N + tl.arange(0, TILE.BLOCK_N)
+    scale_ptrs = None
+    if slot_ptr.dtype.element_ty.primitive_bitwidth == 8:
+        scales_ptr = tl.cast(slot_ptr + shard.scales, tl.pointer_type(tl.float32))
+        scale_ptrs = scales_ptr + (own_row.to(tl.int64) * owner_tiles + tile_n)[:, None]
     if SCATTER_DIM == 1:
         tile_n += peers.rank * owner_tiles
     tile = index_of_tile(min(tile_m, tiles_m - 1), tile_n, tiles_m, tiles_n, TILE.GROUP_M)
@@ -127,8 +140,11 @@ def add_piece(
     if SCATTER_DIM == 0:
         is_own = is_own & (own_row >= 0)
     offsets = own_row.to(tl.int64)[:, None] * shard.stride_row + cols[None, :]
-    was_sent = (is_own & (sum_rows < m))[:, None] & (cols < shard.stride_row)[None, :]
-    total = fused.sum_of_sources(slot_ptr, shard.stride_source, offsets, was_sent, GROUP)
+    row_was_sent = (is_own & (sum_rows < m))[:, None]
+    was_sent = row_was_sent & (cols < shard.stride_row)[None, :]
+    total = fused.sum_of_sources(
+        slot_ptr, shard.stride_source, offsets, was_sent, GROUP, None, 0, scale_ptrs, row_was_sent
+    )
     total = tl.where(arrived, total, float("nan"))
     out = out_ptr + own_row.to(tl.int64)[:, None] * shard.columns + cols[None, :]
     is_stored = is_own[:, None] & (cols < shard.columns)[None, :]
@@ -137,6 +153,8 @@ def add_piece(
 
 class Push(fused.FusedReductionVariant):
     """One kernel: tiles go to their owners, which add them."""
+
+    sends_fp8 = True
 
     def space(self, problem: MatmulReduceScatter, hardware: Hardware) -> Space:
         pieces = (1, 2, 4) if hardware.backend != "interpreter" else (1, 2)
@@ -164,12 +182,14 @@ class Push(fused.FusedReductionVariant):
         def layout(problem: MatmulReduceScatter) -> fused.Layout:
             tiles, sums = _tiles_and_sums(problem, config)
             rows, columns = problem.shard_rows, problem.shard_columns
-            shard = fused.OutputShard(
-                columns, padded_elements(rows, columns), padded_columns(columns)
-            )
-            return fused.Layout(
-                tiles, sums * config["PIECES"], problem.inbox_elements, (rows, shard)
-            )
+            elements, scales = padded_elements(rows, columns), ()
+            stride = elements
+            if config["WIRE"] == "fp8":
+                scales = (elements,)
+                stride += padded_elements(rows, 4 * -(-columns // config["BLOCK_N"]))
+            shard = fused.OutputShard(columns, stride, padded_columns(columns), *scales)
+            slot = problem.world_size * stride
+            return fused.Layout(tiles, sums * config["PIECES"], slot, (rows, shard))
 
         tiles, _ = _tiles_and_sums(problem, config)
         schedule = fused.TileSchedule(

@@ -123,4 +123,5 @@ SCALED_MATMUL_REDUCE_SCATTER = dataclasses.replace(
     gradient=None,
 )  # fmt: skip
 
-SIGNATURES = (MATMUL_REDUCE_SCATTER, SCALED_MATMUL_REDUCE_SCATTER)
+_SUMS = (MATMUL_REDUCE_SCATTER, SCALED_MATMUL_REDUCE_SCATTER)
+SIGNATURES = (*_SUMS, *(signature.over_fp8_wire for signature in _SUMS))

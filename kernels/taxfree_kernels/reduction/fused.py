@@ -73,11 +73,14 @@ class OutputShard(NamedTuple):
         columns: of the shard, in elements.
         stride_source: from one source's shard to the next.
         stride_row: from row to row, if it is not the width of all tiles of the columns.
+        scales: where the scales of rows of tiles in fp8 begin, if there are any: float32 [rows,
+            tiles of the columns].
     """
 
     columns: Any
     stride_source: Any
     stride_row: Any = None
+    scales: Any = None
 
 
 class TileSchedule(NamedTuple):
@@ -251,7 +254,7 @@ def total_of_tile(
     added = bias_residual_of_tile(rows, cols, row_mask, n, epilogue, EPILOGUE)
     arrived = wait_for_everybody(peers, channel, GROUP)
     total = sum_of_sources(
-        source_ptr, stride_source, offsets, at_mask, GROUP, scale_ptrs=scale_ptrs
+        source_ptr, stride_source, offsets, at_mask, GROUP, None, 0, scale_ptrs, at_mask
     )
     total += added
     return tl.where(arrived, total, float("nan"))
@@ -279,31 +282,35 @@ def store_tile(out_ptr, rows, cols, row_mask, n, tile):
 @triton.jit
 def sum_of_sources(
     source_ptr, stride_source, offsets, mask, GROUP: tl.constexpr, own_part=None, rank=0,
-    scale_ptrs=None,
+    scale_ptrs=None, scale_mask=None,
 ):  # fmt: skip
     """float32: the sum of all ranks' elements at `offsets`, a block, in rank order.
 
     Args:
         own_part: this rank's elements if they are not in the inbox; else None.
-        scale_ptrs: to float32 scales of the rows of source 0 in fp8, whose others are as far away
-            as their elements; else None.
+        scale_ptrs, scale_mask: to float32 scales of the rows of source 0 in fp8, whose others are
+            as far away as their elements; else None.
     """
     total = tl.zeros(offsets.shape, tl.float32)
     if offsets.numel <= 4096:  # unrolled, so that the loads of all sources are in flight
         for source in tl.static_range(GROUP.WORLD):
             total += _part_of(
-                source, source_ptr, stride_source, offsets, mask, own_part, rank, scale_ptrs
-            )
+                source, source_ptr, stride_source, offsets, mask, own_part, rank, scale_ptrs,
+                scale_mask,
+            )  # fmt: skip
     else:  # one source's loads fill the registers
         for source in range(GROUP.WORLD):
             total += _part_of(
-                source, source_ptr, stride_source, offsets, mask, own_part, rank, scale_ptrs
-            )
+                source, source_ptr, stride_source, offsets, mask, own_part, rank, scale_ptrs,
+                scale_mask,
+            )  # fmt: skip
     return total
 
 
 @triton.jit
-def _part_of(source, source_ptr, stride_source, offsets, mask, own_part, rank, scale_ptrs):
+def _part_of(
+    source, source_ptr, stride_source, offsets, mask, own_part, rank, scale_ptrs, scale_mask
+):
     """One rank's elements, float32."""
     ptrs = source_ptr + source * stride_source + offsets
     if own_part is None:
@@ -313,7 +320,7 @@ def _part_of(source, source_ptr, stride_source, offsets, mask, own_part, rank, s
         part = tl.where(rank == source, own_part, tl.load(ptrs, mask=others, other=0.0))
     part = part.to(tl.float32)
     if scale_ptrs is not None:
-        part *= tl.load(scale_ptrs + source * (stride_source // 4), mask=mask, other=0.0)
+        part *= tl.load(scale_ptrs + source * (stride_source // 4), mask=scale_mask, other=0.0)
     return part
 
 
@@ -645,8 +652,13 @@ class FusedReductionPlan(Plan):
 
 
 class FusedReductionVariant(Variant):
-    """A variant that sends each tile of a partial sum as soon as it is finished."""
+    """A variant that sends each tile of a partial sum as soon as it is finished.
 
+    Attributes:
+        sends_fp8: whether tiles may travel in fp8, with scales of their rows.
+    """
+
+    sends_fp8 = False
     illegal_reason = staticmethod(spaces.illegal_reason)
 
     def unsupported_reason(self, problem: PartialSum, hardware: Hardware) -> str | None:
@@ -659,7 +671,7 @@ class FusedReductionVariant(Variant):
         return {
             **spaces.tile_space(problem, hardware),
             "SIGNALS": spaces.signal_counts(hardware, spaces.MOST_SIGNALS),
-            "WIRE": problem.wires,
+            "WIRE": ("fp8",) * (self.sends_fp8 and problem.fp8_wire) + problem.wires,
         }
 
     def seed_configs(self, problem: PartialSum, hardware: Hardware) -> list[dict[str, Any]]:

@@ -167,6 +167,8 @@ def tiles_at_once(problem: PartialSum, hardware: Hardware, config: Config) -> in
 
 def illegal_reason(problem: PartialSum, hardware: Hardware, config: Config) -> str | None:
     """The reason not to compile a config, or None."""
+    if config.get("WIRE") == "fp8" and not fits_registers(hardware, config):
+        return "too few registers to quantise a tile"
     return fp8_illegal_reason(problem, hardware, config) or tile_illegal_reason(
         hardware, config, problem.k, problem.m * problem.n, 64, problem.factor_bytes
     )

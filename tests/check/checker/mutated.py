@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
-from taxfree_check.checker import MIXED, STEP, Violation, check_variant
+from taxfree_check.checker import MIXED, STEP, Violation, check_variant, steps
+from taxfree_check.checker.check import WORLD_SIZES
 from taxfree_kernels import copies
 from taxfree_kernels.all_gather_matmul import (
     fused as gathered,
@@ -58,6 +59,7 @@ class Group:
             only, so that another one changes nothing.
         of_words: functions, called by these, that are given the generation for reports only.
         problems: that a mutant is looked for in, too, beside the operation's tiny ones.
+        alone: not in those.
     """
 
     op: str
@@ -67,6 +69,7 @@ class Group:
     by_turns: bool = False
     of_words: tuple[str, ...] = ()
     problems: tuple[Problem, ...] = ()
+    alone: bool = False
 
     def mutants(self) -> list[Mutant]:
         found = mutants(self.functions)
@@ -79,7 +82,7 @@ class Group:
 
     def find(self, mutant: Mutant) -> Violation | None:
         """The violation that a check reports with the mutant in place."""
-        tried = (None, self.problems) if self.problems else (None,)
+        tried = (*([] if self.alone else [None]), *([self.problems] if self.problems else []))
         with mutant.installed():
             for variant, problems in product(self.variants, tried):
                 violation = check_variant(self.op, variant, problems, self.seeds).violation
@@ -307,6 +310,8 @@ GROUPS = {
             twin._decode_step,
         ),
         by_turns=True,
+        problems=tuple(problem for world in WORLD_SIZES for problem in steps.tiny(world)),
+        alone=True,  # fp8 changes no hand-off
     ),
 }
 

@@ -37,6 +37,7 @@ from taxfree_kernels.fabric.heap import DeviceBarrier
 from taxfree_kernels.hardware import KNOWN
 from taxfree_kernels.launch import Kernel
 from taxfree_kernels.matmul_all_reduce.problem import MatmulAllReduce
+from taxfree_kernels.matmul_reduce_scatter.problem import MatmulReduceScatter
 from taxfree_kernels.stencil import persistent
 from taxfree_kernels.stencil.problem import Stencil
 from taxfree_kernels.variant import (
@@ -141,6 +142,14 @@ def test_a_sum_over_an_fp8_wire_holds_its_protocol(world_size, sample):
     kind = {"world_size": world_size, "residual": True, "fp8_wire": True}
     problems = [MatmulAllReduce(17, 96, 32, **kind), MatmulAllReduce(3, 48, 40, **kind)]
     checked = check_variant("matmul_all_reduce", "push_two_shot", problems, sample.of(range(8)))
+    assert checked.violation is None, str(checked)
+
+
+@pytest.mark.parametrize(("world_size", "scatter_dim"), [(2, 0), (3, 0), (2, 1)])
+def test_a_scatter_over_an_fp8_wire_holds_its_protocol(world_size, scatter_dim, sample):
+    kind = {"world_size": world_size, "scatter_dim": scatter_dim, "fp8_wire": True}
+    problems = [MatmulReduceScatter(17, 96, 32, **kind), MatmulReduceScatter(3, 48, 40, **kind)]
+    checked = check_variant("matmul_reduce_scatter", "push", problems, sample.of(range(8)))
     assert checked.violation is None, str(checked)
 
 

@@ -25,27 +25,28 @@ from taxfree_kernels.variant import SCALES, problem_class, variants
 
 MATRIX = r"wgmma\\.mma_async\\S+|v_mfma_\\S+"
 QUANTISES = r"cvt\\.rn\\.satfinite\\.e4m3x2\\.f32|v_cvt_pk_fp8_f32|v_cvt_scalef32_pk_fp8_f32"
-SUM, GATHER, found = "matmul_all_reduce", "all_gather_matmul", []
+SUM, GATHER, SCATTER = "matmul_all_reduce", "all_gather_matmul", "matmul_reduce_scatter"
+SENT, found = [(SUM, "push_two_shot", "channel"), (SCATTER, "push", "channel")], []
 CASES = {
     "h200": [
         *((SUM, name, scales)
           for name in ("push_two_shot_lamport", "push_two_shot_lamport_specialized")
           for scales in SCALES),
-        (SUM, "push_two_shot", "channel"),
+        *SENT,
         *((GATHER, name, scales)
           for name in ("push_tma", "push_specialized")
           for scales in SCALES),
     ],
     # elsewhere a gather waits for the scales of its blocks
     "mi300x": [*((SUM, "push_two_shot_lamport", scales) for scales in SCALES),
-               (SUM, "push_two_shot", "channel"),
+               *SENT,
                *((GATHER, "push", scales) for scales in SCALES[:2])],
 }
 CASES["mi350x"] = CASES["mi300x"]
 for device, cases in CASES.items():
     hardware = KNOWN[device]
     for op, name, scales in cases:
-        wire = {"m": 1024, "fp8_wire": True} if name == "push_two_shot" else {"m": 16}
+        wire = {"m": 1024, "fp8_wire": True} if (op, name, scales) in SENT else {"m": 16}
         problem = problem_class(op)(
             n=8192, k=2048, dtype="bfloat16", world_size=2, x_dtype="fp8", scales=scales, **wire
         )
@@ -81,7 +82,7 @@ MATRIX = {
 @pytest.mark.parametrize("triton", TRITONS)
 def test_fp8_compiles_well_for_all_devices(triton: str) -> None:
     found = json.loads(run_python("-c", COMPILE, triton=triton))
-    assert len(found) == 40
+    assert len(found) == 43
     for device, case, violations, kinds in found:
         if triton in BEFORE_3_8 and device != "h200":
             continue  # refused there
