@@ -265,7 +265,7 @@ def _is_rms_norm(module: nn.Module) -> bool:
         "weight"
     }:
         return False
-    if (features := module.weight.numel()) > _MOST_NORMED:  # type: ignore[operator,union-attr]
+    if (features := module.weight.numel()) > _MOST_NORMED:  # type: ignore[operator]
         raise UsageError(f"a norm of {features} features")
     copied: Any = copy.deepcopy(module).to_empty(device="cpu").float()
     with torch.no_grad(), torch.device("cpu"):
