@@ -13,7 +13,8 @@ length of the KV cache. Other kinds:
     highlights MACHINE  a line per operation
     attention FILE      attention on one GPU
     accept FILE         a run of the acceptance script; with rows=models that of models alone
-    model FILES         whole models, of ``taxfree bench --model``; FILES may have a *
+    model FILES         whole models, of ``taxfree bench --model``; FILES may have a *; of these
+                        modes, as in modes=graph,step
 
 Below a table are the variants that have changed since they were measured. `--check` writes nothing,
 and fails if a document differs from the result files.
@@ -154,7 +155,8 @@ def update(text: str, root: Path) -> str:
             "highlights": lambda block: highlights(root, block["file"]),
             "attention": lambda block: attention(rows(block)),
             "model": lambda block: models(
-                [json.loads(path.read_bytes()) for path in sorted(root.glob(block["file"]))]
+                [json.loads(path.read_bytes()) for path in sorted(root.glob(block["file"]))],
+                where(block)["modes"].split(","),
             ),
             "accept": lambda block: acceptance(document(block), where(block)),
         },
@@ -270,14 +272,19 @@ def attention(rows: Iterable[Row]) -> str:
     return f"{table(header, lines)}\n{ATTENTION_CAPTION}{_age(shown)}\n"
 
 
-def models(documents: Sequence[Mapping[str, Any]]) -> str:
+def models(documents: Sequence[Mapping[str, Any]], wanted: Sequence[str]) -> str:
     """Tokens per second of whole models, by phase and mode, in Markdown.
 
     Args:
         documents: of ``taxfree bench --model --out``, all on as many GPUs of one kind.
+        wanted: these modes.
     """
-    rows = sorted((row for document in documents for row in document["rows"]), key=_of_phase)
-    modes = list(dict.fromkeys((row["path"], row["mode"]) for row in rows))
+    found = [row for document in documents for row in document["rows"] if row["mode"] in wanted]
+    rows = sorted(found, key=_of_phase)
+    modes = sorted(
+        {(row["path"], row["mode"]) for row in rows},
+        key=lambda mode: (mode[0] != "torch", wanted.index(mode[1])),
+    )
     cells = []
     for (model, layers, phase), of_phase in groupby(
         rows, key=lambda row: (row["model"], row["layers"], row["phase"])

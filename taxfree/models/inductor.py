@@ -165,7 +165,7 @@ def _fuse_reduce_scatter(graph: Graph, wait: Node, collective: Node) -> str:
     if matmul is None:
         return reason
     x, weight = cast("list[Node]", matmul.args)
-    extra = 2 * (_value(x).nbytes - _value(whole).nbytes + _value(wait).nbytes) if dim else 0
+    extra = 2 * (_bytes(x) - _bytes(whole) + _bytes(wait)) if dim else 0
     if _library_runs(_ops.matmul_reduce_scatter.default, (x, weight, 0, group), max(0, extra)):
         return _NOT_FASTER
     *sizes, _ = _value(whole).shape
@@ -220,7 +220,7 @@ def _fuse_all_gather(graph: Graph, wait: Node, collective: Node) -> str:
     if not matmuls:
         return f"library: {', '.join(sorted(set(others)))}"
     weights, biases = [each.weight for each in matmuls], [each.bias for each in matmuls]
-    copied = 2 * _value(wait).nbytes if others else 0  # rows that are given back
+    copied = 2 * _bytes(wait) if others else 0  # rows that are given back
     joint = shard, weights, biases, True, group
     if _library_runs(_ops.all_gather_matmuls.default, joint, copied):
         return _NOT_FASTER
@@ -458,7 +458,7 @@ def _library_runs(operation: Any, arguments: Sequence[Any], moved_bytes: int = 0
     """
     values = map_arg(tuple(arguments), _matrix_or_row)
     tensors = [each for each in tree_leaves(values) if isinstance(each, torch.Tensor)]
-    if any(isinstance(size, torch.SymInt) for each in tensors for size in each.shape):
+    if any(map(_is_dynamic, tensors)):
         return False
     try:
         with tensors[0].fake_mode:  # type: ignore[attr-defined]
@@ -475,10 +475,20 @@ def _measured_us(operation: Any, arguments: Sequence[Any]) -> tuple[float, float
     """Times of the library and of ours on nodes' values, as the table has them, or None."""
     values = map_arg(tuple(arguments), _matrix_or_row)
     tensors = [each for each in tree_leaves(values) if isinstance(each, torch.Tensor)]
-    if any(isinstance(size, torch.SymInt) for each in tensors for size in each.shape):
+    if any(map(_is_dynamic, tensors)):
         return None
     with tensors[0].fake_mode:  # type: ignore[attr-defined]
         return runtime_of(values[-1])._measured_us(_named(operation), *values[:-1])
+
+
+def _is_dynamic(tensor: torch.Tensor) -> bool:
+    return any(isinstance(size, torch.SymInt) for size in tensor.shape)
+
+
+def _bytes(node: Node) -> int:
+    """Of a node's value; 0 where sizes are not known, for which nothing is decided here."""
+    value = _value(node)
+    return 0 if _is_dynamic(value) else value.nbytes
 
 
 def _matrix_or_row(node: Node) -> torch.Tensor:

@@ -200,6 +200,10 @@ class _Layer:
     weight_dim = 0  # in which the weight, [n, k], is sharded
 
     def forward(self, x: Any) -> Any:
+        """The layer's output; each style's code is its own, with sizes that are alike."""
+        raise NotImplementedError
+
+    def _forward(self, x: Any) -> Any:
         """The layer's output, laid out as its style says."""
         reason = self._unsupported_reason(x)
         is_left = torch.compiler.is_compiling() and self._exchanges_shards(x)
@@ -272,6 +276,9 @@ class _Layer:
 class _Colwise(_Layer):
     """Output features are sharded: rows are gathered, if they are sharded."""
 
+    def forward(self, x: Any) -> Any:
+        return self._forward(x)
+
     def _layout_unsupported_reason(self, x: Any, layout: Any) -> str | None:
         if isinstance(layout, Replicate):
             return None
@@ -307,6 +314,9 @@ class _Rowwise(_Layer):
     """Input features are sharded: partial sums are added, and scattered if the style says so."""
 
     weight_dim = 1
+
+    def forward(self, x: Any) -> Any:
+        return self._forward(x)
 
     def _types_unsupported_reason(self, x: torch.Tensor, weight: torch.Tensor) -> str | None:
         if not is_float8_tensor(weight) or torch.compiler.is_compiling():

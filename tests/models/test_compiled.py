@@ -633,6 +633,33 @@ def meet(fabric: Any) -> list[tuple[str, int]]:
         return [(str(problem), calls) for problem, calls in counted._counted()]
 
 
+def gather_symbols(fabric: Any) -> tuple[list[bool], Any]:
+    """Whether rows whose number is a symbol are right, gathered for a matmul and for themselves."""
+    import torch.distributed._functional_collectives as collectives
+    from torch._inductor import config
+
+    import taxfree
+    from taxfree.models import report
+    from tests.models.meshes import new_mesh
+
+    mesh = new_mesh()
+    weight = torch.arange(32).view(4, 8).bfloat16()
+
+    def gathered(x: torch.Tensor) -> Any:
+        rows = collectives.all_gather_tensor(x, 0, mesh.get_group())
+        return rows @ weight, rows + 1
+
+    torch.compiler.reset()
+    report.clear()
+    right = []
+    with taxfree.enable(mesh), torch.no_grad(), config.patch(fx_graph_cache=False):
+        compiled = torch.compile(gathered, dynamic=True, fullgraph=True)
+        for rows in (3, 5):
+            x = torch.full((rows, 4), fabric.rank + 1.0).bfloat16()
+            right.append(all(map(torch.equal, compiled(x), gathered(x))))
+    return right, taxfree.report().layers["compiled all_gather_into_tensor"]
+
+
 def run(ranks: Ranks, task: str, **arguments: Any) -> list[Any]:
     return ranks.run(2, f"{__name__}:{task}", **arguments)
 
@@ -801,6 +828,12 @@ def test_rows_are_gathered_and_scattered_forward_and_backward(ranks: Ranks, dim:
         gathers = layers["compiled all_gather_into_tensor"]
         assert sum(gathers.values()) >= 2
         assert all(what.startswith("all_gather_matmul") for what in gathers), gathers
+
+
+def test_gathered_rows_may_be_a_symbol(ranks: Ranks) -> None:
+    for right, ran in run(ranks, "gather_symbols"):
+        assert right == [True, True]
+        assert ran == {"all_gather_matmul for 1 weight and the gathered rows": 1}
 
 
 def test_what_is_not_served_is_counted(ranks: Ranks) -> None:

@@ -6,17 +6,24 @@ import json
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
 import pytest
 import torch
 
+from taxfree._runtime.dispatch import Dispatcher
+from taxfree_kernels.hardware import KNOWN
+from taxfree_kernels.variant import op_of
 from taxfree_tune.shapes import ShapeRequest, expand, operations
+from taxfree_tuning_db import Table
 from tests.models import llama
 from tests.models.llama import HEADS, HIDDEN, LAYERS, VOCABULARY, WIDTH
 from tests.ranks import Ranks
+from tests.taxfree.runtime_tasks import record_of
 
 CONFIG: dict[str, Any] = {
     "model_type": "llama", "hidden_size": WIDTH, "intermediate_size": HIDDEN,
@@ -26,7 +33,9 @@ CONFIG: dict[str, Any] = {
 
 
 def without_rows(problems: Any) -> set[str]:
-    return {re.sub(r"\(m=[0-9.]+, ", "(", str(each)) for each in problems}
+    """Problems without their numbers of rows, sequences and keys."""
+    sizes = r"(?<=[( ])(m|batch|length|kv_len_per_rank)=[0-9.]+, "
+    return {re.sub(sizes, "", str(each)) for each in problems}
 
 
 @contextmanager
@@ -134,17 +143,39 @@ def run_vllm(fabric: Any, folder: str) -> Any:
     return found
 
 
+def run_attention(fabric: Any) -> Any:
+    """The problems of an engine that calls attention of prompts, and of a decode, also paged."""
+    from tests.taxfree.runtime_tasks import runtime_of
+
+    head_dim, page_size = 16, 16
+    runtime = runtime_of(fabric)
+    with found_by(runtime) as found:
+        prompt = torch.zeros(1, 5, HEADS // fabric.world_size, head_dim).bfloat16()
+        runtime.attention(prompt, prompt, prompt, causal=True)
+        token = torch.zeros(3, HEADS, head_dim).bfloat16()
+        lengths = torch.ones(fabric.world_size, 3, dtype=torch.int32)
+        cache = torch.zeros(3, page_size, HEADS, head_dim).bfloat16()
+        for table in (None, torch.arange(3, dtype=torch.int32)[:, None]):
+            runtime.flash_decode(token, cache, cache, lengths, table)
+    return found
+
+
 @pytest.fixture
 def listed(tmp_path: Path) -> Any:
     """A function of a path: the problems that are listed for it, on two ranks."""
-    path = tmp_path / "config.json"
-    path.write_text(json.dumps(CONFIG))
 
-    def of(name: Any, is_training: bool = False) -> set[str]:
-        request = ShapeRequest(model=path, tp=2, paths=(name,), is_training=is_training)
-        return without_rows(p for op in operations(request, "") for p in expand(op, request))
+    def of(name: Any, is_training: bool = False, **others: int) -> set[str]:
+        return without_rows(problems_of(tmp_path, name, is_training, **others))
 
     return of
+
+
+def problems_of(folder: Path, name: Any, is_training: bool = False, **others: int) -> list[Any]:
+    """The problems that are listed for a path, on two ranks."""
+    config = folder / "config.json"
+    config.write_text(json.dumps(CONFIG | others))
+    request = ShapeRequest(model=config, tp=2, paths=(name,), is_training=is_training)
+    return [problem for op in operations(request, "") for problem in expand(op, request)]
 
 
 @pytest.mark.dealt("plan", "compiled", "training")
@@ -176,3 +207,23 @@ def test_under_vllm(ranks: Ranks, listed: Any, tmp_path: Path) -> None:
         assert {
             each for each in listed("tp") if "residual=True, rms_norm=False" not in each
         } == found
+
+
+def test_of_an_engine_that_calls_attention(ranks: Ranks, listed: Any) -> None:
+    for found in ranks.run(2, f"{__name__}:run_attention"):
+        assert found == listed("attention", head_dim=16)
+
+
+@pytest.mark.parametrize(("path", "least"), [("tp", 1), ("sequence", 8)])
+def test_records_of_what_is_listed_serve_any_number_of_rows(
+    path: str, least: int, tmp_path: Path
+) -> None:
+    listed = problems_of(tmp_path, path, is_training=True)
+    fabric: Any = SimpleNamespace(hardware=KNOWN["h100"])
+    table = Table(shipped=[record_of(fabric, each) for each in listed])
+    dispatcher = Dispatcher(table, fabric.hardware)
+    for problem in {replace(each, m=1): None for each in listed}:
+        for m in (3, 5, 6, 7, 8, 48, 8193, 12345, 20000, 32768):
+            if m >= least:
+                asked = replace(problem, m=m)
+                assert dispatcher.answer(op_of(asked), asked).is_recorded, asked

@@ -99,9 +99,7 @@ def compare(fabric: Any, what: str) -> Any:
         elif what == "layers":  # each compiled for itself, by one and the same code
             for module in ours.modules():
                 if isinstance(module, torch.nn.Linear):
-                    # a second number of rows becomes a symbol, for which 0 + s in torch 2.13's
-                    # trace of a DTensor looks up itself, without end
-                    module.compile(backend="aot_eager", dynamic=False)
+                    module.compile(backend="aot_eager")
         elif what == "recomputed":
             function = partial(checkpoint, ours, use_reentrant=False)
         for each in (library, function):

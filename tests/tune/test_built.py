@@ -9,6 +9,7 @@ x columns of its attention; then what else there is.
 from __future__ import annotations
 
 import json
+import resource
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -72,6 +73,26 @@ def test_a_model_without_attention_is_no_model_to_list() -> None:
     config = FEW_LAYERS | {"model_type": "mamba", "hidden_size": 768}
     with pytest.raises(UsageError, match="mamba has no attention heads"):
         built_model(json.dumps(config))
+
+
+@pytest.mark.parametrize(
+    ("size", "said"),
+    [
+        ({"num_hidden_layers": 2**31}, "num_hidden_layers is 2147483648"),  # a list of their kinds
+        ({"hidden_size": 2**31}, "a norm of 2147483648 features"),
+        ({"head_dim": 2**31}, "a norm of 2147483648 features"),
+    ],
+)
+def test_sizes_of_no_model_take_no_memory(size: dict[str, int], said: str) -> None:
+    config = known_entry("qwen3-8b")["config"] | FEW_LAYERS | size
+    limits = resource.getrlimit(resource.RLIMIT_AS)
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + 2**30, limits[1]))
+    try:
+        with pytest.raises(UsageError, match=said):
+            built_model(json.dumps(config))
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, limits)
 
 
 def test_defaults_of_the_process_change_nothing() -> None:

@@ -33,7 +33,8 @@ from taxfree_tune.shapes.models import (
 
 Parts: TypeAlias = list[tuple[tuple[int, int], ...]]
 
-_MOST_LAYERS = 1000
+#: of which configs make lists, and features whose norm is tried on a CPU
+_MOST_LAYERS, _MOST_NORMED = 1000, 1 << 20
 _PARTS = ("vision", "audio")
 #: what configs call the layers that a quantisation leaves as they are
 _UNQUANTISED = ("modules_to_not_convert", "ignored_layers", "ignore", "exclude_modules")
@@ -75,10 +76,20 @@ def _model(document: dict[str, Any]) -> Model:
         raise UsageError("model_type is missing")
     if kind not in CONFIG_MAPPING:
         raise UsageError(f"Transformers knows no model_type {quoted(str(kind))}")
+    _require_few_layers(document)
     config = CONFIG_MAPPING[kind].from_dict(document).get_text_config(decoder=True)
     decoder = _on_meta(config)
     dtypes = {name: text_part(document).get(name) for name in ("dtype", "torch_dtype")}
     return read_model(decoder, config.to_dict() | dtypes, document)
+
+
+def _require_few_layers(config: Mapping[str, Any]) -> None:
+    for name, value in config.items():
+        if isinstance(value, dict):
+            _require_few_layers(value)
+        is_count = isinstance(value, int) and name.endswith(("_layer", "_layers"))
+        if is_count and value > _MOST_LAYERS:
+            raise UsageError(f"{name} is {value}")
 
 
 def _on_meta(config: Any) -> Any:
@@ -89,8 +100,6 @@ def _on_meta(config: Any) -> Any:
     is_encoder = type(config) in known.MODEL_FOR_MASKED_LM_MAPPING and not config.is_decoder
     if config.is_encoder_decoder or is_encoder:
         raise UsageError(f"{config.model_type} is no decoder")
-    if config.num_hidden_layers > _MOST_LAYERS:
-        raise UsageError(f"num_hidden_layers is {config.num_hidden_layers}")
     has_head = type(config) in known.MODEL_FOR_CAUSAL_LM_MAPPING
     of_kind = AutoModelForCausalLM if has_head else AutoModel
     with torch.device("meta"):
@@ -256,6 +265,8 @@ def _is_rms_norm(module: nn.Module) -> bool:
         "weight"
     }:
         return False
+    if (features := module.weight.numel()) > _MOST_NORMED:  # type: ignore[operator]
+        raise UsageError(f"a norm of {features} features")
     copied: Any = copy.deepcopy(module).to_empty(device="cpu").float()
     with torch.no_grad(), torch.device("cpu"):
         copied.weight.fill_(2)
