@@ -30,12 +30,8 @@ STEP, TWIN = "decode_step", "twin"
 SEEDS = 100
 WORLD_SIZES = (2, 3)
 
-_WANTED = {
-    MIXED: Wanted(programs=1, calls=2),  # each of those that are drawn has a check of its own
-    # one empties all that tiny sums leave; with roles, interpreted as the variant without them
-    TWIN: Wanted(programs=1),
-    "push_two_shot_lamport_specialized": Wanted(programs=1),
-}
+# each of those that are drawn has a check of its own
+_WANTED = {MIXED: Wanted(programs=1, calls=2)}
 _HARDWARE = KNOWN["cpu"]
 
 

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from unittest import mock
 
 import torch
+import triton.language as tl
 
 from taxfree_check.checker.simulate import Call, ClockSlots, Schedule, ScheduleOutcome, run_schedule
 from taxfree_check.groupless import GrouplessFabric
-from taxfree_kernels.device import peers
+from taxfree_kernels.device import packets, peers
 from taxfree_kernels.fabric.base import SideStream, aligned
 from taxfree_kernels.fabric.heap import Pool, SymmetricHeap
 from taxfree_kernels.hardware import KNOWN
 
 _NEVER = 1 << 62  # ticks
+_EMPTIED = tl.constexpr(256)  # so few that several programs empty words of tiny problems
 
 
 class DeclaredHeap(SymmetricHeap):
@@ -135,10 +138,11 @@ class Simulation:
                 self._describe(fabric.pool, schedule)
             return [setup(fabric) for fabric in fabrics]
 
-        return run_schedule(
-            set_up, self.world_size, seed, ClockSlots(), co_resident=co_resident, backend=backend,
-            first_call=first_generation,
-        )  # fmt: skip
+        with mock.patch.object(packets, "EMPTIED", _EMPTIED):
+            return run_schedule(
+                set_up, self.world_size, seed, ClockSlots(), co_resident=co_resident,
+                backend=backend, first_call=first_generation,
+            )  # fmt: skip
 
     @property
     def _ranks(self) -> range:

@@ -18,7 +18,7 @@ from taxfree_kernels.device.sync import abort, count_out, is_aborted, yield_and_
 
 #: Sent in place of a payload that equals EMPTY; NaN as well.
 _OTHER_NAN = tl.constexpr(0x7FFFFFFF)
-_EMPTIED = tl.constexpr(4096)  # words at a time: at least 16 bytes of each thread
+EMPTIED = tl.constexpr(4096)  # words at a time: at least 16 bytes of each thread
 
 
 @triton.jit
@@ -188,9 +188,9 @@ def empty_last_turn(control_ptr, slots_ptr, stride_slot, turn, used, share, shar
         tl.store(control_ptr + USED + turn % 2, used)
     last = tl.cdiv(tl.load(control_ptr + USED + (turn + 1) % 2), 4) * 4  # 16 bytes at a time
     slot_ptr = tl.multiple_of(slots_ptr + (turn + 2) % 3 * stride_slot, 16)
-    lanes = tl.arange(0, _EMPTIED)
-    for first in range(share * _EMPTIED, last, shares * _EMPTIED):
-        empty = tl.full((_EMPTIED,), EMPTY, tl.int32)
+    lanes = tl.arange(0, EMPTIED)
+    for first in range(share * EMPTIED, last, shares * EMPTIED):
+        empty = tl.full((EMPTIED,), EMPTY, tl.int32)
         tl.store(slot_ptr + first + lanes, empty, mask=first + lanes < last, cache_modifier=".wt")
 
 

@@ -227,6 +227,15 @@ def test_a_part_of_a_condition_may_rule_lines_out():
         assert ("_normalise_row" in texts) == rms_norm
 
 
+def test_several_programs_empty_the_words_of_tiny_problems():
+    rows = [MatmulAllReduce(17, 96, 32, world_size=2)]
+    checked = check_variant("matmul_all_reduce", "push_two_shot_lamport", rows, range(2))
+    (emptied,) = (
+        executed for line, executed in checked.coverage.lines.items() if "empty_" in line.text
+    )
+    assert len(emptied.programs) > 1
+
+
 @triton.jit
 def _one_sender(control_ptr, bases, rank, GROUP: tl.constexpr):
     peers = Peers(control_ptr, bases, rank, 1)

@@ -108,7 +108,7 @@ HARMLESS = (
         ("sc0",), "the kernel's end writes it back, before a peer sends to that slot again",
     ),
     Harmless(
-        "device.packets", "for first in range(share * _EMPTIED, last, shares * _EMPTIED):",
+        "device.packets", "for first in range(share * EMPTIED, last, shares * EMPTIED):",
         ("branch never",), "a loop that is entered for no words: each of its stores is masked",
     ),
     *(
