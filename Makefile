@@ -62,7 +62,7 @@ $(ENV): pyproject.toml $(CONSTRAINTS) | prerequisites
 	$(BIN)/pip install $$({ $(BIN)/python -c 'import urllib.request as r; r.urlopen("$(TORCH_INDEX)/torch/", None, 10)' && \
 	  $(BIN)/pip --retries 0 --timeout 10 install --dry-run --index-url $(TORCH_INDEX) $(TORCH); } >/dev/null 2>&1 && \
 	  echo --index-url $(TORCH_INDEX)) $(TORCH)
-	$(BIN)/pip install -c $(CONSTRAINTS) -e '.[cpu,plot,report,fleet,check,chiplets,dev]'
+	$(BIN)/pip install -c $(CONSTRAINTS) -e '.[cpu,plot,report,check,chiplets,dev]'
 	@touch $@
 
 # Tests compile kernels with each of these; the installed one need not lie aside as well.

@@ -67,14 +67,6 @@ HardwareName: TypeAlias = Annotated[
         "records.",
     ),
 ]
-Storage: TypeAlias = Annotated[
-    str | None,
-    typer.Option(
-        "--storage",
-        metavar="URL",
-        help="Share trials with other nodes: postgresql://user:password@host/database.",
-    ),
-]
 Layers: TypeAlias = Annotated[
     int | None,
     typer.Option("--layers", metavar="COUNT", min=1, help="Of a decode_step; default: all."),
@@ -111,7 +103,6 @@ def tune(
     dry_run: DryRun = False,
     check: Check = False,
     hardware: HardwareName = None,
-    storage: Storage = None,
     layers: Layers = None,
     batch: Batch = None,
     context: Context = None,
@@ -136,7 +127,7 @@ def tune(
     if op == STEP:
         others = {"--tp": tp, "--path": path, "--training": training, "--variant": variant,
                   "--exhaustive": exhaustive, "--dry-run": dry_run, "--check": check,
-                  "--storage": storage, "--hardware": hardware}  # fmt: skip
+                  "--hardware": hardware}  # fmt: skip
         options.refuse(
             others, f"is not for --op {STEP}", "give --model, --layers, --batch, --context"
         )
@@ -153,11 +144,9 @@ def tune(
     if "baseline" in (variant or ()):
         raise UsageError("--variant baseline cannot be tuned", "it is always measured")
     if check:
-        _refuse_beside_check(dry_run or None, budget, variant, storage)
+        _refuse_beside_check(dry_run or None, budget, variant)
         check_records(shape_options, fabric, hardware, db, json)
     elif dry_run:
-        if storage is not None:
-            raise UsageError("--dry-run takes no --storage", "it measures nothing")
         hardware = hardware or ("cpu" if fabric == "host" else "h200")
         list_candidates(shape_options, hardware, trials or _TRIALS, seed, variant, json)
     else:
@@ -165,13 +154,13 @@ def tune(
 
         trials = trials or (sys.maxsize if exhaustive else _TRIALS)
         effort = Effort(trials, seconds, seed, variant, exhaustive)
-        search(shape_options, fabric or "auto", db, effort, storage, all, json)
+        search(shape_options, fabric or "auto", db, effort, all, json)
 
 
 def _refuse_beside_check(*others: object) -> None:
     if any(option is not None for option in others):
         raise UsageError(
-            "--check takes neither --dry-run, --budget, --variant nor --storage",
+            "--check takes neither --dry-run, --budget nor --variant",
             "it measures nothing",
         )
 

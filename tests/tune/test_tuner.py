@@ -662,20 +662,6 @@ class TestSearching:
         assert record.trials == 6
         assert sum(trial.state == "measured" for trial in trials) in (6, 7)
 
-    def test_a_study_is_another_with_another_compiler(self, db, monkeypatch):
-        from taxfree import fingerprints
-        from taxfree_tune.tuning import tuner
-
-        names, search = [], tuner.Search
-        monkeypatch.setattr(tuner, "Search", lambda *args: names.append(args[4]) or search(*args))
-        tune(db, time_of, trials=1)
-        tune(db, time_of, trials=2)
-        newer = dataclasses.replace(fingerprints.software_fingerprint(), triton="99.0")
-        monkeypatch.setattr(fingerprints, "software_fingerprint", lambda: newer)
-        record, _, _ = tune(db, time_of, trials=3)
-        assert names[0] == names[1] != names[2]
-        assert record.trials == 3
-
     def test_a_baseline_that_fails_ends_the_search(self, db):
         from taxfree.errors import WorkerLost
         from taxfree_tune.measuring.trial import Outcome
