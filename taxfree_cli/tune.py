@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated, TypeAlias
 
@@ -21,13 +20,6 @@ Trials: TypeAlias = Annotated[
     int | None,
     typer.Option(
         "--trials", metavar="COUNT", min=1, help="Candidates measured per problem; 32 by default."
-    ),
-]
-Exhaustive: TypeAlias = Annotated[
-    bool,
-    typer.Option(
-        "--exhaustive",
-        help="Measure every config that no variant refuses, or --trials of them, drawn; no search.",
     ),
 ]
 BudgetText: TypeAlias = Annotated[
@@ -96,7 +88,6 @@ def tune(
     fabric: options.FabricIfMeasured = None,
     db: options.Db = None,
     trials: Trials = None,
-    exhaustive: Exhaustive = False,
     budget: BudgetText = None,
     seed: Seed = 0,
     variant: OnlyVariants = None,
@@ -126,8 +117,7 @@ def tune(
     of_step = {"--layers": layers, "--batch": batch, "--context": context}
     if op == STEP:
         others = {"--tp": tp, "--path": path, "--training": training, "--variant": variant,
-                  "--exhaustive": exhaustive, "--dry-run": dry_run, "--check": check,
-                  "--hardware": hardware}  # fmt: skip
+                  "--dry-run": dry_run, "--check": check, "--hardware": hardware}  # fmt: skip
         options.refuse(
             others, f"is not for --op {STEP}", "give --model, --layers, --batch, --context"
         )
@@ -139,8 +129,6 @@ def tune(
         raise UsageError(
             "--hardware is for --dry-run and --check", "what is not here cannot be measured"
         )
-    if exhaustive and (check or dry_run):
-        raise UsageError("--exhaustive takes neither --check nor --dry-run", "it measures")
     if "baseline" in (variant or ()):
         raise UsageError("--variant baseline cannot be tuned", "it is always measured")
     if check:
@@ -152,8 +140,7 @@ def tune(
     else:
         from taxfree_tune.tuning.session import Effort  # loads torch
 
-        trials = trials or (sys.maxsize if exhaustive else _TRIALS)
-        effort = Effort(trials, seconds, seed, variant, exhaustive)
+        effort = Effort(trials or _TRIALS, seconds, seed, variant)
         search(shape_options, fabric or "auto", db, effort, all, json)
 
 

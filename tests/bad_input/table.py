@@ -317,8 +317,6 @@ OPTIONS = [
         "--help"),
     Row("the baseline to tune", f"tune {HOST} {SHAPE} --variant baseline", USAGE,
         "--variant baseline cannot be tuned", "always measured"),
-    Row("a dry run of every config", f"tune {HOST} {SHAPE} --exhaustive --dry-run", USAGE,
-        "--exhaustive takes neither --check nor --dry-run", "it measures"),
     Row("a budget without a unit", f"tune {HOST} {SHAPE} --budget 10", USAGE,
         "invalid --budget '10'", "90s, 10m or 1h"),
     Row("a budget of nothing", f"tune {HOST} {SHAPE} --budget 0s", USAGE, "invalid --budget '0s'",

@@ -10,10 +10,9 @@ they duplicate. What is known of a candidate is what its last trial in the study
 
 from __future__ import annotations
 
-import itertools
 import json
 import random
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from typing import Any
 
 import optuna
@@ -40,7 +39,6 @@ class Search:
         variants: name -> variant; those that can serve the problem.
         problem, hardware: what they are asked to serve.
         seed: of the sampler; with the same measurements it gives the same trials.
-        every: candidates to ask for, in this order, in place of what the sampler proposes.
     """
 
     def __init__(
@@ -49,9 +47,7 @@ class Search:
         problem: Problem,
         hardware: Hardware,
         seed: int,
-        every: Iterable[Candidate] | None = None,
     ) -> None:
-        self._every = None if every is None else iter(every)
         self._variants, self._problem, self._hardware = variants, problem, hardware
         spaces = {name: variant.space(problem, hardware) for name, variant in variants.items()}
         # variant -> parameter -> choice as text -> its value
@@ -155,7 +151,8 @@ class Search:
         if not self._variants:
             return batch
         known = self._known()
-        for _ in range(self._enqueue_next(count, known.keys() | self._asked.keys())):
+        self._enqueue_next(count, known.keys() | self._asked.keys())
+        for _ in range(_ASKS_PER_CANDIDATE * count):
             if len(batch) == count:
                 break
             trial = self._study.ask()
@@ -176,24 +173,17 @@ class Search:
                     self._prune(trial, reason)
         return batch
 
-    def _enqueue_next(self, count: int, known: Set[str]) -> int:
-        """Let `count` candidates wait, where so many can be proposed; how often to ask for them."""
-        waiting = len(self._waiting())
-        missing, asks = max(0, count - waiting), _ASKS_PER_CANDIDATE * count
-        proposed: list[Candidate] = []
-        if self._every is not None:
-            new = (candidate for candidate in self._every if key(candidate) not in known)
-            proposed = list(itertools.islice(new, missing))
-            asks = waiting + len(proposed)
-        elif missing and self.measured >= _LEAST_KNOWN:
-            measured = [(candidate, us) for us, candidate in self.best(_MOST_KNOWN)]
-            pruned = [candidate for *_, candidate in self._trials(TrialState.PRUNED)]
-            failed = [candidate for candidate in pruned if self._is_legal(candidate)][-_MOST_KNOWN:]
-            pool = self._pool([candidate for candidate, _ in measured[:_STARTS]], known)
-            proposed = self._surrogate.propose(measured, failed, pool, missing)
-        for candidate in proposed:
+    def _enqueue_next(self, count: int, known: Set[str]) -> None:
+        """Let `count` candidates wait, where so many can be proposed."""
+        missing = count - len(self._waiting())
+        if missing <= 0 or self.measured < _LEAST_KNOWN:
+            return
+        measured = [(candidate, us) for us, candidate in self.best(_MOST_KNOWN)]
+        pruned = [candidate for *_, candidate in self._trials(TrialState.PRUNED)]
+        failed = [candidate for candidate in pruned if self._is_legal(candidate)][-_MOST_KNOWN:]
+        pool = self._pool([candidate for candidate, _ in measured[:_STARTS]], known)
+        for candidate in self._surrogate.propose(measured, failed, pool, missing):
             self._study.enqueue_trial(self._parameters(candidate))
-        return asks
 
     def _pool(self, fastest: Sequence[Candidate], known: Set[str]) -> list[Candidate]:
         """Unknown candidates that no variant refuses: near the fastest ones, and drawn ones."""

@@ -36,14 +36,12 @@ class Effort:
         seconds: for all problems together; None for no limit.
         seed: of the searches.
         only: names of variants to try; None for those that are searched by default.
-        is_exhaustive: try every config that no variant refuses, instead of searching.
     """
 
     trials: int
     seconds: float | None = None
     seed: int = 0
     only: Sequence[str] | None = None
-    is_exhaustive: bool = False
 
 
 @dataclass(frozen=True)
@@ -154,10 +152,7 @@ def _tuner(
     with Workers(start) as workers:
         hardware = workers.group().hardware
         with Screen(hardware, heap_bytes=heap_bytes) as screen:
-            yield Tuner(
-                database, workers, hardware, screen, effort.seed, effort.only, progress,
-                effort.is_exhaustive,
-            )  # fmt: skip
+            yield Tuner(database, workers, hardware, screen, effort.seed, effort.only, progress)
 
 
 @contextlib.contextmanager

@@ -24,7 +24,7 @@ from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.variant import Problem, op_of
 from taxfree_tune.measuring.results import Mode
 from taxfree_tune.measuring.trial import Candidate, Outcome, key
-from taxfree_tune.tuning.candidates import every_candidate, is_legal, variants_for
+from taxfree_tune.tuning.candidates import is_legal, variants_for
 from taxfree_tune.tuning.first import FirstCandidates
 from taxfree_tune.tuning.history import trials_that_hold
 from taxfree_tune.tuning.search import Search
@@ -88,7 +88,6 @@ class _Study:
         problem, op: the problem, and its operation.
         key: of its record.
         search: what is tried next.
-        most: number of candidates to try; None without a limit.
         formerly_illegal: candidates that an earlier run was refused, of which there are trials.
     """
 
@@ -96,7 +95,6 @@ class _Study:
     op: str
     key: str
     search: Search
-    most: int | None
     formerly_illegal: set[str]
 
 
@@ -111,7 +109,6 @@ class Tuner:
         seed: of the search.
         only: names of variants to try; those that are searched by default.
         progress: receives every event.
-        is_exhaustive: try every config that no variant refuses, instead of searching.
         is_hasty: wait for no GPU that is busy.
         first: what searches ask for first; its own by default.
 
@@ -131,11 +128,10 @@ class Tuner:
         seed: int = 0,
         only: Sequence[str] | None = None,
         progress: Progress = lambda event: None,
-        is_exhaustive: bool = False,
         is_hasty: bool = False,
         first: FirstCandidates | None = None,
     ) -> None:
-        self._is_exhaustive, self._is_hasty = is_exhaustive, is_hasty
+        self._is_hasty = is_hasty
         self._database, self.hardware = database, hardware
         self._screen, self._seed, self._only, self._progress = screen, seed, only, progress
         self._fingerprint = fingerprints.hardware_fingerprint(hardware)
@@ -163,15 +159,12 @@ class Tuner:
             WorkerLost, TaskFailed: ranks cannot be started, or the baseline itself cannot be run.
             WrongResult: the baseline is wrong.
             DatabaseError: the record cannot be stored.
-            UsageError: there are too many configs to try every one.
         """
         begun = time.monotonic()
         self.not_measured: Counter[str] = Counter()
         self.disturbed = ""
         study = self._study(problem)
         search = study.search
-        if study.most is not None:
-            budget = dataclasses.replace(budget, trials=min(budget.trials, study.most))
         asked = tried = 0
         most = _TRIED_PER_TRIAL * budget.trials
         baseline_us: float | None = None
@@ -251,22 +244,17 @@ class Tuner:
 
     def _study(self, problem: Problem) -> _Study:
         op, variants = op_of(problem), variants_for(problem, self.hardware, self._only)
-        every = None
-        if self._is_exhaustive:
-            every = every_candidate(variants, problem, self.hardware, self._seed)
         record = record_key(op, dataclasses.asdict(problem), self._fingerprint)
-        search = Search(variants, problem, self.hardware, self._seed, every)
+        search = Search(variants, problem, self.hardware, self._seed)
         trials = trials_that_hold(self._database, op, record)
         last = {key(candidate): (candidate, trial) for candidate, trial in trials}
-        most = None if every is None else len(every)
-        study = _Study(problem, op, record, search, most, set())
+        study = _Study(problem, op, record, search, set())
         for candidate, trial in last.values():
             if trial.state == "refused":  # by rules and a compiler that may have changed
                 study.formerly_illegal.add(key(candidate))
             else:
                 search.learn(candidate, trial.median_us.get(self.mode))
-        if every is None:
-            search.enqueue(self._first.of(self._database, problem))
+        search.enqueue(self._first.of(self._database, problem))
         return study
 
     def _screened(self, study: _Study, batch: list[Candidate]) -> list[Candidate]:
