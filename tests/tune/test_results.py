@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import dataclasses
 import importlib.util
 import json
@@ -27,7 +26,6 @@ from taxfree_tune.measuring.results import (
     compare,
     load,
     save,
-    save_csv,
     write,
 )
 
@@ -91,16 +89,6 @@ class TestFiles:
         path.write_text(text)
         with pytest.raises(UsageError, match=r"results\.json"):
             load(path)
-
-    def test_csv_has_a_column_per_field(self, tmp_path):
-        save_csv(Results({}, ROWS), tmp_path / "rows.csv")
-        with open(tmp_path / "rows.csv", newline="") as file:
-            lines = list(csv.DictReader(file))
-        assert len(lines) == len(ROWS)
-        assert (lines[0]["m"], lines[0]["variant"], lines[0]["median_us"]) == (
-            "16", "baseline", "140.0",
-        )  # fmt: skip
-        assert "samples_us" not in lines[0]
 
     def test_a_link_stays_and_its_file_is_replaced(self, tmp_path):
         (tmp_path / "latest.json").symlink_to("new/today.json")
