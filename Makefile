@@ -29,7 +29,7 @@ DEMO := --op all_gather_matmul --shapes "m=16 n=64 k=64" --gpus 2 --db .demo/tun
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help prerequisites env demo test test-core test-all lint check-types soak soak-gpu test-gpu docs wheel
-.PHONY: accept accept-long clean measure targets instructions site test-vllm report
+.PHONY: accept accept-long clean measure instructions site test-vllm report
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -144,9 +144,6 @@ wheel: $(ENV) ## a wheel in dist/
 
 report: $(ENV) ## docs/report.html, of the shipped tables and the committed results
 	TAXFREE_DB=.report/none.sqlite $(BIN)/taxfree report --results benchmarks/results --out docs/report.html
-
-targets: $(ENV) ## each target with the measured figure and its file
-	$(BIN)/python -m benchmarks.targets
 
 clean: ## remove what was made here, but the environments
 	rm -rf .demo build dist docs/report.html site .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
