@@ -29,7 +29,7 @@ DEMO := --op all_gather_matmul --shapes "m=16 n=64 k=64" --gpus 2 --db .demo/tun
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help prerequisites env demo test test-core test-all lint check-types soak soak-gpu test-gpu docs wheel
-.PHONY: accept accept-long clean measure targets instructions site test-vllm report
+.PHONY: accept accept-long clean measure instructions site test-vllm report
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -62,7 +62,7 @@ $(ENV): pyproject.toml $(CONSTRAINTS) | prerequisites
 	$(BIN)/pip install $$({ $(BIN)/python -c 'import urllib.request as r; r.urlopen("$(TORCH_INDEX)/torch/", None, 10)' && \
 	  $(BIN)/pip --retries 0 --timeout 10 install --dry-run --index-url $(TORCH_INDEX) $(TORCH); } >/dev/null 2>&1 && \
 	  echo --index-url $(TORCH_INDEX)) $(TORCH)
-	$(BIN)/pip install -c $(CONSTRAINTS) -e '.[cpu,plot,report,fleet,check,chiplets,dev]'
+	$(BIN)/pip install -c $(CONSTRAINTS) -e '.[cpu,plot,report,check,chiplets,dev]'
 	@touch $@
 
 # Tests compile kernels with each of these; the installed one need not lie aside as well.
@@ -144,9 +144,6 @@ wheel: $(ENV) ## a wheel in dist/
 
 report: $(ENV) ## docs/report.html, of the shipped tables and the committed results
 	TAXFREE_DB=.report/none.sqlite $(BIN)/taxfree report --results benchmarks/results --out docs/report.html
-
-targets: $(ENV) ## each target with the measured figure and its file
-	$(BIN)/python -m benchmarks.targets
 
 clean: ## remove what was made here, but the environments
 	rm -rf .demo build dist docs/report.html site .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache

@@ -5,7 +5,7 @@
     python -m benchmarks.measure --gpus 8 --only tune --only bench --op matmul_all_reduce
 
 Each step is a command that can also be run by itself. Records go to the tuning database, results to
-``benchmarks/results``, the source of tables, targets and pictures. A step that fails changes no
+``benchmarks/results``, the source of tables and pictures. A step that fails changes no
 file. The trials of a search are kept, so that a second run continues the first.
 """
 

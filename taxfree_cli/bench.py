@@ -92,9 +92,6 @@ Compare: TypeAlias = Annotated[
 Out: TypeAlias = Annotated[
     Path | None, typer.Option("--out", metavar="FILE", help="Also write the results as JSON.")
 ]
-Csv: TypeAlias = Annotated[
-    Path | None, typer.Option("--csv", metavar="FILE", help="Write the rows as CSV.")
-]
 Plot: TypeAlias = Annotated[
     Path | None,
     typer.Option("--plot", metavar="FILE.png", help="Draw time / bound against the size."),
@@ -119,7 +116,6 @@ def bench(
     min_speedup: MinSpeedup = None,
     compare: Compare = None,
     out: Out = None,
-    csv: Csv = None,
     plot: Plot = None,
     json: options.Json = False,
 ) -> None:
@@ -137,7 +133,7 @@ def bench(
     is_whole_model = model is not None and op is None and not shapes
     of_problems = {
         "--tp": tp, "--variant": variant, "--min-speedup": min_speedup, "--compare": compare,
-        "--csv": csv, "--plot": plot,
+        "--plot": plot,
     }  # fmt: skip
     if is_whole_model:
         why = "is not for a whole model, which --model alone measures"
@@ -152,12 +148,10 @@ def bench(
         raise UsageError(
             f"--min-speedup {min_speedup} is not a positive number", "for example --min-speedup 1.1"
         )
-    files = [path for path in (out, csv, plot) if path is not None]
-    if len(set(map(os.path.realpath, files))) < len(files):
-        raise UsageError("--out, --csv and --plot name one file twice", "give each its own")
-    for path in (out, csv):
-        if path is not None:
-            require_writable(path)
+    if out is not None:
+        require_writable(out)
+        if plot is not None and os.path.realpath(out) == os.path.realpath(plot):
+            raise UsageError("--out and --plot name one file", "give each its own")
     if model is not None and is_whole_model:
         bench_model(model, shape_options, of_model, fabric, db, out, json)
         return
@@ -184,8 +178,6 @@ def bench(
             collected = collect(asked.fabric, measured)
             if out is not None:
                 results.save(collected, out)
-            if csv is not None:
-                results.save_csv(collected, csv)
     verdicts = None if before is None else results.compare(collected.rows, before)
     if json:
         document = collected.to_json()

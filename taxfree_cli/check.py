@@ -14,7 +14,7 @@ import typer
 from taxfree.errors import TaxfreeError, UsageError, WrongResult
 from taxfree.problems import DTYPE_ALIASES, require_operation
 from taxfree_cli import options
-from taxfree_cli.check_executed import checked_records, execute_function, show_executed
+from taxfree_cli.check_executed import execute_function, show_executed
 from taxfree_cli.check_function import check_function, require_pass, show
 from taxfree_cli.output import note, print_json, print_lines
 from taxfree_kernels.variant import operation_names, operation_shapes, variants
@@ -83,15 +83,6 @@ _Architecture = Annotated[
         help=f"With --executed: {' or '.join(_ARCHITECTURES)}.",
     ),
 ]
-_Records = Annotated[
-    Path | None,
-    typer.Option(
-        "--records",
-        metavar="TABLE",
-        help="With --executed: the configs of a table's records for AMD GPUs, on small problems. A "
-        "tuning database, or a file of `taxfree db export`.",
-    ),
-]
 _OtherTriton = Annotated[
     Path | None,
     typer.Option(
@@ -136,7 +127,6 @@ def check(
     triton: _OtherTriton = None,
     executed: _Executed = False,
     arch: _Architecture = None,
-    records: _Records = None,
     json: options.Json = False,
 ) -> None:
     """Search kernels for races, deadlocks and wrong results under many schedules, on a CPU.
@@ -146,7 +136,7 @@ def check(
     violation.
     """
     if target is not None:
-        others = (op, shapes, variant, gpus, dtype, triton, records, program if executed else arch)
+        others = (op, shapes, variant, gpus, dtype, triton, program if executed else arch)
         if compiled or any(option is not None for option in others):
             only = "--arch" if executed else "--program"
             raise UsageError(
@@ -173,11 +163,6 @@ def check(
             "it compiles the default configs of built-in problems",
         )
     _require_compilers(compiled, triton, executed, arch)
-    if records is not None and (not executed or shapes or gpus or dtype):
-        raise UsageError(
-            "--records is for --executed, without --shapes, --gpus and --dtype",
-            "the problems are the smallest on two ranks that the configs fit",
-        )
     is_step = op == _STEP and not (compiled or executed or shapes or dtype)
     if op is not None and not is_step:
         require_operation(op)
@@ -196,9 +181,6 @@ def check(
         names = [name for op in ops for name in variants(op)]
         _require_variants(ops, names, variant)
         drawn = range(first, first + (seeds or _DEFAULT_EXECUTED_SEEDS))
-        if records is not None:
-            show_executed(checked_records(records, ops, variant, drawn, arch), json)
-            return
         of_ops = {op: _problems(op, shapes, gpus, dtype, (2,), tiny_problems) for op in ops}
         show_executed(checked_problems(of_ops, variant, drawn, arch or _ARCHITECTURES[0]), json)
         return

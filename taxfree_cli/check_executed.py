@@ -3,68 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import replace
-from pathlib import Path
-from shlex import quote
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from taxfree.errors import TaxfreeError, UsageError, WrongResult
-from taxfree.problems import format_problem, recorded_problem
 from taxfree_cli.check_function import DEFAULT_RANKS, function_of, takes_world
 from taxfree_cli.output import note, print_json, print_lines, print_table
-from taxfree_kernels.errors import PlanError
-from taxfree_kernels.variant import variants
-from taxfree_tuning_db import read_table
 
 if TYPE_CHECKING:
     from taxfree_check.executed.check import ExecutedCheck
-
-
-def checked_records(
-    table: Path,
-    ops: Collection[str],
-    names: Collection[str] | None,
-    seeds: Sequence[int],
-    architecture: str | None,
-) -> Iterator[ExecutedCheck]:
-    """Execute the winners of a table's records, each config once for problems of a kind.
-
-    Args:
-        ops: operations whose records count.
-        names: of variants; None for all.
-        architecture: None for all that can be executed.
-
-    Raises:
-        TaxfreeError: the table cannot be read.
-    """
-    from taxfree_check.executed.check import check_config, reduced
-    from taxfree_check.executed.run import DEVICES
-
-    executed = set()
-    for record in read_table(table):
-        op, name, config = record.op, record.winner.variant, record.winner.config
-        compiled_for = record.hardware.architecture
-        problem = recorded_problem(op, record.problem)
-        is_asked = op in ops and (not names or name in names)
-        if compiled_for not in DEVICES or architecture not in (None, compiled_for) or not is_asked:
-            continue
-        if problem is None or name not in variants(op) or not variants(op)[name].fused:
-            continue
-        try:
-            small = reduced(op, name, problem, config, compiled_for)
-        except PlanError as error:
-            note(f"{op} {name}, {format_problem(op, record.problem)}: {error.message}")
-            continue
-        case = op, name, small, compiled_for, tuple(config.items())
-        if case in executed:
-            continue
-        executed.add(case)
-        checked = check_config(op, name, small, config, seeds, compiled_for)
-        if checked.runs:
-            yield replace(
-                checked, selection=f"--records {quote(str(table))} --op {op} --variant {name}"
-            )
 
 
 def show_executed(checks: Iterable[ExecutedCheck], json: bool) -> None:

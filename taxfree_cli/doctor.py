@@ -176,12 +176,9 @@ def _measured(measured: ProbeResults) -> Iterator[Line]:
         yield "interpreted", "these figures show that it works, not the speed of a GPU"
     if measured.rates is not None:
         yield "bounds", _rates(measured.rates)
-    if measured.memory is not None:
-        kernel, torch = measured.memory.kernel_gb_s, measured.memory.torch_gb_s
-        yield "memory copy", f"kernel {_figure(kernel)}, torch {_figure(torch)} GB/s read + written"
-    for distance in range(1, measured.world_size):
-        if rates := ", ".join(_peer_rates(measured, distance)):
-            yield f"to rank + {distance}", f"{rates} GB/s"
+    for peer in measured.peers or ():
+        rates = f"push {_figure(peer.push_gb_s)}, pull {_figure(peer.pull_gb_s)} GB/s"
+        yield f"to rank + {peer.distance}", rates
     if measured.coherence is not None:
         yield "coherence", _coherence(measured.coherence)
     if measured.signals:
@@ -202,15 +199,6 @@ def _rates(rates: Rates) -> str:
     matmul, memory = _figure(rates.matmul_tflop_s), _figure(rates.memory_gb_s)
     links = "" if rates.links_gb_s is None else f", links {_figure(rates.links_gb_s)} GB/s"
     return f"bfloat16 matmul {matmul} TFLOP/s, memory {memory} GB/s{links}"
-
-
-def _peer_rates(measured: ProbeResults, distance: int) -> Iterator[str]:
-    for peer in measured.peers or ():
-        if peer.distance == distance:
-            yield f"push {_figure(peer.push_gb_s)}, pull {_figure(peer.pull_gb_s)}"
-    for copy in measured.copies or ():
-        if copy.distance == distance:
-            yield f"copy {_figure(copy.copy_gb_s)}"
 
 
 def _graph(barrier_us: float | None) -> str:

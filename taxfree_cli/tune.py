@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated, TypeAlias
 
@@ -21,13 +20,6 @@ Trials: TypeAlias = Annotated[
     int | None,
     typer.Option(
         "--trials", metavar="COUNT", min=1, help="Candidates measured per problem; 32 by default."
-    ),
-]
-Exhaustive: TypeAlias = Annotated[
-    bool,
-    typer.Option(
-        "--exhaustive",
-        help="Measure every config that no variant refuses, or --trials of them, drawn; no search.",
     ),
 ]
 BudgetText: TypeAlias = Annotated[
@@ -67,14 +59,6 @@ HardwareName: TypeAlias = Annotated[
         "records.",
     ),
 ]
-Storage: TypeAlias = Annotated[
-    str | None,
-    typer.Option(
-        "--storage",
-        metavar="URL",
-        help="Share trials with other nodes: postgresql://user:password@host/database.",
-    ),
-]
 Layers: TypeAlias = Annotated[
     int | None,
     typer.Option("--layers", metavar="COUNT", min=1, help="Of a decode_step; default: all."),
@@ -104,14 +88,12 @@ def tune(
     fabric: options.FabricIfMeasured = None,
     db: options.Db = None,
     trials: Trials = None,
-    exhaustive: Exhaustive = False,
     budget: BudgetText = None,
     seed: Seed = 0,
     variant: OnlyVariants = None,
     dry_run: DryRun = False,
     check: Check = False,
     hardware: HardwareName = None,
-    storage: Storage = None,
     layers: Layers = None,
     batch: Batch = None,
     context: Context = None,
@@ -135,8 +117,7 @@ def tune(
     of_step = {"--layers": layers, "--batch": batch, "--context": context}
     if op == STEP:
         others = {"--tp": tp, "--path": path, "--training": training, "--variant": variant,
-                  "--exhaustive": exhaustive, "--dry-run": dry_run, "--check": check,
-                  "--storage": storage, "--hardware": hardware}  # fmt: skip
+                  "--dry-run": dry_run, "--check": check, "--hardware": hardware}  # fmt: skip
         options.refuse(
             others, f"is not for --op {STEP}", "give --model, --layers, --batch, --context"
         )
@@ -148,30 +129,25 @@ def tune(
         raise UsageError(
             "--hardware is for --dry-run and --check", "what is not here cannot be measured"
         )
-    if exhaustive and (check or dry_run):
-        raise UsageError("--exhaustive takes neither --check nor --dry-run", "it measures")
     if "baseline" in (variant or ()):
         raise UsageError("--variant baseline cannot be tuned", "it is always measured")
     if check:
-        _refuse_beside_check(dry_run or None, budget, variant, storage)
+        _refuse_beside_check(dry_run or None, budget, variant)
         check_records(shape_options, fabric, hardware, db, json)
     elif dry_run:
-        if storage is not None:
-            raise UsageError("--dry-run takes no --storage", "it measures nothing")
         hardware = hardware or ("cpu" if fabric == "host" else "h200")
         list_candidates(shape_options, hardware, trials or _TRIALS, seed, variant, json)
     else:
         from taxfree_tune.tuning.session import Effort  # loads torch
 
-        trials = trials or (sys.maxsize if exhaustive else _TRIALS)
-        effort = Effort(trials, seconds, seed, variant, exhaustive)
-        search(shape_options, fabric or "auto", db, effort, storage, all, json)
+        effort = Effort(trials or _TRIALS, seconds, seed, variant)
+        search(shape_options, fabric or "auto", db, effort, all, json)
 
 
 def _refuse_beside_check(*others: object) -> None:
     if any(option is not None for option in others):
         raise UsageError(
-            "--check takes neither --dry-run, --budget, --variant nor --storage",
+            "--check takes neither --dry-run, --budget nor --variant",
             "it measures nothing",
         )
 

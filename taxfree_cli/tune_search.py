@@ -25,7 +25,6 @@ from taxfree_cli.record_views import problem_words
 from taxfree_kernels.variant import Problem, op_of
 
 if TYPE_CHECKING:
-    from taxfree_tune.tuning.fleet import Fleet
     from taxfree_tune.tuning.nodes import Nodes
     from taxfree_tune.tuning.session import Effort, NotTuned, Tuned
     from taxfree_tune.tuning.tuner import Event, Progress
@@ -37,7 +36,6 @@ def search(
     fabric: str,
     db: Path | None,
     effort: Effort,
-    storage: str | None,
     shows_all: bool,
     json: bool,
 ) -> None:
@@ -63,12 +61,11 @@ def search(
             nodes = opened.enter_context(Nodes(launch, rows.append))
             path = nodes.copy_of(path)
         problems = _problems(shape_options, fabric, path, effort)
-        fleet = opened.enter_context(_fleet(storage))
-        if nodes is not None and fleet is None:
+        if nodes is not None:
             problems = nodes.share_of(devices.gpu_name(fabric), problems)
         database = opened.enter_context(_database(path, nodes))
         progress = opened.enter_context(_progress(nodes, fabric == "host"))
-        for result in session.run(problems, fabric, database, effort, progress, fleet):
+        for result in session.run(problems, fabric, database, effort, progress):
             row = _row(result) if isinstance(result, session.Tuned) else _skipped(result)
             if launch.nodes > 1:
                 row["node"] = launch.node
@@ -99,14 +96,6 @@ def _database(path: Path, nodes: Nodes | None) -> AbstractContextManager[Databas
     from taxfree_tuning_db import Database
 
     return Database(path) if nodes is None else nodes.database(path)
-
-
-def _fleet(storage: str | None) -> AbstractContextManager[Fleet | None]:
-    if storage is None:
-        return contextlib.nullcontext()
-    from taxfree_tune.tuning.fleet import Fleet
-
-    return Fleet(storage)
 
 
 def _recorded(path: Path, op: str, gpu: str | None) -> list[dict[str, Any]]:

@@ -2,27 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
 import sys
-import tomllib
-from pathlib import Path
 
 import pytest
 
 from benchmarks import measure
 from benchmarks.measure import SHAPES, MeasureStep, run_all, steps
 from taxfree_kernels.variant import operation_names
-from taxfree_tune.shapes import ShapeRequest, choose
 from tests.ranks import LOCAL
-
-TARGETS = Path(measure.__file__).parent / "targets.toml"
-
-
-def problems(op: str, gpus: int) -> list[dict[str, object]]:
-    dtype = None if op == "flash_decode" else "bfloat16"
-    request = ShapeRequest(SHAPES[op], world_sizes=(gpus,), dtype=dtype)
-    found = choose(op, request, lambda: ()).problems
-    return [dataclasses.asdict(each) for each in found]
 
 
 def test_every_operation_of_several_ranks_is_searched_and_benched():
@@ -32,29 +19,6 @@ def test_every_operation_of_several_ranks_is_searched_and_benched():
         both_types = 1  # of the gather
         assert sum(step.kind == kind for step in found) == len(searched) + both_types
     assert SHAPES.keys() == searched
-
-
-def test_files_are_those_that_targets_are_about():
-    made = {str(step.file) for step in steps(8, "nvidia-h200", 40, 20) if step.file}
-    wanted = {entry["file"] for entry in tomllib.loads(TARGETS.read_text())["target"]}
-    assert {f"benchmarks/results/{file}" for file in wanted if "x8" in file} <= made
-
-
-@pytest.mark.parametrize("op", operation_names())
-def test_every_target_of_8_gpus_has_problems(op):
-    def fits(problem: dict[str, object], where: dict[str, object]) -> bool:
-        return all(
-            problem[field] in value if isinstance(value, list) else problem[field] == value
-            for field, value in where.items()
-        )
-
-    for entry in tomllib.loads(TARGETS.read_text())["target"]:
-        if entry["op"] == op and "x8" in entry["file"]:
-            chosen = [each for each in problems(op, 8) if fits(each, entry["where"])]
-            assert chosen, entry["name"]
-            for field, values in entry["where"].items():
-                if isinstance(values, list):
-                    assert {each[field] for each in chosen} == set(values), entry["name"]
 
 
 def python(source: str, **fields: object) -> MeasureStep:

@@ -13,10 +13,8 @@ from taxfree_tune.doctor.report import (
     ExaminedMachine,
     IrisReport,
     MachineReport,
-    MemoryBandwidth,
     Package,
     PeerBandwidth,
-    PeerCopy,
     ProbeResults,
     Rates,
     SignalTime,
@@ -32,11 +30,9 @@ MEASURED = ProbeResults(
     3,
     interpreted=False,
     rates=Rates(771.2, 4612.0, 355.1),
-    memory=MemoryBandwidth(4012.3, 4100.0),
     order=StartOrder(2112, 264, 1, 12),
     barrier=BarrierTime(9.87, 4.32),
     peers=(PeerBandwidth(1, 338.1, 328.2), PeerBandwidth(2, 338.3, 328.4)),
-    copies=(PeerCopy(1, 368.0), PeerCopy(2, 367.0)),
     coherence=Coherence(50, 0),
     signals=(SignalTime(1, 2.113), SignalTime(2, 2.2)),
 )
@@ -110,8 +106,7 @@ class TestShown:
             "  NCCL_DEBUG=INFO",
             "  cuda           can serve",
             "  bounds         bfloat16 matmul 771 TFLOP/s, memory 4612 GB/s, links 355 GB/s",
-            "  memory copy    kernel 4012, torch 4100 GB/s read + written",
-            "  to rank + 2    push 338, pull 328, copy 367 GB/s",
+            "  to rank + 2    push 338, pull 328 GB/s",
             "  coherence      words arrive before their signals, 50 rounds with each peer",
             "  signal         there and back from rank 0 in 2.11 (rank 1), 2.2 (rank 2) us",
             "  barrier        9.87 us",
@@ -191,11 +186,9 @@ def test_the_host_fabric_is_measured(cli):
     assert document["serves"] is True
     measured = document["measured"]
     assert (measured["world_size"], measured["interpreted"]) == (2, True)
-    assert all(
-        measured[name] for name in ("rates", "memory", "order", "barrier", "peers", "copies")
-    )
+    assert all(measured[name] for name in ("rates", "order", "barrier", "peers"))
     assert measured["signals"][0]["round_trip_us"] > 0
-    assert not {"memory bandwidth", "signal round trip"} & set(document["problems"])
+    assert not {"peer bandwidth", "signal round trip"} & set(document["problems"])
     assert document["advice"]
 
 

@@ -44,7 +44,7 @@ def timed(truth: Truth, fused: bool) -> TimedPipeline:
         for rank in range(truth.ranks)
         for index, step in enumerate(measured.steps)
     )
-    return TimedPipeline(measured, (70.0, 5.0, 30.0), spans)
+    return TimedPipeline(measured, spans)
 
 
 def pipeline(

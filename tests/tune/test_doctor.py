@@ -316,13 +316,10 @@ class TestTasks:
         return lambda task: ranks.run(ranks.few, f"taxfree_tune.doctor.tasks:{task}")
 
     def test_bandwidths_are_measured(self, run, ranks):
-        for task in ("rates", "memory"):
-            assert all(rate > 0 for rate in dataclasses.astuple(run(task)[0]))
-        peers, copies = run("peers")[0], run("copies")[0]
+        assert all(rate > 0 for rate in dataclasses.astuple(run("rates")[0]))
+        peers = run("peers")[0]
         assert [peer.distance for peer in peers] == list(range(1, ranks.few))
         assert all(min(peer.push_gb_s, peer.pull_gb_s) > 0 for peer in peers)
-        assert len(copies) == len(peers)
-        assert all(copy.copy_gb_s > 0 for copy in copies)
 
     def test_signals_leave_a_usable_pool_and_all_ranks_agree(self, run, ranks):
         require(ranks.few, ranks.fabric)  # thousands of round trips, each a turn on a shared GPU
@@ -416,18 +413,17 @@ class TestMeasuring:
     def test_a_lost_group_is_replaced_once(self, measure):
         lost = {"order": WorkerLost("rank 1 hung"), "peers": WorkerLost("rank 0 died")}
         measured = measure({name: name for name in measuring.PROBES} | lost)
-        assert (measured.memory, measured.barrier) == ("memory", "barrier")
+        assert (measured.rates, measured.barrier) == ("rates", "barrier")
         assert self.guard.problems == {
             "program start order": "rank 1 hung",
             "peer bandwidth": "rank 0 died",
-            "peer copies by torch": "not tried, as the ranks were lost before",
             "coherence of the heap": "not tried, as the ranks were lost before",
             "signal round trip": "not tried, as the ranks were lost before",
         }
         assert len(self.groups) == 2
 
     def test_one_rank_has_no_peers(self, measure):
-        answers = {"rates": 0, "memory": 1, "order": 2, "barrier": 3}
+        answers = {"rates": 0, "order": 1, "barrier": 2}
         measured = measure(answers, world_size=1)
         assert measured.peers is None
         assert list(self.guard.problems) == ["peers"]
@@ -438,11 +434,11 @@ class TestMeasuring:
         assert list(self.guard.problems) == ["settings"]
 
     def test_a_hang_of_real_ranks_is_bounded(self, monkeypatch):
-        monkeypatch.setattr(measuring, "PROBES", {"memory": "memory bandwidth"})
+        monkeypatch.setattr(measuring, "PROBES", {"rates": "rates of bounds"})
         guard = Guard()
         measured = measuring.measure(guard, "host", 1, lambda _: None, deadline_s=0.001)
-        assert measured.memory is None
-        assert "did not finish memory in time" in guard.problems["memory bandwidth"]
+        assert measured.rates is None
+        assert "did not finish rates in time" in guard.problems["rates of bounds"]
 
 
 class TestExamine:

@@ -153,7 +153,6 @@ class TestNodes:
             with nodes.database(nodes.copy_of(path)) as database:
                 known = len(database.trials("old"))
                 if nodes._node:
-                    database.add_trial("old", TRIAL)  # as a fleet tells it to both
                     database.add_trial("new", TRIAL)
                     nodes.send({"row": 1})
                 nodes.gather()

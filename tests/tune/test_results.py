@@ -1,8 +1,7 @@
-"""Result files, and what is made from them: comparisons, tables, targets."""
+"""Result files, and what is made from them: comparisons, tables."""
 
 from __future__ import annotations
 
-import csv
 import dataclasses
 import importlib.util
 import json
@@ -27,7 +26,6 @@ from taxfree_tune.measuring.results import (
     compare,
     load,
     save,
-    save_csv,
     write,
 )
 
@@ -91,16 +89,6 @@ class TestFiles:
         path.write_text(text)
         with pytest.raises(UsageError, match=r"results\.json"):
             load(path)
-
-    def test_csv_has_a_column_per_field(self, tmp_path):
-        save_csv(Results({}, ROWS), tmp_path / "rows.csv")
-        with open(tmp_path / "rows.csv", newline="") as file:
-            lines = list(csv.DictReader(file))
-        assert len(lines) == len(ROWS)
-        assert (lines[0]["m"], lines[0]["variant"], lines[0]["median_us"]) == (
-            "16", "baseline", "140.0",
-        )  # fmt: skip
-        assert "samples_us" not in lines[0]
 
     def test_a_link_stays_and_its_file_is_replaced(self, tmp_path):
         (tmp_path / "latest.json").symlink_to("new/today.json")
@@ -234,45 +222,3 @@ class TestTables:
         command = [sys.executable, "benchmarks/tables.py", "--check"]
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stdout + done.stderr
-
-
-class TestTargets:
-    def target(self, **entry: object):
-        common = {"name": "fast", "op": OP, "file": "r.json", "measured": ["dispatch graph"]}
-        (target,) = script("targets").Target.from_toml({"where": {}} | common | entry)
-        return target
-
-    def test_a_target_in_microseconds(self, tmp_path):
-        save(Results({}, ROWS), tmp_path / "r.json")
-        lines = script("targets").report(self.target(at_most_us=26, aim=22), tmp_path)
-        assert lines[0] == "fast: <= 26 us, aim 22 us"
-        assert "missed on 1 of 1; worst 28" in lines[1]
-        assert "of former kernels" in lines[2]
-
-    def test_a_target_over_the_library(self, tmp_path):
-        today = fingerprints.versions(OP)["push"]
-        rows = [dataclasses.replace(each, version=today) for each in ROWS]
-        save(Results({}, tuple(rows)), tmp_path / "r.json")
-        target = self.target(against=["baseline eager", "baseline graph"], speedup=1.3)
-        lines = script("targets").report(target, tmp_path)
-        assert lines[1].startswith("  met on all 1; worst 1.5 at m=16")
-        assert lines[2] == "  r.json, of current kernels"
-
-    def test_a_target_is_about_some_problems(self, tmp_path):
-        save(Results({}, ROWS), tmp_path / "r.json")
-        target = self.target(where={"m": [1, 64]}, at_most_us=26)
-        assert "no such rows" in script("targets").report(target, tmp_path)[1]
-
-    def test_an_entry_can_have_a_value_for_each_m(self):
-        entry = {"name": "fast", "op": OP, "file": "r.json", "measured": ["dispatch graph"]}
-        values = {"where": {"n": 8}, "at_most_us": {"1": 25, "16": 26}, "aim": {"1": 21, "16": 22}}
-        first, second = script("targets").Target.from_toml(entry | values)
-        assert (first.where, first.wanted) == ({"n": 8, "m": 1}, "<= 25 us, aim 21 us")
-        assert (second.name, second.value, second.aim) == ("fast, m=16", 26, 22)
-
-    def test_the_committed_targets_can_be_read(self):
-        done = subprocess.run(
-            [sys.executable, "benchmarks/targets.py"], cwd=ROOT, capture_output=True, text=True
-        )
-        assert done.returncode == 0, done.stderr
-        assert ">= 1.3x" in done.stdout

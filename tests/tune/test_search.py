@@ -40,7 +40,7 @@ USABLE = 2 * 7
 def search(seed=0, variants=None):
     from taxfree_tune.tuning.search import Search
 
-    return Search(variants or {"fast": FAST, "slow": SLOW}, None, CPU, seed, "study")
+    return Search(variants or {"fast": FAST, "slow": SLOW}, None, CPU, seed)
 
 
 def candidate(variant, block, swap=False):

@@ -1,26 +1,19 @@
-"""Reports of the assembly checks: made, cached, and formatted as text."""
+"""Reports of the assembly checks: made, and formatted as text."""
 
 from __future__ import annotations
 
-import hashlib
 import importlib.metadata
-import json
 import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field
-from functools import cache
 from pathlib import Path
 from typing import Any
 
-import platformdirs
-
-import taxfree_kernels
 from taxfree_check.cross_compile.asm_checks import BrokenRule
 from taxfree_check.cross_compile.coverage import Case
 from taxfree_check.cross_compile.pool import CompilePool
 from taxfree_check.cross_compile.resources import Resources, illegal_reason
 from taxfree_check.cross_compile.screen import request
-from taxfree_tuning_db.files import users_folder
 
 #: checks that only default configs have to pass; the screen and the clock judge other configs
 _DEFAULT_ONLY = {"no_spills", "overlapping_matrices"}
@@ -64,7 +57,6 @@ def check(
     cases: Iterable[Case],
     triton_path: Path | None = None,
     workers: int | None = None,
-    cache_dir: Path | None = None,
 ) -> Iterator[KernelReport]:
     """Compile cases and run the assembly checks on their kernels, one report per kernel.
 
@@ -72,22 +64,16 @@ def check(
         cases: what to compile; those that launch no kernel of ours report nothing.
         triton_path: folder of another Triton than the installed one.
         workers: processes; half the cores by default.
-        cache_dir: of the compiler's answers; the user's cache folder when None.
     """
     version = triton_version(triton_path)
-    folder = cache_dir or users_folder(platformdirs.user_cache_path) / "compiled"
-    wanted = [(case, folder / f"{_key(case, version)}.json") for case in cases]
-    missing = {file: case for case, file in wanted if not file.exists()}  # each once
+    cases = list(cases)
     with CompilePool(workers, triton_path=triton_path) as pool:
         answers = pool.answers(
             request(c.op, c.problem, c.variant, c.config, c.hardware, aligned=c.aligned)
-            for c in missing.values()
+            for c in cases
         )
-        for case, file in wanted:
-            if file in missing:
-                _save(file, next(answers))
-                del missing[file]
-            yield from _reports(case, version, json.loads(file.read_text()))
+        for case, answer in zip(cases, answers, strict=True):
+            yield from _reports(case, version, answer)
 
 
 def triton_version(path: Path | None) -> str:
@@ -121,31 +107,6 @@ def _reports(case: Case, version: str, answer: dict[str, Any]) -> Iterator[Kerne
         yield KernelReport(
             kernel=kernel["kernel"], resources=resources, violations=broken, **common
         )
-
-
-# -- cache --------------------------------------------------------------------------------------
-
-
-@cache
-def _source_hash() -> str:
-    """A hash of all that can change an answer: kernels, fabrics, checks."""
-    digest = hashlib.sha256()
-    for root in (Path(taxfree_kernels.__file__).parent, Path(__file__).parent):
-        for file in sorted(root.rglob("*.py")):
-            digest.update(f"{file.relative_to(root)}\0".encode())
-            digest.update(file.read_bytes())
-    return digest.hexdigest()
-
-
-def _key(case: Case, version: str) -> str:
-    return hashlib.sha256(f"{_source_hash()}\0{version}\0{case}".encode()).hexdigest()[:32]
-
-
-def _save(file: Path, answer: dict[str, Any]) -> None:
-    file.parent.mkdir(parents=True, exist_ok=True)
-    partial = file.with_suffix(".partial")
-    partial.write_text(json.dumps(answer))
-    partial.replace(file)
 
 
 # -- text ---------------------------------------------------------------------------------------

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from itertools import product
 from typing import Any
 
 from taxfree_check.checker.check import selection
@@ -12,7 +11,6 @@ from taxfree_check.executed.coverage import Hits, InstructionCoverage, coverage
 from taxfree_check.executed.errors import UnknownInstruction
 from taxfree_check.executed.program import Program
 from taxfree_check.executed.run import DEVICES, ExecutedCall, run
-from taxfree_kernels.errors import PlanError
 from taxfree_kernels.hardware import KNOWN
 from taxfree_kernels.variant import (
     Config,
@@ -31,7 +29,6 @@ _LONGER = {"all_gather_matmul": (0, 64, 576), "embedding_all_to_all": (0, 0, 0)}
 _BY_DEFAULT = (0, 64, 192)
 _OF_FP8 = (0, 128, 512)  # a step of it is twice as long
 _WIDER = 192  # a window
-_ROOM = (0, 512, 2048)  # by which small problems for a config grow until it fits
 #: operation -> small problems in fp8, on two ranks: of tokens and channels, of blocks, ...
 _IN_FP8: dict[str, tuple[dict[str, Any], ...]] = {
     "all_gather_matmul": (
@@ -46,7 +43,6 @@ _IN_FP8: dict[str, tuple[dict[str, Any], ...]] = {
 }
 _KEYS_IN_FP8 = {"attention": "tensor", "flash_decode": "head"}
 _INNER = ("k", "kv_len_per_rank", "length", "bag", "columns")
-_SIZES = ("m", "n", "batch", "tables", "rows", "depth", "steps", "world_size", *_INNER)
 
 
 @dataclass(frozen=True)
@@ -58,7 +54,6 @@ class ExecutedCheck:
         architecture: it was compiled for.
         runs: one for each seed, then one with a silent rank.
         hits: which instructions of its kernels were executed.
-        selection: options of `taxfree check` that select it; empty for its problem.
     """
 
     op: str
@@ -68,7 +63,6 @@ class ExecutedCheck:
     architecture: str
     runs: list[ExecutedCall]
     hits: list[Hits]
-    selection: str = ""
 
     @property
     def wrong(self) -> list[ExecutedCall]:
@@ -77,8 +71,7 @@ class ExecutedCheck:
     def replay(self, shown: ExecutedCall) -> str:
         """The command that repeats one of the runs, and the one with a silent rank."""
         return (
-            "taxfree check --executed "
-            f"{self.selection or selection(self.op, self.variant, self.problem)} "
+            f"taxfree check --executed {selection(self.op, self.variant, self.problem)} "
             f"--arch {self.architecture} --first-seed {shown.seed} --seeds 1"
         )
 
@@ -138,28 +131,6 @@ def default_config(op: str, variant: str, problem: Problem, architecture: str) -
     if op == "flash_decode":
         problem = _lengthened(op, problem, _LENGTHS - 1)
     return variants(op)[variant].seed_configs(problem, KNOWN[DEVICES[architecture]])[0]
-
-
-def reduced(op: str, variant: str, problem: Problem, config: Config, architecture: str) -> Problem:
-    """A small problem on two ranks for a config that was chosen for another.
-
-    Its sizes are those of a tiny problem, with the heads of one KV head; the rest stays.
-
-    Raises:
-        PlanError: the config fits no tiny problem.
-    """
-    hardware, candidate = KNOWN[DEVICES[architecture]], variants(op)[variant]
-    kept = {name: value for name, value in asdict(problem).items() if name not in _SIZES}
-    if "kv_heads" in kept:
-        kept |= {"q_heads": kept["q_heads"] // kept["kv_heads"], "kv_heads": 1}
-    every = [replace(tiny, **kept) for tiny in operation_shapes(op).tiny(2)]
-    for by, shape in product(_ROOM, every):  # splits need steps
-        small = _grown(shape, _inner(shape), by)
-        reason = candidate.unsupported_reason(small, hardware)
-        reason = reason or candidate.illegal_reason(small, hardware, config)
-        if not reason:
-            return small
-    raise PlanError(f"the config fits no small problem: {reason}")
 
 
 def check_config(

@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 import json
-from contextlib import suppress
-from dataclasses import asdict, replace
 
 import pytest
 
-from taxfree_check.executed.check import reduced, tiny_problems
+from taxfree_check.executed.check import tiny_problems
 from taxfree_cli.app import run
-from taxfree_kernels.errors import PlanError
-from taxfree_kernels.hardware import KNOWN
-from taxfree_kernels.variant import operation_names, operation_shapes, variants
-from taxfree_tuning_db import export
+from taxfree_kernels.variant import operation_names, variants
 from tests.check.cross_compile.conftest import run_python
 from tests.check.executed.mutated import ARCHITECTURE, OF_OTHER, OTHER_ARCHITECTURE
 from tests.tritons import NEWEST, OLDEST, needs_3_8, needs_before_3_8
-from tests.tuning_db.examples import MI300X, PUSH, record_of
 
 VARIANTS = [
     (op, name) for op in operation_names() for name, each in variants(op).items() if each.fused
@@ -109,43 +103,10 @@ def test_compiled_variants_are_right_on_more_ranks_and_with_other_configs(archit
         require_right(checked)
 
 
-@needs_3_8
-def test_the_config_of_a_record_is_executed_on_a_small_problem(tmp_path):
-    op, table = "all_gather_matmul", tmp_path / "table.json"
-    problem = operation_shapes(op).aligned[0]
-    (config, *_) = variants(op)["push"].seed_configs(problem, KNOWN["mi300x"])
-    winner = replace(PUSH, config=config)
-    tuned = record_of(problem=asdict(problem), hardware=MI300X, winner=winner)
-    export([tuned, record_of()], table)  # the other one is of another vendor's GPU
-    arguments = ("check", "--executed", "--records", str(table), "--seeds", "1", "--json")
-    out = run_python("-m", "taxfree_cli.app", *arguments)
-    (checked,) = json.loads(out)["checks"]
-    require_right(checked)
-    assert checked["config"] == config
-    assert f"--records {table} --op {op} --variant push" in checked["runs"][0]["replay"]
-
-
-@pytest.mark.parametrize(("op", "name"), VARIANTS)
-def test_some_seed_configs_fit_small_problems(op, name):
-    variant, hardware = variants(op)[name], KNOWN["mi300x"]
-    problems = operation_shapes(op).aligned
-    served = [each for each in problems if not variant.unsupported_reason(each, hardware)]
-    fitting = []
-    for problem in served:
-        for config in variant.seed_configs(problem, hardware):
-            with suppress(PlanError):
-                small = reduced(op, name, problem, config, "gfx942")
-                assert (small.world_size, small.dtype) == (2, problem.dtype)
-                fitting.append(config)
-    assert bool(fitting) == bool(served)
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [(["--executed", "--compiled"], "are two checks"), (["--arch", "gfx942"], "--arch is for"),
      (["--executed", "--arch", "sm_90"], "unknown architecture"),
-     (["--records", "table.json"], "--records is for"),
-     (["--executed", "--records", "table.json", "--gpus", "2"], "--records is for"),
      (["--executed"], "needs compiled kernels")],
 )  # fmt: skip
 def test_usage(arguments, message, capsys):

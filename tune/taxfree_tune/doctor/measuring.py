@@ -16,16 +16,14 @@ from taxfree_tune.workers.group import WorkerGroup, Workers
 #: pool aborted
 PROBES = {
     "rates": "rates of bounds",
-    "memory": "memory bandwidth",
     "order": "program start order",
     "barrier": "graph capture",
     "peers": "peer bandwidth",
-    "copies": "peer copies by torch",
     "coherence": "coherence of the heap",
     "signals": "signal round trip",
 }
 
-_NEED_PEERS = ("peers", "copies", "coherence", "signals")
+_NEED_PEERS = ("peers", "coherence", "signals")
 _DEADLINE_S = 60.0  # of a probe: compilation, a wait that times out, and a second of running
 _LONGEST_WAIT_S = 10.0  # of a rank for a peer
 _STARTS = 2  # of the ranks: the second when a probe has lost them

@@ -78,19 +78,6 @@ class ExaminedMachine:
 
 
 @dataclass(frozen=True)
-class MemoryBandwidth:
-    """Bytes read plus bytes written per second by a copy within a rank, in GB/s.
-
-    Args:
-        kernel_gb_s: through the registers of a kernel.
-        torch_gb_s: of `Tensor.copy_`.
-    """
-
-    kernel_gb_s: float
-    torch_gb_s: float
-
-
-@dataclass(frozen=True)
 class Rates:
     """The rates that bounds are computed with; see :class:`taxfree_tune.measuring.bounds.Peaks`.
 
@@ -161,14 +148,6 @@ class PeerBandwidth:
 
 
 @dataclass(frozen=True)
-class PeerCopy:
-    """Bandwidth of `Tensor.copy_` to a peer's memory; as in `PeerBandwidth`."""
-
-    distance: int
-    copy_gb_s: float
-
-
-@dataclass(frozen=True)
 class SignalTime:
     """Microseconds from a signal of rank 0 to the arrival of `peer`'s answer, of the fastest."""
 
@@ -206,11 +185,9 @@ class ProbeResults:
     world_size: int
     interpreted: bool
     rates: Rates | None = None
-    memory: MemoryBandwidth | None = None
     order: StartOrder | None = None
     barrier: BarrierTime | None = None
     peers: tuple[PeerBandwidth, ...] | None = None
-    copies: tuple[PeerCopy, ...] | None = None
     coherence: Coherence | None = None
     signals: tuple[SignalTime, ...] | None = None
 

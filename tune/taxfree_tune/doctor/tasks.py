@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
@@ -21,9 +20,7 @@ from taxfree_kernels.launch import Kernel
 from taxfree_tune.doctor.report import (
     BarrierTime,
     Coherence,
-    MemoryBandwidth,
     PeerBandwidth,
-    PeerCopy,
     Rates,
     SignalTime,
     StartOrder,
@@ -48,7 +45,6 @@ class _Sizes:
 
     Args:
         peer_bytes: to or from a peer; two of them fit a slot of the fabric's pool.
-        local_bytes: within a rank; several times any cache.
         programs, block: of a copying kernel; elements of float32 per step.
         rounds: round trips per launch.
         busy: loads of a program of the start order.
@@ -56,7 +52,6 @@ class _Sizes:
     """
 
     peer_bytes: int
-    local_bytes: int
     programs: int
     block: int
     rounds: int
@@ -66,9 +61,9 @@ class _Sizes:
 
 def _sizes(fabric: Fabric) -> _Sizes:
     if fabric.backend == "interpreter":
-        return _Sizes(HOST_PEER_BYTES, 16 << 20, 2, 1 << 15, rounds=20, busy=1, repetitions=3)
+        return _Sizes(HOST_PEER_BYTES, 2, 1 << 15, rounds=20, busy=1, repetitions=3)
     programs = 4 * fabric.hardware.compute_units
-    return _Sizes(GPU_PEER_BYTES, 256 << 20, programs, 4096, rounds=50, busy=20, repetitions=5)
+    return _Sizes(GPU_PEER_BYTES, programs, 4096, rounds=50, busy=20, repetitions=5)
 
 
 def rates(fabric: Fabric) -> Rates:
@@ -76,23 +71,6 @@ def rates(fabric: Fabric) -> Rates:
     dense = peaks(fabric, "bfloat16")
     links = dense.link_bytes_per_s * 1e-9 if fabric.world_size > 1 else None
     return Rates(dense.flops_per_s * 1e-12, dense.memory_bytes_per_s * 1e-9, links)
-
-
-def memory(fabric: Fabric) -> MemoryBandwidth:
-    """Copy within each rank's memory."""
-    sizes = _sizes(fabric)
-    chunk, count = _chunks(sizes, sizes.local_bytes)
-    source = torch.ones(count, dtype=torch.float32, device=fabric.device)
-    target = torch.zeros_like(source)
-    kernel = _transfer(fabric, sizes, pull=False)
-
-    def by_kernel(_: int) -> None:
-        kernel(target, source, chunk, fabric.heap_bases, fabric.rank, fabric.rank)
-
-    def by_torch(_: int) -> None:
-        target.copy_(source)
-
-    return MemoryBandwidth(*_gb_s(fabric, [by_kernel, by_torch], 2 * source.nbytes))
 
 
 def order(fabric: Fabric) -> StartOrder:
@@ -170,13 +148,6 @@ def peers(fabric: Fabric) -> tuple[PeerBandwidth, ...]:
     )
 
 
-def copies(fabric: Fabric) -> tuple[PeerCopy, ...]:
-    """Copy to the peer at each distance by torch, all ranks at once."""
-    return tuple(
-        PeerCopy(distance, _copy_rate(fabric, distance)) for distance in range(1, fabric.world_size)
-    )
-
-
 def coherence(fabric: Fabric) -> Coherence:
     """Hand words over between running kernels of rank 0 and each peer in turn.
 
@@ -201,30 +172,20 @@ def signals(fabric: Fabric) -> tuple[SignalTime, ...]:
 # -- helpers --
 
 
-def _chunks(sizes: _Sizes, size: int) -> tuple[int, int]:
-    """Elements of float32 per program, in whole blocks, and together: about `size` bytes."""
-    blocks = max(1, size // 4 // sizes.programs // sizes.block)
+def _chunks(sizes: _Sizes) -> tuple[int, int]:
+    """Elements of float32 per program, in whole blocks, and together: about `peer_bytes`."""
+    blocks = max(1, sizes.peer_bytes // 4 // sizes.programs // sizes.block)
     return blocks * sizes.block, blocks * sizes.block * sizes.programs
-
-
-def _transfer(fabric: Fabric, sizes: _Sizes, *, pull: bool) -> Kernel:
-    options = {} if fabric.backend == "interpreter" else {"num_warps": 8}
-    constants = {"PULL": pull, "BLOCK": sizes.block}
-    return Kernel(probes.transfer, sizes.programs, constants, options)
-
-
-def _gb_s(fabric: Fabric, calls: Sequence[Call], size: int) -> list[float]:
-    """GB/s of calls that move `size` bytes each."""
-    timings = time_together(fabric, [(call, "eager") for call in calls], _sizes(fabric).repetitions)
-    return [size / timing.median_us * 1e-3 for timing in timings]
 
 
 def _peer_rate(fabric: Fabric, distance: int, pull: bool) -> float:
     sizes = _sizes(fabric)
-    chunk, _ = _chunks(sizes, sizes.peer_bytes)
+    chunk, _ = _chunks(sizes)
     source, target = _buffers(fabric)
     peer = (fabric.rank + distance) % fabric.world_size
-    kernel = _transfer(fabric, sizes, pull=pull)
+    options = {} if fabric.backend == "interpreter" else {"num_warps": 8}
+    constants = {"PULL": pull, "BLOCK": sizes.block}
+    kernel = Kernel(probes.transfer, sizes.programs, constants, options)
 
     def call(_: int) -> None:
         kernel(target, source, chunk, fabric.heap_bases, fabric.rank, peer)
@@ -232,16 +193,9 @@ def _peer_rate(fabric: Fabric, distance: int, pull: bool) -> float:
     return _checked_rate(fabric, call, distance if pull else -distance)
 
 
-def _copy_rate(fabric: Fabric, distance: int) -> float:
-    source, target = _buffers(fabric)
-    peers_target = fabric.peer_view(target, (fabric.rank + distance) % fabric.world_size)
-    return _checked_rate(fabric, lambda _: peers_target.copy_(source), -distance)
-
-
 def _buffers(fabric: Fabric) -> tuple[torch.Tensor, torch.Tensor]:
     """Source and target, float32, in the symmetric heap; always the same two."""
-    sizes = _sizes(fabric)
-    _, count = _chunks(sizes, sizes.peer_bytes)
+    _, count = _chunks(_sizes(fabric))
     both, _ = fabric.pool.slots(2 * count, torch.float32)
     return both[:count], both[count:]
 
@@ -252,13 +206,13 @@ def _checked_rate(fabric: Fabric, call: Call, from_distance: int) -> float:
     source.fill_(fabric.rank)
     target.fill_(-1)
     fabric.barrier()
-    (rate,) = _gb_s(fabric, [call], source.nbytes)
+    (timing,) = time_together(fabric, [(call, "eager")], _sizes(fabric).repetitions)
     sender = (fabric.rank + from_distance) % fabric.world_size
     wrong = int((target != sender).sum())
     fabric.barrier()  # nobody fills a target that is still looked at
     if wrong:
         raise KernelError(f"{wrong} of {len(target)} words from rank {sender} arrived wrong")
-    return rate
+    return source.nbytes / timing.median_us * 1e-3
 
 
 def _hand_over(fabric: Fabric, peer: int, rounds: int) -> int:
@@ -268,17 +222,9 @@ def _hand_over(fabric: Fabric, peer: int, rounds: int) -> int:
     inbox, _ = fabric.pool.slots(_WORDS, torch.int64)
     stale = torch.zeros(_WORDS, dtype=torch.int64, device=fabric.device)
     other = peer if fabric.rank == 0 else 0
-    kernel = _between_two(fabric, probes.hand_over, BLOCK=_WORDS)
+    constants = {"GROUP": Group(fabric.world_size, fabric.backend), "BLOCK": _WORDS}
+    options = {} if fabric.backend == "interpreter" else {"num_warps": 1}
+    kernel = Kernel(probes.hand_over, 1, constants, options)
     kernel(inbox, stale, fabric.pool.control, fabric.heap_bases, fabric.rank, other, 1, rounds)
     fabric.synchronize()
     return int(stale.sum())
-
-
-def _between_two(fabric: Fabric, function: Any, **constants: int) -> Kernel:
-    """A kernel of one program on each of two ranks."""
-    return Kernel(
-        function,
-        grid=1,
-        constants={"GROUP": Group(fabric.world_size, fabric.backend)} | constants,
-        options={} if fabric.backend == "interpreter" else {"num_warps": 1},
-    )

@@ -17,8 +17,7 @@ def transfer(
 
     Args:
         target_ptr, source_ptr: tensors of num_programs * chunk elements. The peer's copy of the
-            symmetric tensor is used: of the source when PULL, else of the target. If `peer` is
-            this rank, neither has to be symmetric.
+            symmetric tensor is used: of the source when PULL, else of the target.
         chunk: elements; a multiple of 16.
     """
     peers = Peers(None, heap_bases, rank, None)

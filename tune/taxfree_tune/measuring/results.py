@@ -7,9 +7,7 @@ do not run, are listed under "skipped" with the reason.
 
 from __future__ import annotations
 
-import csv
 import dataclasses
-import io
 import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -231,30 +229,6 @@ def save(results: Results, path: Path) -> None:
         TaxfreeError: it cannot be written.
     """
     write(path, json.dumps(results.to_json(), indent=1, allow_nan=False) + "\n")
-
-
-def save_csv(results: Results, path: Path) -> None:
-    """Write the rows as CSV, a column per field of a problem; samples are left out.
-
-    Raises:
-        TaxfreeError: it cannot be written.
-    """
-    rows = [_flat(row) for row in results.rows]
-    columns = list(dict.fromkeys(name for row in rows for name in row))
-    text = io.StringIO()
-    writer = csv.DictWriter(text, columns, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    write(path, text.getvalue())
-
-
-def _flat(row: Row) -> dict[str, Any]:
-    values = dataclasses.asdict(row)
-    del values["samples_us"]
-    flat = {"op": values.pop("op"), **values.pop("problem"), **values}
-    flat["config"] = json.dumps(row.config)
-    flat["throttled"] = ", ".join(row.throttled)
-    return flat
 
 
 def machine_name(gpu: str) -> str:

@@ -136,22 +136,17 @@ def _of_rank(account: Account) -> dict[str, Any]:
 
 
 def _instrument(timed: TimedPipeline) -> dict[str, Any]:
-    """How the parts were measured, and what each step takes in place and in eager calls."""
+    """How the parts were measured, and what each step takes in place."""
     measured = timed.measurement
     traced = {} if measured.trace is None else {"program_trace_us": measured.program_trace_us()}
-    in_place = measured.step_us()
     return traced | {
         "clock_reading_us": float(measured.clock_reading_us().max()),
         "gap_us": measured.gap_us,
         "clock_step_us": measured.alignment.step_ns * 1e-3,
         "clock_error_us": float(measured.alignment.error_ns.max()) * 1e-3,
         "steps": [
-            dataclasses.asdict(step)
-            | {
-                "in_place_us": in_place[index],
-                "eager_us": timed.eager_step_us[index],
-            }
-            for index, step in enumerate(measured.steps)
+            dataclasses.asdict(step) | {"in_place_us": us}
+            for step, us in zip(measured.steps, measured.step_us(), strict=True)
         ],
     }
 

@@ -56,13 +56,10 @@ class TimedPipeline:
 
     Args:
         measurement: what the account is made of.
-        eager_step_us: steps in the eager sequence, [step], of the slowest rank; at small sizes
-            they contain the host's time.
         spans: the calls of one repetition of the sequence in place.
     """
 
     measurement: PipelineMeasurement
-    eager_step_us: tuple[float, ...]
     spans: tuple[Span, ...]
 
 
@@ -106,7 +103,6 @@ def time_steps(
     slots: list[tuple[str, timer.Call, str]] = [("eager", call, "eager")]
     if fabric.has_graphs:
         slots.append(("graph", call, "graph"))
-        slots.append(("eager in place", sequences["in place"], "eager"))
     slots += [(name, sequence, mode) for name, sequence in sequences.items()]
     if fabric.has_graphs:
         slots += [(f"{n} empty", _empty_kernels(fabric, n), mode) for n in (_FEW, _MANY)]
@@ -252,7 +248,7 @@ def _timed(
     def times(name: str) -> Times:
         return np.array(timings[name].by_rank_us)
 
-    in_place, eager = read("in place"), read("eager in place")
+    in_place = read("in place")
     assert in_place is not None
     gaps = _gaps_us(timings) if f"{_MANY} empty" in timings else np.zeros(1)
     measurement = PipelineMeasurement(
@@ -269,12 +265,7 @@ def _timed(
         gap_iqr_us=float(np.subtract(*np.percentile(gaps, (75, 25)))),
         alignment=alignment,
     )
-    of_steps = (in_place if eager is None else eager).step_us()
-    return TimedPipeline(
-        measurement,
-        tuple(np.median(of_steps, axis=1).max(axis=0).tolist()),
-        _spans(measurement),
-    )
+    return TimedPipeline(measurement, _spans(measurement))
 
 
 def _gaps_us(timings: Mapping[str, timer.Timing]) -> Times:

@@ -10,7 +10,6 @@ from taxfree_tune.reporting.call_figures import taxes_of, timeline_of
 from taxfree_tune.reporting.comparison_figures import map_of, speedups
 from taxfree_tune.reporting.drawing import Figure
 from taxfree_tune.reporting.sources import Sources
-from taxfree_tune.reporting.study_figures import convergence_of, importances_of
 
 
 @dataclass(frozen=True)
@@ -67,12 +66,8 @@ def sections(sources: Sources) -> list[Section]:
             "studies",
             "Studies",
             "Each tuned problem is a study: candidates in the order in which they were tried, and "
-            "the best so far. Importances are Optuna's PED-ANOVA over the meta-parameters of "
-            "one variant; with few trials they are rough.",
-            (
-                *_some(convergence_of, studies.convergence(sources)),
-                *_some(importances_of, studies.importances(sources)),
-            ),
+            "the best so far.",
+            _some(studies.convergence_of, studies.convergence(sources)),
             "No trials are at hand. Shipped tables hold records without their trials; the database "
             "of taxfree tune holds both: give it with --db.",
         ),

@@ -1,30 +1,36 @@
-"""Studies of past tuning: how fast they found the best, and which meta-parameters mattered."""
+"""Studies of past tuning: how fast they found the best, as rows and as a line."""
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
-import optuna
+import altair as alt
 
 from taxfree import fingerprints
 from taxfree.problems import format_problem
-from taxfree_tune.reporting.sources import (
-    Recorded,
-    Sources,
-    machine_of_record,
+from taxfree_tune.reporting.drawing import (
+    ORIGIN,
+    ROWS,
+    Figure,
+    coloured,
+    finished,
+    hover,
+    panel_control,
 )
+from taxfree_tune.reporting.sources import Recorded, Sources, machine_of_record
 from taxfree_tuning_db import TrialRecord
 
-_LEAST_TRIALS = 4  # of a variant, before importances of its meta-parameters mean anything
-
-#: a config, and its time in microseconds
-_Tried = tuple[Mapping[str, Any], float]
-
-_FASTEST = 0.25  # of trials: their distribution is compared with that of all; a tenth is too few
-
-optuna.logging.set_verbosity(optuna.logging.ERROR)
+_TRIED = {
+    "study": "panel",
+    "trial": "trial",
+    "variant": "variant",
+    "config": "config",
+    "us": "us",
+    "best so far, us": "best_us",
+    "library, us": "library_us",
+    **ORIGIN,
+}
 
 
 def convergence(sources: Sources) -> list[dict[str, Any]]:
@@ -48,34 +54,6 @@ def convergence(sources: Sources) -> list[dict[str, Any]]:
                 }
             )
     return rows
-
-
-def importances(sources: Sources) -> list[dict[str, Any]]:
-    """A row per meta-parameter: its share of what decided the time, by Optuna's PED-ANOVA.
-
-    Each variant is judged alone, as no meta-parameter is of them all.
-    """
-    studied: list[tuple[dict[str, Any], str, list[_Tried]]] = []
-    for recorded in sources.records:
-        trials = _measured(recorded)
-        for variant in dict.fromkeys(trial.variant for trial in trials):
-            tried: list[_Tried] = [
-                (trial.config, trial.median_us[_mode(trial.median_us)])
-                for trial in trials
-                if trial.variant == variant
-            ]
-            studied.append((_common(recorded), variant, tried))
-    return [
-        common
-        | {
-            "variant": variant,
-            "parameter": parameter,
-            "importance": round(importance, 4),
-            "trials": len(tried),
-        }
-        for common, variant, tried in studied
-        for parameter, importance in _importances(tried).items()
-    ]
 
 
 def _common(recorded: Recorded) -> dict[str, Any]:
@@ -106,30 +84,43 @@ def _measured(recorded: Recorded) -> list[TrialRecord]:
     ]
 
 
-def _importances(trials: Sequence[_Tried]) -> dict[str, float]:
-    """Meta-parameter -> importance; nothing where too few trials differ in any."""
-    names = list(dict.fromkeys(name for config, _ in trials for name in config))
-    values = {
-        name: sorted({str(config.get(name)) for config, _ in trials})
-        for name in names
-        if len({str(config.get(name)) for config, _ in trials}) > 1
-    }
-    if len(trials) < _LEAST_TRIALS or not values:
-        return {}
-    choices = {
-        name: optuna.distributions.CategoricalDistribution(tuple(choices))
-        for name, choices in values.items()
-    }
-    study = optuna.create_study(direction="minimize")
-    for config, us in trials:
-        study.add_trial(
-            optuna.trial.create_trial(
-                params={name: str(config.get(name)) for name in choices},
-                distributions=dict(choices),
-                value=us,
-            )
+def convergence_of(rows: list[dict[str, Any]]) -> Figure:
+    """Times of trials as points, the best so far as a line, the library's as a dashed one."""
+    variants = dict.fromkeys(row["variant"] for row in rows)
+    colours = {variant: f"var(--c{index % 8})" for index, variant in enumerate(variants)}
+    x = alt.X("trial:Q", title="trial", axis=alt.Axis(tickMinStep=1), scale=alt.Scale(nice=False))
+    points = (
+        alt.Chart(ROWS)
+        .transform_calculate(
+            said="'trial ' + datum.trial + ', ' + datum.variant + ' ' + datum.config + ': '"
+            " + datum.us + ' us, best so far ' + datum.best_us + ' us'"
         )
-    with warnings.catch_warnings():  # of few trials, which the page says how many they are
-        warnings.simplefilter("ignore")
-        evaluator = optuna.importance.PedAnovaImportanceEvaluator(target_quantile=_FASTEST)
-        return optuna.importance.get_param_importances(study, evaluator=evaluator)
+        .mark_circle(size=60, opacity=1)
+        .encode(
+            x=x,
+            y=alt.Y("us:Q", title="us", scale=alt.Scale(type="log", zero=False)),
+            color=coloured("variant", colours, legend=alt.Legend(orient="bottom", columns=4)),
+            description="said:N",
+            tooltip=hover(_TRIED),
+        )
+    )
+    best = (
+        alt.Chart(ROWS)
+        .mark_line(interpolate="step-after", color="var(--ink)", aria=False)
+        .encode(x=x, y="best_us:Q")
+    )
+    library = (
+        alt.Chart(ROWS)
+        .transform_aggregate(us="max(library_us)")
+        .mark_rule(strokeDash=[4, 4], color="var(--loss2)", strokeWidth=2, aria=False)
+        .encode(y="us:Q")
+    )
+    chart = alt.layer(library, best, points).properties(width="container", height=240)
+    return Figure(
+        "convergence",
+        "Convergence; the dashed line is the library",
+        rows,
+        finished(chart),
+        _TRIED,
+        (panel_control("Study", rows),),
+    )

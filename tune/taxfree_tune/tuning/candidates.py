@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import itertools
-import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from taxfree._runtime.legality import illegal_reason
-from taxfree.errors import UsageError
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.variant import (
     Config,
@@ -19,8 +17,6 @@ from taxfree_kernels.variant import (
     variants,
 )
 from taxfree_tune.measuring.trial import Candidate
-
-_MOST = 100_000  # configs that can be measured within days
 
 
 def variants_for(
@@ -64,37 +60,6 @@ def is_legal(variant: Variant, problem: Problem, hardware: Hardware, config: Con
     return (
         config.keys() <= parameters and illegal_reason(variant, problem, hardware, config) is None
     )
-
-
-def valid_candidates(
-    variants_by_name: Mapping[str, Variant], problem: Problem, hardware: Hardware
-) -> Iterator[Candidate]:
-    """Every candidate that its variant does not refuse."""
-    for name, variant in variants_by_name.items():
-        space = variant.space(problem, hardware)
-        for values in itertools.product(*space.values()):
-            config = dict(zip(space, values, strict=True))
-            if variant.illegal_reason(problem, hardware, config) is None:
-                yield Candidate(name, config)
-
-
-def every_candidate(
-    variants_by_name: Mapping[str, Variant], problem: Problem, hardware: Hardware, seed: int
-) -> list[Candidate]:
-    """All valid candidates, in an order that is drawn.
-
-    Raises:
-        UsageError: they are too many to measure.
-    """
-    most = itertools.islice(valid_candidates(variants_by_name, problem, hardware), _MOST + 1)
-    candidates = list(most)
-    if len(candidates) > _MOST:
-        raise UsageError(
-            f"{', '.join(variants_by_name)} have more than {_MOST:,} configs together",
-            "name one of the variants with fewer, or leave --exhaustive out",
-        )
-    random.Random(seed).shuffle(candidates)
-    return candidates
 
 
 def first_candidates(

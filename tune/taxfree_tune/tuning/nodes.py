@@ -159,9 +159,7 @@ class Nodes(AbstractContextManager["Nodes"]):
         if "record" in message:
             self._table.put(Record.from_json(message["record"]))
         elif "trial" in message:
-            trial = TrialRecord.from_json(message["trial"])
-            if not _is_stored(self._table, message["key"], trial):
-                self._table.add_trial(message["key"], trial)
+            self._table.add_trial(message["key"], TrialRecord.from_json(message["trial"]))
         else:
             self._receive(message)
 
@@ -292,15 +290,6 @@ class _Forwarding(Database):
     def add_trial(self, key: str, trial: TrialRecord) -> None:
         super().add_trial(key, trial)
         self._send({"key": key, "trial": trial.to_json()})
-
-
-def _is_stored(database: Database, key: str, trial: TrialRecord) -> bool:
-    """Whether a fleet has told this node the same trial."""
-
-    def content(trial: TrialRecord) -> tuple[Any, ...]:
-        return trial.variant, trial.config, trial.state, trial.median_us, trial.version
-
-    return content(trial) in map(content, database.trials(key))
 
 
 @contextlib.contextmanager

@@ -1,22 +1,19 @@
-"""What is tried next, in an Optuna study that knows the trials and shares them.
+"""What is tried next, in an Optuna study that knows the trials.
 
 First come the candidates that were enqueued, with random ones where these are few. Then a surrogate
 of what was measured proposes: of the neighbours of the fastest, and of drawn candidates, those that
 are expected to gain most. The variant is one choice of a trial, and each of its meta-parameters
 another, all categorical. A random one that the variant refuses is told as pruned and another is
 asked for, before anything is compiled. Failures are also told as pruned, and duplicates as what
-they duplicate. What is known of a candidate is what its last trial in the study says. Nodes of a
-fleet share the study, and do not ask for what others have claimed.
+they duplicate. What is known of a candidate is what its last trial in the study says.
 """
 
 from __future__ import annotations
 
-import contextlib
-import itertools
 import json
 import random
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping, Sequence, Set
+from typing import Any
 
 import optuna
 from optuna.distributions import CategoricalDistribution
@@ -28,30 +25,20 @@ from taxfree_tune.measuring.trial import Candidate, key
 from taxfree_tune.tuning.candidates import is_legal
 from taxfree_tune.tuning.surrogate import Surrogate
 
-if TYPE_CHECKING:
-    from taxfree_tune.tuning.fleet import Fleet
-
 _ASKS_PER_CANDIDATE = 50  # if so many are refused or known, the space counts as exhausted
 _LEAST_KNOWN, _MOST_KNOWN = 4, 200  # measurements that the surrogate learns from
 _STARTS, _DRAWN = 8, 400  # fastest candidates whose neighbours are judged, and drawn ones
-_TIMES = "median_us"  # of a trial in a fleet: mode -> microseconds
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)
 
 
 class Search:
-    """A study over all variants of one problem, in memory, or shared by a fleet.
+    """A study over all variants of one problem, in memory.
 
     Args:
         variants: name -> variant; those that can serve the problem.
         problem, hardware: what they are asked to serve.
         seed: of the sampler; with the same measurements it gives the same trials.
-        name: of the study, by which the nodes of a fleet share it.
-        fleet: nodes that share the study.
-        every: candidates to ask for, in this order, in place of what the sampler proposes.
-
-    Attributes:
-        name: of the study.
     """
 
     def __init__(
@@ -60,12 +47,7 @@ class Search:
         problem: Problem,
         hardware: Hardware,
         seed: int,
-        name: str,
-        fleet: Fleet | None = None,
-        every: Iterable[Candidate] | None = None,
     ) -> None:
-        self.name, self._fleet = name, fleet
-        self._every = None if every is None else iter(every)
         self._variants, self._problem, self._hardware = variants, problem, hardware
         spaces = {name: variant.space(problem, hardware) for name, variant in variants.items()}
         # variant -> parameter -> choice as text -> its value
@@ -82,34 +64,20 @@ class Search:
         self._illegal: list[tuple[Candidate, str]] = []
         self._candidates: dict[int, tuple[str, Candidate] | None] = {}  # of ended trials, by number
         sampler = optuna.samplers.RandomSampler(seed=seed)
-        #: whether other nodes were measuring candidates at the last :meth:`ask`.
-        self.waits_for_others = False
-        if fleet is None:
-            self._study = optuna.create_study(direction="minimize", sampler=sampler)
-        else:
-            self._study = fleet.study(name, sampler)
+        self._study = optuna.create_study(direction="minimize", sampler=sampler)
 
     def _trials(self, *states: TrialState) -> Iterator[tuple[FrozenTrial, str, Candidate]]:
-        """Trials, with candidates that are of today's spaces and, with a time, legal today."""
-        for trial in self._of_study(*states):
-            if trial.number in self._candidates:
-                named = self._candidates[trial.number]
-            else:
+        """Ended trials, with those of their candidates that have all of today's meta-parameters."""
+        for trial in self._study.get_trials(deepcopy=False, states=states):
+            if trial.number not in self._candidates:
                 candidate = self._candidate(trial.params)
-                is_gone = trial.state == TrialState.COMPLETE and not self._is_legal(candidate)
-                named = None if candidate is None or is_gone else (key(candidate), candidate)
-                if trial.state.is_finished():
-                    self._candidates[trial.number] = named
-            if named is not None:
+                named = None if candidate is None else (key(candidate), candidate)
+                self._candidates[trial.number] = named
+            if (named := self._candidates[trial.number]) is not None:
                 yield trial, *named
 
-    def _of_study(self, *states: TrialState) -> list[FrozenTrial]:
-        if self._fleet is not None:
-            return self._fleet.trials(self._study, states)
-        return self._study.get_trials(deepcopy=False, states=states)
-
-    def _is_legal(self, candidate: Candidate | None) -> bool:
-        if candidate is None or candidate.variant not in self._variants:
+    def _is_legal(self, candidate: Candidate) -> bool:
+        if candidate.variant not in self._variants:
             return False
         variant = self._variants[candidate.variant]
         return is_legal(variant, self._problem, self._hardware, candidate.config)
@@ -118,21 +86,6 @@ class Search:
         """Candidates whose fate is known -> microseconds; None for those that cannot be used."""
         ended = self._trials(TrialState.COMPLETE, TrialState.PRUNED)
         return {text: trial.value for trial, text, _ in ended}
-
-    def _standing(self) -> tuple[dict[str, float | None], set[str]]:
-        """What is known, and the candidates that other nodes have claimed."""
-        numbers = {trial.number for trial in self._asked.values()}
-        running = self._trials(TrialState.RUNNING)
-        claimed = {text for trial, text, _ in running if trial.number not in numbers}
-        known = self._known()  # read last: what ends in between is known then
-        return known, claimed - known.keys()
-
-    def told(self) -> list[tuple[Candidate, dict[str, float]]]:
-        """Candidates that nodes have measured: mode -> microseconds."""
-        complete = self._trials(TrialState.COMPLETE)
-        return [
-            (c, trial.user_attrs[_TIMES]) for trial, _, c in complete if _TIMES in trial.user_attrs
-        ]
 
     @property
     def measured(self) -> int:
@@ -157,8 +110,7 @@ class Search:
             params=self._parameters(candidate),
             distributions={name: CategoricalDistribution(texts) for name, texts in choices.items()},
         )
-        with self._alone():
-            self._study.add_trial(trial)
+        self._study.add_trial(trial)
 
     def knows(self, candidate: Candidate) -> bool:
         """Whether a candidate has a time that holds for today's kernels."""
@@ -171,26 +123,18 @@ class Search:
 
     def enqueue(self, candidates: Sequence[Candidate]) -> None:
         """Try these first, in their order, unless they are known or wait already."""
-        with self._alone():
-            known, elsewhere = self._standing()
-            waiting = [
-                trial.system_attrs.get("fixed_params")
-                for trial in self._of_study(TrialState.WAITING)
-            ]
-            for candidate in candidates:
-                is_known = key(candidate) in known.keys() | elsewhere
-                if candidate.variant not in self._spaces or is_known:
-                    continue
-                parameters = self._parameters(candidate)
-                if parameters not in waiting:
-                    waiting.append(parameters)
-                    self._study.enqueue_trial(parameters)
+        known = self._known()
+        waiting = [trial.system_attrs.get("fixed_params") for trial in self._waiting()]
+        for candidate in candidates:
+            if candidate.variant not in self._spaces or key(candidate) in known:
+                continue
+            parameters = self._parameters(candidate)
+            if parameters not in waiting:
+                waiting.append(parameters)
+                self._study.enqueue_trial(parameters)
 
-    @contextlib.contextmanager
-    def _alone(self) -> Iterator[None]:
-        """Keep other nodes from claiming."""
-        with contextlib.nullcontext() if self._fleet is None else self._fleet.alone(self._study):
-            yield
+    def _waiting(self) -> list[FrozenTrial]:
+        return self._study.get_trials(deepcopy=False, states=[TrialState.WAITING])
 
     def _parameters(self, candidate: Candidate) -> dict[str, str]:
         """A candidate in the study's form; values that the space no longer has stay as they are."""
@@ -201,63 +145,45 @@ class Search:
         }
         return {"variant": candidate.variant, **values}
 
-    def ask(self, count: int, wanted: int | None = None) -> list[Candidate]:
-        """Up to `count` candidates that are new and that no variant refuses.
-
-        Args:
-            wanted: candidates to measure in all, with those that are measured or claimed already;
-                None for no limit.
-        """
+    def ask(self, count: int) -> list[Candidate]:
+        """Up to `count` candidates that are new and that no variant refuses."""
         batch: list[Candidate] = []
         if not self._variants:
             return batch
-        with self._alone():
-            known, elsewhere = self._standing()
-            self.waits_for_others = bool(elsewhere)
-            if wanted is not None:
-                measured = sum(value is not None for value in known.values())
-                claimed = len(self._asked) + len(elsewhere)
-                count = max(0, min(count, wanted - measured - claimed))
-            asks = self._enqueue_next(count, known.keys() | self._asked.keys() | elsewhere)
-            for _ in range(asks):
-                if len(batch) == count:
-                    break
-                trial = self._study.ask() if self._fleet is None else self._fleet.ask(self._study)
-                candidate = self._suggest(trial)
-                if key(candidate) in self._asked.keys() | elsewhere:
-                    self._end(trial, None, TrialState.FAIL)
-                elif key(candidate) in known:
-                    self._tell(trial, known[key(candidate)])
+        known = self._known()
+        self._enqueue_next(count, known.keys() | self._asked.keys())
+        for _ in range(_ASKS_PER_CANDIDATE * count):
+            if len(batch) == count:
+                break
+            trial = self._study.ask()
+            candidate = self._suggest(trial)
+            if key(candidate) in self._asked:
+                self._study.tell(trial, state=TrialState.FAIL)
+            elif key(candidate) in known:
+                self._tell(trial, known[key(candidate)])
+            else:
+                variant = self._variants[candidate.variant]
+                reason = variant.illegal_reason(self._problem, self._hardware, candidate.config)
+                if reason is None:
+                    self._asked[key(candidate)] = trial
+                    batch.append(candidate)
                 else:
-                    variant = self._variants[candidate.variant]
-                    reason = variant.illegal_reason(self._problem, self._hardware, candidate.config)
-                    if reason is None:
-                        self._asked[key(candidate)] = trial
-                        batch.append(candidate)
-                    else:
-                        self._illegal.append((candidate, reason))
-                        known[key(candidate)] = None
-                        self._prune(trial, reason)
+                    self._illegal.append((candidate, reason))
+                    known[key(candidate)] = None
+                    self._prune(trial, reason)
         return batch
 
-    def _enqueue_next(self, count: int, known: Set[str]) -> int:
-        """Let `count` candidates wait, where so many can be proposed; how often to ask for them."""
-        waiting = len(self._of_study(TrialState.WAITING))
-        missing, asks = max(0, count - waiting), _ASKS_PER_CANDIDATE * count
-        proposed: list[Candidate] = []
-        if self._every is not None:
-            new = (candidate for candidate in self._every if key(candidate) not in known)
-            proposed = list(itertools.islice(new, missing))
-            asks = waiting + len(proposed)
-        elif missing and self.measured >= _LEAST_KNOWN:
-            measured = [(candidate, us) for us, candidate in self.best(_MOST_KNOWN)]
-            pruned = [candidate for *_, candidate in self._trials(TrialState.PRUNED)]
-            failed = [candidate for candidate in pruned if self._is_legal(candidate)][-_MOST_KNOWN:]
-            pool = self._pool([candidate for candidate, _ in measured[:_STARTS]], known)
-            proposed = self._surrogate.propose(measured, failed, pool, missing)
-        for candidate in proposed:
+    def _enqueue_next(self, count: int, known: Set[str]) -> None:
+        """Let `count` candidates wait, where so many can be proposed."""
+        missing = count - len(self._waiting())
+        if missing <= 0 or self.measured < _LEAST_KNOWN:
+            return
+        measured = [(candidate, us) for us, candidate in self.best(_MOST_KNOWN)]
+        pruned = [candidate for *_, candidate in self._trials(TrialState.PRUNED)]
+        failed = [candidate for candidate in pruned if self._is_legal(candidate)][-_MOST_KNOWN:]
+        pool = self._pool([candidate for candidate, _ in measured[:_STARTS]], known)
+        for candidate in self._surrogate.propose(measured, failed, pool, missing):
             self._study.enqueue_trial(self._parameters(candidate))
-        return asks
 
     def _pool(self, fastest: Sequence[Candidate], known: Set[str]) -> list[Candidate]:
         """Unknown candidates that no variant refuses: near the fastest ones, and drawn ones."""
@@ -312,26 +238,13 @@ class Search:
             config[parameter] = choices[text]
         return Candidate(name, config)
 
-    def tell(
-        self,
-        candidate: Candidate,
-        median_us: float,
-        times: Mapping[str, float] | None = None,
-    ) -> None:
-        """A candidate was measured.
-
-        Args:
-            median_us: in the mode that decides.
-            times: mode -> microseconds, for other nodes.
-        """
-        trial = self._asked.pop(key(candidate))
-        if self._fleet is not None:
-            trial.set_user_attr(_TIMES, dict(times or {}))
-        self._tell(trial, median_us)
+    def tell(self, candidate: Candidate, median_us: float) -> None:
+        """A candidate was measured, in the mode that decides."""
+        self._tell(self._asked.pop(key(candidate)), median_us)
 
     def ask_again(self, candidate: Candidate) -> None:
         """A candidate's time cannot be trusted: it is not learned, and asked for anew."""
-        self._end(self._asked.pop(key(candidate)), None, TrialState.FAIL)
+        self._study.tell(self._asked.pop(key(candidate)), state=TrialState.FAIL)
         self._study.enqueue_trial(self._parameters(candidate))
 
     def tell_pruned(self, candidate: Candidate, reason: str) -> None:
@@ -344,13 +257,7 @@ class Search:
 
     def _tell(self, trial: Trial, median_us: float | None) -> None:
         state = TrialState.PRUNED if median_us is None else TrialState.COMPLETE
-        self._end(trial, median_us, state)
-
-    def _end(self, trial: Trial, median_us: float | None, state: TrialState) -> None:
-        if self._fleet is None:
-            self._study.tell(trial, median_us, state=state)
-        else:
-            self._fleet.tell(self._study, trial, median_us, state)
+        self._study.tell(trial, median_us, state=state)
 
     def best(self, count: int) -> list[tuple[float, Candidate]]:
         """The fastest candidates so far and their microseconds, fastest first."""

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import itertools
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from taxfree.errors import TaxfreeError
 from taxfree.settings import Settings
@@ -23,10 +24,7 @@ from taxfree_tune.tuning.tuner import Budget, Progress, Tuner
 from taxfree_tune.workers.group import WorkerGroup, Workers
 from taxfree_tuning_db import Database, Record
 
-if TYPE_CHECKING:
-    from taxfree_tune.tuning.fleet import Fleet
-
-_POLL_S = 1.0  # for what others measure
+_POLL_S = 1.0  # for another process that tunes
 
 
 @dataclass(frozen=True)
@@ -38,14 +36,12 @@ class Effort:
         seconds: for all problems together; None for no limit.
         seed: of the searches.
         only: names of variants to try; None for those that are searched by default.
-        is_exhaustive: try every config that no variant refuses, instead of searching.
     """
 
     trials: int
     seconds: float | None = None
     seed: int = 0
     only: Sequence[str] | None = None
-    is_exhaustive: bool = False
 
 
 @dataclass(frozen=True)
@@ -85,7 +81,6 @@ def run(
     database: Database,
     effort: Effort,
     progress: Progress = lambda event: None,
-    fleet: Fleet | None = None,
 ) -> Iterator[Tuned | NotTuned]:
     """Tune problems, and store their records.
 
@@ -95,7 +90,6 @@ def run(
         database: opened for writing; no other session may write into it meanwhile.
         effort: of the searches.
         progress: receives every event of a search.
-        fleet: nodes that tune the same problems; those that others are still measuring come last.
 
     Yields:
         Each problem when it is finished; closing the iterator ends the workers.
@@ -110,25 +104,14 @@ def run(
     with alone(database.path):
         for world_size in dict.fromkeys(problem.world_size for problem in problems):
             alike = [problem for problem in problems if problem.world_size == world_size]
-            with _tuner(alike, fabric, database, effort, progress, fleet) as tuner:
-                waiting, pending = deque(alike), 0
-                while waiting:
+            with _tuner(alike, fabric, database, effort, progress) as tuner:
+                for problem, following in itertools.zip_longest(alike, alike[1:]):
                     share = None
                     if effort.seconds is not None:
                         share = (begun + effort.seconds - time.monotonic()) / remaining
-                    following = waiting[1] if len(waiting) > 1 else None
                     budget = Budget(effort.trials, share)
-                    result = tune_one(tuner, waiting[0], budget, effort.only, following)
-                    if result is not None:
-                        waiting.popleft()
-                        remaining, pending = remaining - 1, 0
-                        yield result
-                        continue
-                    waiting.rotate(-1)
-                    pending += 1
-                    if pending == len(waiting):  # all are measured elsewhere
-                        time.sleep(_POLL_S)
-                        pending = 0
+                    yield tune_one(tuner, problem, budget, effort.only, following)
+                    remaining -= 1
 
 
 def tune_one(
@@ -137,15 +120,13 @@ def tune_one(
     budget: Budget,
     only: Sequence[str] | None = None,
     following: Problem | None = None,
-) -> Tuned | NotTuned | None:
-    """The outcome of a problem; None while other nodes are measuring it."""
+) -> Tuned | NotTuned:
+    """The outcome of a problem."""
     if not variants_for(problem, tuner.hardware, only):
         reasons = unsupported_reasons(problem, tuner.hardware, only)
         why = "; ".join(f"{name}: {reason}" for name, reason in reasons.items())
         return NotTuned(problem, "refused", why)
     record = tuner.tune(problem, budget, following)
-    if record is None and tuner.is_pending:
-        return None
     if record is None and tuner.disturbed:
         return NotTuned(problem, "disturbed", tuner.disturbed)
     if record is None:
@@ -160,7 +141,6 @@ def _tuner(
     database: Database,
     effort: Effort,
     progress: Progress,
-    fleet: Fleet | None,
 ) -> Iterator[Tuner]:
     """A tuner with workers for problems of one world size."""
     world_size, heap_bytes = problems[0].world_size, devices.heap_bytes(problems)
@@ -172,10 +152,7 @@ def _tuner(
     with Workers(start) as workers:
         hardware = workers.group().hardware
         with Screen(hardware, heap_bytes=heap_bytes) as screen:
-            yield Tuner(
-                database, workers, hardware, screen, effort.seed, effort.only, progress, fleet,
-                effort.is_exhaustive,
-            )  # fmt: skip
+            yield Tuner(database, workers, hardware, screen, effort.seed, effort.only, progress)
 
 
 @contextlib.contextmanager
@@ -223,7 +200,7 @@ def dry_run(
     if not variants:
         reasons = unsupported_reasons(problem, hardware, only)
         return [ScreenVerdict(name, {}, {}, reason) for name, reason in reasons.items()]
-    search = Search(variants, problem, hardware, seed, name="dry run")
+    search = Search(variants, problem, hardware, seed)
     search.enqueue(first_candidates(variants, problem, hardware))
     asked = [(candidate.variant, candidate.config) for candidate in search.ask(trials)]
     illegal = [

@@ -126,7 +126,7 @@ def tune(
     with Workers(lambda: group_for([asked.sums], fabric)) as workers:
         trial = _Trials(asked, workers, database)
         ways = {name: way for name, way in WAYS.items() if way.space(problem, trial.device)}
-        search = Search(ways, problem, trial.device, seed, STEP)
+        search = Search(ways, problem, trial.device, seed)
         search.enqueue([
             Candidate(name, config)
             for name, way in ways.items()
@@ -136,7 +136,7 @@ def tune(
         while search.measured < trials:
             if seconds is not None and time.monotonic() - begun > seconds:
                 break
-            batch = search.ask(min(_BATCH, trials - search.measured), trials)
+            batch = search.ask(min(_BATCH, trials - search.measured))
             if not batch:
                 break
             for candidate, outcome in zip(batch, trial.each(batch), strict=True):

@@ -10,38 +10,28 @@ the recorded winner. Times of a busy or throttled GPU are recorded as such and d
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from taxfree import fingerprints
 from taxfree.errors import WorkerLost, WrongResult
 from taxfree_check.cross_compile.screen import Screen
 from taxfree_kernels.hardware import Hardware
-from taxfree_kernels.variant import Problem, Variant, op_of
+from taxfree_kernels.variant import Problem, op_of
 from taxfree_tune.measuring.results import Mode
 from taxfree_tune.measuring.trial import Candidate, Outcome, key
-from taxfree_tune.tuning.candidates import every_candidate, is_legal, variants_for
+from taxfree_tune.tuning.candidates import is_legal, variants_for
 from taxfree_tune.tuning.first import FirstCandidates
 from taxfree_tune.tuning.history import trials_that_hold
 from taxfree_tune.tuning.search import Search
 from taxfree_tune.tuning.together import ATTEMPTS, BASELINE, Together
 from taxfree_tune.tuning.winner import measurement_of, record_of, trial_of
 from taxfree_tune.workers.group import Groups
-from taxfree_tuning_db import (
-    Database,
-    Measurement,
-    Record,
-    TrialRecord,
-    record_key,
-)
-
-if TYPE_CHECKING:
-    from taxfree_tune.tuning.fleet import Fleet
+from taxfree_tuning_db import Database, Measurement, Record, record_key
 
 BATCH = 12  # candidates that a GPU times together
 FINALISTS = 5
@@ -98,17 +88,13 @@ class _Study:
         problem, op: the problem, and its operation.
         key: of its record.
         search: what is tried next.
-        most: number of candidates to try; None without a limit.
-        stored: candidates of which the database has a trial.
-        formerly_illegal: those of them that an earlier run was refused.
+        formerly_illegal: candidates that an earlier run was refused, of which there are trials.
     """
 
     problem: Problem
     op: str
     key: str
     search: Search
-    most: int | None
-    stored: set[str]
     formerly_illegal: set[str]
 
 
@@ -123,8 +109,6 @@ class Tuner:
         seed: of the search.
         only: names of variants to try; those that are searched by default.
         progress: receives every event.
-        fleet: nodes that tune the same problems.
-        is_exhaustive: try every config that no variant refuses, instead of searching.
         is_hasty: wait for no GPU that is busy.
         first: what searches ask for first; its own by default.
 
@@ -133,7 +117,6 @@ class Tuner:
         mode, modes: "graph" or "eager": the mode that decides, and all modes that are timed.
         not_measured: for the last problem, state -> number of candidates that were not timed.
         disturbed: why its times cannot be trusted; empty if they can.
-        is_pending: whether other nodes are still measuring it.
     """
 
     def __init__(
@@ -145,13 +128,11 @@ class Tuner:
         seed: int = 0,
         only: Sequence[str] | None = None,
         progress: Progress = lambda event: None,
-        fleet: Fleet | None = None,
-        is_exhaustive: bool = False,
         is_hasty: bool = False,
         first: FirstCandidates | None = None,
     ) -> None:
-        self._is_exhaustive, self._is_hasty = is_exhaustive, is_hasty
-        self._database, self.hardware, self._fleet = database, hardware, fleet
+        self._is_hasty = is_hasty
+        self._database, self.hardware = database, hardware
         self._screen, self._seed, self._only, self._progress = screen, seed, only, progress
         self._fingerprint = fingerprints.hardware_fingerprint(hardware)
         self._pace_s: float | None = None  # of a candidate, with its share of the finals
@@ -171,22 +152,19 @@ class Tuner:
             following: the problem that is tuned next: its first candidates are compiled meanwhile.
 
         Returns:
-            The record; None if time ran out before anything was tried, the decision was disturbed,
-            or other nodes are still at it. Then no record is stored, and one that there is stays.
+            The record; None if time ran out before anything was tried, or the decision was
+            disturbed. Then no record is stored, and one that there is stays.
 
         Raises:
             WorkerLost, TaskFailed: ranks cannot be started, or the baseline itself cannot be run.
             WrongResult: the baseline is wrong.
             DatabaseError: the record cannot be stored.
-            UsageError: there are too many configs to try every one.
         """
         begun = time.monotonic()
         self.not_measured: Counter[str] = Counter()
-        self.disturbed, self.is_pending = "", False
+        self.disturbed = ""
         study = self._study(problem)
         search = study.search
-        if study.most is not None:
-            budget = dataclasses.replace(budget, trials=min(budget.trials, study.most))
         asked = tried = 0
         most = _TRIED_PER_TRIAL * budget.trials
         baseline_us: float | None = None
@@ -198,16 +176,12 @@ class Tuner:
             count = self._affordable(budget, time.monotonic() - begun, asked)
             if count == 0:
                 break
-            batch = search.ask(min(count, most - tried), budget.trials)
+            batch = search.ask(min(count, most - tried, budget.trials - search.measured))
             asked += len(batch)
-            self._store_told_elsewhere(study)
             for candidate, reason in search.take_illegal():
                 self._store_trial(study, candidate, Outcome("refused", reason))
-            if not batch and search.waits_for_others:
-                self.is_pending = True
-                return None
             if not batch:
-                break  # the space is exhausted, or other nodes have measured enough
+                break  # the space is exhausted
             batch = self._screened(study, batch)
             tried += len(batch)
             if following is not None:
@@ -232,13 +206,9 @@ class Tuner:
                 if self._is_hasty:
                     return None
                 time.sleep(_PAUSE_S)
-        self._store_told_elsewhere(study)
         if variants_for(problem, self.hardware, self._only) and not search.has_tried:
             return None
-        if self._fleet is None:
-            record = self._decide(study, time.monotonic() - begun)
-        else:
-            record = self._decide_once(self._fleet, study, time.monotonic() - begun)
+        record = self._decide(study, time.monotonic() - begun)
         if record is not None:
             self._database.put(record)
         if asked:
@@ -274,43 +244,18 @@ class Tuner:
 
     def _study(self, problem: Problem) -> _Study:
         op, variants = op_of(problem), variants_for(problem, self.hardware, self._only)
-        every = None
-        if self._is_exhaustive:
-            every = every_candidate(variants, problem, self.hardware, self._seed)
         record = record_key(op, dataclasses.asdict(problem), self._fingerprint)
-        search = Search(
-            variants,
-            problem,
-            self.hardware,
-            self._seed,
-            f"{record} {self._choices(op, problem, variants)}",
-            self._fleet,
-            every,
-        )
+        search = Search(variants, problem, self.hardware, self._seed)
         trials = trials_that_hold(self._database, op, record)
         last = {key(candidate): (candidate, trial) for candidate, trial in trials}
-        most = None if every is None else len(every)
-        study = _Study(problem, op, record, search, most, set(last), set())
+        study = _Study(problem, op, record, search, set())
         for candidate, trial in last.values():
             if trial.state == "refused":  # by rules and a compiler that may have changed
                 study.formerly_illegal.add(key(candidate))
             else:
                 search.learn(candidate, trial.median_us.get(self.mode))
-        if every is None:
-            search.enqueue(self._first.of(self._database, problem))
+        search.enqueue(self._first.of(self._database, problem))
         return study
-
-    def _choices(self, op: str, problem: Problem, variants: Mapping[str, Variant]) -> str:
-        """What a study cannot survive, in words: kernels, compiler, and choices."""
-        versions = fingerprints.versions(op)
-        spaces = [
-            (name, variant.space(problem, self.hardware)) for name, variant in variants.items()
-        ]
-        choices = hashlib.sha256(repr(spaces).encode()).hexdigest()[:16]
-        return (
-            f"{sorted((n, versions[n]) for n in variants)}"
-            f" triton {fingerprints.software_fingerprint().triton} spaces {choices}"
-        )
 
     def _screened(self, study: _Study, batch: list[Candidate]) -> list[Candidate]:
         begun = time.monotonic()
@@ -332,25 +277,7 @@ class Tuner:
             self.not_measured[outcome.state] += 1
         if outcome.state == "refused" and key(candidate) in study.formerly_illegal:
             return  # an earlier run has stored it
-        study.stored.add(key(candidate))
         self._database.add_trial(study.key, trial_of(study.op, candidate, outcome))
-
-    def _store_told_elsewhere(self, study: _Study) -> None:
-        """Keep what other nodes have measured like what was measured here."""
-        versions = fingerprints.versions(study.op)
-        for candidate, times in study.search.told():
-            if key(candidate) not in study.stored:
-                study.stored.add(key(candidate))
-                trial = TrialRecord(
-                    variant=candidate.variant,
-                    config=dict(candidate.config),
-                    state="measured",
-                    reason="",
-                    median_us=dict(times),
-                    seconds=0.0,
-                    version=versions[candidate.variant],
-                )
-                self._database.add_trial(study.key, trial)
 
     def _finalists(self, study: _Study) -> list[Candidate]:
         """The fastest in the deciding mode, then in the other, where dispatch may run them too.
@@ -403,7 +330,6 @@ class Tuner:
         if self.disturbed:
             return None
         trials = study.search.measured
-        self._store_told_elsewhere(study)  # these are in this database, too
         commit = fingerprints.source_commit()
         return record_of(
             study.op,
@@ -417,22 +343,6 @@ class Tuner:
             incumbent=incumbent,
             **({} if commit is None else {"commit": commit}),
         )
-
-    def _decide_once(self, fleet: Fleet, study: _Study, seconds: float) -> Record | None:
-        """The record of the finals, measured by this node or by another; None if not yet."""
-        name = f"{study.search.name} after {study.search.measured}"
-        finals = fleet.finals(name)
-        if finals is None:
-            self.is_pending = True
-            return None
-        if finals.trial is None:
-            return Record.from_json(finals.record)
-        record = None
-        try:
-            record = self._decide(study, seconds)
-        finally:
-            fleet.decided(name, finals.trial, None if record is None else record.to_json())
-        return record
 
     def _side_by_side(self, study: _Study, finalists: Sequence[Candidate]) -> list[Measurement]:
         """The baseline and the finalists that do not fail, timed together; the baseline first."""
@@ -465,8 +375,7 @@ def _tell(search: Search, candidate: Candidate, outcome: Outcome, mode: Mode) ->
     if outcome.disturbed:
         search.ask_again(candidate)
     elif outcome.state == "measured":
-        times = {mode: timing.median_us for mode, timing in outcome.timings.items()}
-        search.tell(candidate, times[mode], times)
+        search.tell(candidate, outcome.timings[mode].median_us)
     else:
         search.tell_pruned(candidate, f"{outcome.state}: {outcome.reason}")
 
