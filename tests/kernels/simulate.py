@@ -2,7 +2,7 @@
 
     python simulate.py BATCH RANKS PAGE WINDOW SCALES
 
-SCALES is of weights in fp8, "none", or "kept": none, and a model that is large for registers.
+SCALES is of weights in fp8, "none", or "heads": none, and 8 query heads to a KV head.
 "tokens" is how far a chosen logit is from the largest, in deviations of the logits; the others are
 counters and Lamport words that are left behind, and logits that a second launch changes.
 """
@@ -19,8 +19,8 @@ import torch
 from benchmarks import decode_step as bench
 from taxfree_check.cross_compile.record import GhostFabric
 from taxfree_kernels import launch
-from taxfree_kernels.decode_step import step as kernel_of_steps
 from taxfree_kernels.decode_step.decoder import Cache
+from taxfree_kernels.decode_step.step import DecodeStep
 from taxfree_kernels.device import peers
 from taxfree_kernels.hardware import KNOWN
 from tests.kernels import simulated
@@ -30,8 +30,6 @@ SIZES = bench.Sizes(
     theta=1e4, eps=1e-5, qk_norm=True, bias=True,
 )  # fmt: skip
 PROGRAMS, LAYERS = 5, 5
-#: with more query heads to a KV head than registers hold
-SIZES_KEPT = dataclasses.replace(SIZES, heads=16)
 #: in fp8, of whole blocks on a rank
 SIZES_IN_FP8 = dataclasses.replace(SIZES, hidden=640, heads=8, kv_heads=4, intermediate=1280)
 
@@ -98,9 +96,9 @@ def simulate(
 ) -> dict[str, float]:
     """The errors of the worst rank and launch, of two."""
     kernel = simulated.adapt()  # before a step is made, which keeps constants of compiled kernels
-    sizes = SIZES if scales == "none" else SIZES_IN_FP8
-    if scales == "kept":
-        sizes, scales, kernel_of_steps.MOST_IN_REGISTERS = SIZES_KEPT, "none", 0
+    sizes = SIZES if scales in ("none", "heads") else SIZES_IN_FP8
+    if scales == "heads":  # registers do not hold q
+        sizes, scales = dataclasses.replace(SIZES, heads=16), "none"
     weights = bench.Weights(sizes, torch.bfloat16, torch.device("cpu"), scales)
     contexts = [(37 * each) % 300 + 340 for each in range(batch)]
     fabrics = [Fabric(rank, world) for rank in range(world)]
@@ -111,7 +109,7 @@ def simulate(
         rank = fabric.rank
         decoder, cache, old = step_of(weights, sizes, rank, world, contexts, page, window)
         config = {"STAGES": 4, "DOWN_PARTS": 2}
-        steps.append(kernel_of_steps.DecodeStep(decoder, cache, batch, fabric, config, logits=True))
+        steps.append(DecodeStep(decoder, cache, batch, fabric, config, logits=True))
         made.append(cache)
         vectors = [each for layer in decoder.layers for each in vars(layer).values()]
         vectors += [each for layer in decoder.layers for each in layer.scales]

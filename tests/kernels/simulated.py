@@ -466,6 +466,7 @@ def adapt() -> Any:
         "wait_for_units": _wait_for_units, "_rotary": _rotary, "translate": _translate,
         "hand_back": lambda stage, pipe: pipe.empty.index(stage).change(1, 0),
         "before_tma_loads": lambda GROUP: None, "fence_stage": lambda: None,
+        "rolled": lambda end: end,
         "joined_halves": lambda inputs, N, layout: _Joined(inputs.value),
         "divided": lambda value, divisor: Block(value.value / _block(divisor[0])),
         "unpack_e4m3": _unpack_e4m3, "pack_e4m3": _pack_e4m3,

@@ -171,7 +171,7 @@ class TestSimulated:
         [
             (1, 2, 0, 0, "none"), (1, 2, 16, 70, "none"), (3, 1, 256, 0, "none"),
             (11, 2, 64, 70, "none"), (1, 2, 16, 70, "channel"), (1, 2, 0, 0, "block"),
-            (3, 2, 0, 0, "channel"), (11, 1, 64, 70, "block"), (1, 2, 16, 70, "kept"),
+            (3, 2, 0, 0, "channel"), (11, 1, 64, 70, "block"), (1, 2, 16, 70, "heads"),
         ],
         ids=str,
     )  # fmt: skip
@@ -181,5 +181,5 @@ class TestSimulated:
         clean = {name: worst.pop(name) for name in ("counters", "changed", "words")}
         assert not any(clean.values()), clean
         assert len(worst) == 7
-        assert worst.pop("tokens") < (0.02 if case[4] in ("none", "kept") else 0.2), worst
+        assert worst.pop("tokens") < (0.02 if case[4] in ("none", "heads") else 0.2), worst
         assert max(worst.values()) < 1, worst

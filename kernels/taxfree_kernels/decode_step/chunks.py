@@ -183,6 +183,23 @@ def first_slab(k, part, parts, batch):
     return min(part * -(-slabs_in(k, batch) // parts), slabs_in(k, batch))
 
 
+@gluon.jit
+def rolled(end):
+    """The end of a loop that stays a loop: unrolled, a layer's code exceeds instruction caches."""
+    return gl.inline_asm_elementwise(
+        "mov.b32 $0, $1;", "=r,r", [gl.to_tensor(end)], dtype=gl.int32, is_pure=True, pack=1
+    )
+
+
+@gluon.jit
+def part_of_slabs(part, K: gl.constexpr, MODEL: gl.constexpr, WORK: gl.constexpr):
+    """The first slab of a part of down's rows, and the one behind its last."""
+    SLABS: gl.constexpr = slabs_in(K, MODEL.BATCH)
+    MOST: gl.constexpr = (SLABS + WORK.DOWN_PARTS - 1) // WORK.DOWN_PARTS
+    first = part * MOST
+    return first, gl.minimum(first + MOST, SLABS)
+
+
 # ---- the loader -----------------------------------------------------------------------------
 
 
@@ -215,13 +232,10 @@ def _load_box(desc, line, second, third, full, to):
 
 
 @gluon.jit
-def _load_rows(
-    desc, rows, FIRST: gl.constexpr, END: gl.constexpr, n, pipe,
-    MODEL: gl.constexpr, WORK: gl.constexpr,
-):  # fmt: skip
-    """Load so many slabs of both halves of a unit's rows."""
+def _load_rows(desc, rows, first, end, n, pipe, MODEL: gl.constexpr, WORK: gl.constexpr):
+    """Load so many slabs of both halves of a unit's rows, from the first one on."""
     if MODEL.BATCH == 1:
-        for slab in gl.static_range(FIRST, END):
+        for slab in range(first, rolled(end)):
             stage = _next_stage(n, pipe, WORK)
             full = pipe.full.index(stage)
             _load_box(desc, rows.line, rows.row, slab * 16, full, pipe.rows.index(2 * stage))
@@ -229,7 +243,7 @@ def _load_rows(
             _load_box(desc, rows.other, rows.other_row, slab * 16, full, to)
             n += 1
     else:
-        for slab in range(FIRST, END):
+        for slab in range(first, end):
             for group in gl.static_range(GROUPS):
                 stage = _next_stage(n, pipe, WORK)
                 full, to = pipe.full.index(stage), pipe.rows.index(stage)
@@ -376,7 +390,6 @@ def load(
 ):  # fmt: skip
     """Claim units until there are no more, and load what they read; the loader's whole life."""
     BATCH: gl.constexpr = MODEL.BATCH
-    PARTS: gl.constexpr = WORK.DOWN_PARTS
     HIDDEN: gl.constexpr = words_in(MODEL.HIDDEN, MODEL.SCALES)
     WIDTH: gl.constexpr = words_in(MODEL.HEADS * MODEL.HEAD_DIM, MODEL.SCALES)
     WIDE: gl.constexpr = words_in(MODEL.INTERMEDIATE, MODEL.SCALES)
@@ -398,14 +411,8 @@ def load(
         elif rows.kind == OF_HEADS:
             n = _load_rows(weights.heads, rows, 0, slabs_in(WIDTH, BATCH), n, pipe, MODEL, WORK)
         elif rows.kind == OF_INTERMEDIATE:
-            for part in gl.static_range(PARTS):
-                if rows.part == part:
-                    n = _load_rows(
-                        weights.intermediate, rows,
-                        first_slab(WIDE, part, PARTS, BATCH),
-                        first_slab(WIDE, part + 1, PARTS, BATCH),
-                        n, pipe, MODEL, WORK,
-                    )  # fmt: skip
+            first, last = part_of_slabs(rows.part, WIDE, MODEL, WORK)
+            n = _load_rows(weights.intermediate, rows, first, last, n, pipe, MODEL, WORK)
         else:
             n = _load_keys(
                 weights, at - counts.qkv, layer, positions, pages, heads, counts, n, pipe,
@@ -448,23 +455,15 @@ def hand_back(stage, pipe):
 
 
 @gluon.jit
-def multiply(xs, kept, FIRST: gl.constexpr, END: gl.constexpr, n, pipe, WORK: gl.constexpr):
-    """float32 [8]: the products of a unit's rows with so many slabs of x.
-
-    Args:
-        xs: slabs; none, if they are kept in shared memory.
-    """
+def multiply(x, first, end, n, pipe, WORK: gl.constexpr):
+    """float32 [8]: the products of a unit's rows with slabs of x, which is in shared memory."""
     acc = gl.zeros([8, 16, 64], gl.float32, TILE)
-    for slab in gl.static_range(FIRST, END):
+    for slab in range(first, rolled(end)):
         stage = n % WORK.STAGES
         mbarrier.wait(pipe.full.index(stage), n // WORK.STAGES & 1)
         rows = pipe.tiles.index(stage).load(TILE)
         hand_back(stage, pipe)
-        if len(xs) == 0:
-            x = kept.index(slab).load(X)
-        else:
-            x = xs[slab]
-        acc += rows.to(gl.float32) * x.to(gl.float32)[None, :, :]
+        acc += rows.to(gl.float32) * x.index(slab).load(X).to(gl.float32)[None, :, :]
         n += 1
     return gl.sum(gl.sum(acc, 2), 1), n
 

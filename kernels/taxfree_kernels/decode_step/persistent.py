@@ -43,6 +43,7 @@ from taxfree_kernels.decode_step.chunks import (
     make_pipe,
     multiply,
     next_unit,
+    part_of_slabs,
     reinterpreted,
     rows_of_unit,
     sequences,
@@ -74,16 +75,15 @@ from taxfree_kernels.decode_step.scaled import (
 from taxfree_kernels.decode_step.sums import (
     OF_BEST,
     Inbox,
+    add_and_norm,
     add_sum,
     area_of,
     best_of_ranks,
     columns_of,
     empty_area,
     empty_last_turn,
-    keep,
     normed,
     send,
-    slabs_of_norm,
     sources_of,
     staging_shapes,
     targets_of,
@@ -202,7 +202,9 @@ def _norm_at(
 ):  # fmt: skip
     """The weight of a norm, as ``_next_x`` takes it: loaded before the sum is waited for."""
     ptr = _vector_at(vectors, row, column, element)
-    if MODEL.BATCH == 1:
+    if WORK.KEPT:
+        weight = ptr
+    elif MODEL.BATCH == 1:
         weight = columns_of(ptr, MODEL, WORK, GROUP)
     else:
         weight = owned_norm(ptr, sources_of(GROUP, WORK), MODEL, WORK)
@@ -210,37 +212,32 @@ def _norm_at(
 
 
 @gluon.jit
-def _add(
-    residual, area, COUNT: gl.constexpr, inbox, staging,
-    MODEL: gl.constexpr, WORK: gl.constexpr, GROUP: gl.constexpr,
-):  # fmt: skip
-    """Add a sum of so many sources to the residual: all of it, or this program's columns."""
-    if MODEL.BATCH == 1:
-        new = add_sum(residual, area, COUNT, inbox, staging, MODEL, WORK, GROUP)
-    else:
-        new = add_owned(residual, area, COUNT, sources_of(GROUP, WORK), inbox, MODEL, WORK, GROUP)
-    return new
-
-
-@gluon.jit
 def _next_x(
-    residual, weight, before, buffers, staging,
+    residual, weight, area, COUNT: gl.constexpr, before, buffers, inbox, staging,
     MODEL: gl.constexpr, WORK: gl.constexpr, GROUP: gl.constexpr,
 ):  # fmt: skip
-    """What products with normalised inputs read, the norm's factor, and what was counted before.
+    """Add a sum of so many sources to the residual: all of it, or this program's columns.
 
-    With several sequences, x is in memory, behind a barrier.
+    Returns:
+        The residual; what products with normalised inputs read, and the norm's factor; what was
+        counted before. With several sequences x is in memory, behind a barrier; what is kept is in
+        `staging`.
     """
-    if MODEL.BATCH == 1:
+    if WORK.KEPT:
+        x = ()
+        rstd = add_and_norm(residual, weight, area, COUNT, inbox, staging, MODEL, WORK, GROUP)
+        residual = ()
+    elif MODEL.BATCH == 1:
+        if COUNT:
+            residual = add_sum(residual, area, COUNT, inbox, MODEL, WORK, GROUP)
+        SLABS: gl.constexpr = slabs_in(words_in(MODEL.HIDDEN, MODEL.SCALES), 1)
         x, rstd = normed(residual, weight, staging, MODEL, WORK, GROUP)
-        if MODEL.SCALES != "none":
-            SLABS: gl.constexpr = slabs_in(words_in(MODEL.HIDDEN, MODEL.SCALES), 1)
-            x = quantise_slabs(x, SLABS, residual[0].dtype, MODEL)
+        x = quantise_slabs(x, SLABS, residual[0].dtype, MODEL)
     else:
-        publish(
-            residual, weight, buffers.x, buffers.squares, buffers.x_tops,
-            sources_of(GROUP, WORK), MODEL, WORK,
-        )  # fmt: skip
+        SOURCES: gl.constexpr = sources_of(GROUP, WORK)
+        if COUNT:
+            residual = add_owned(residual, area, COUNT, SOURCES, inbox, MODEL, WORK, GROUP)
+        publish(residual, weight, buffers.x, buffers.squares, buffers.x_tops, SOURCES, MODEL, WORK)
         count_units(buffers.counters, 0)
         before += gl.num_programs(0)
         wait_for_units(buffers.counters, before, buffers.control_ptr)
@@ -250,24 +247,27 @@ def _next_x(
         else:
             x = ()
         rstd = factors(buffers.squares, MODEL, WORK)[None, :]
-    return x, rstd, before
+    return residual, x, rstd, before
 
 
 @gluon.jit
 def _inputs_of(
-    ptr, K: gl.constexpr, tops, TOPS: gl.constexpr, MODEL: gl.constexpr, GROUP: gl.constexpr
-):
+    ptr, K: gl.constexpr, tops, TOPS: gl.constexpr, staging,
+    MODEL: gl.constexpr, WORK: gl.constexpr, GROUP: gl.constexpr,
+):  # fmt: skip
     """What products with inputs from memory read, behind their barrier.
 
     Args:
         tops: so many largest magnitudes of each token; see ``Buffers``.
     """
-    if MODEL.BATCH == 1:
-        if MODEL.SCALES == "none":
-            x = slabs_of(ptr, K)
-        else:
-            pairs = slabs_of(tl.cast(ptr, gl.pointer_type(gl.int32)), K // 2)
-            x = quantise_slabs(pairs, slabs_in(K // 2, 1), ptr.dtype.element_ty, MODEL)
+    if WORK.KEPT:
+        x = ()
+        slabs = slabs_of(ptr, K)
+        for slab in gl.static_range(len(slabs)):
+            staging[0].index(slab).store(slabs[slab])
+    elif MODEL.BATCH == 1:
+        pairs = slabs_of(tl.cast(ptr, gl.pointer_type(gl.int32)), K // 2)
+        x = quantise_slabs(pairs, slabs_in(K // 2, 1), ptr.dtype.element_ty, MODEL)
     else:
         before_tma_loads(GROUP)
         if MODEL.SCALES == "channel":
@@ -293,7 +293,7 @@ def _multiply(
     END: gl.constexpr = first_slab(WORDS, PART + 1, PARTS, MODEL.BATCH)
     if MODEL.SCALES == "none":
         products, n, pieces = _multiply_plain(
-            x, inputs, FIRST, END, n, pieces, staging, pipe, MODEL, WORK
+            inputs, FIRST, END, n, pieces, staging, pipe, MODEL, WORK
         )
     elif MODEL.BATCH == 1:
         one, n = multiply_words(x, scales, K, FIRST, END, n, pipe, MODEL, WORK)
@@ -307,18 +307,31 @@ def _multiply(
 
 @gluon.jit
 def _multiply_plain(
-    x, inputs, FIRST: gl.constexpr, END: gl.constexpr, n, pieces, staging, pipe,
-    MODEL: gl.constexpr, WORK: gl.constexpr,
-):  # fmt: skip
-    """The same of weights in 16 bits."""
+    inputs, first, end, n, pieces, staging, pipe, MODEL: gl.constexpr, WORK: gl.constexpr
+):
+    """The same of weights in 16 bits, with slabs of x."""
     if MODEL.BATCH == 1:
-        one, n = multiply(x, staging[0], FIRST, END, n, pipe, WORK)
+        one, n = multiply(staging[0], first, end, n, pipe, WORK)
         products = (one,)
     else:
         products, n, pieces = multiply_rows(
-            inputs, FIRST, END, n, pieces, staging, pipe, MODEL, WORK
+            inputs, first, end, n, pieces, staging, pipe, MODEL, WORK
         )
     return products, n, pieces
+
+
+@gluon.jit
+def _send_down(
+    products, targets, at, inbox, MODEL: gl.constexpr, WORK: gl.constexpr, GROUP: gl.constexpr
+):
+    """Send the products of a unit of down by its number in the phase."""
+    ROWS: gl.constexpr = rows_of_unit(MODEL.BATCH)
+    PARTS: gl.constexpr = WORK.DOWN_PARTS
+    row, sequence, mask = _places(MODEL)
+    to = at % PARTS * (GROUP.WORLD * MODEL.BATCH * MODEL.HIDDEN) + at // PARTS * ROWS
+    to += sequence * MODEL.HIDDEN + row
+    for group in gl.static_range(len(products)):
+        send(targets, to + group * (ROWS // len(products)), products[group], mask, inbox, GROUP)
 
 
 @gluon.jit
@@ -412,14 +425,16 @@ def _compute(
     n, claims, pieces = gl.to_tensor(0), gl.to_tensor(0), gl.to_tensor(0)
     counts = counts_of(step.positions, widest, MODEL, WORK)
     if BATCH == 1:
-        token = gl.maximum(gl.load(tokens), 0)
-        residual = columns_of(buffers.embedding + token.to(gl.int64) * HIDDEN, MODEL, WORK, GROUP)
+        residual = buffers.embedding + gl.maximum(gl.load(tokens), 0).to(gl.int64) * HIDDEN
+        if not WORK.KEPT:
+            residual = columns_of(residual, MODEL, WORK, GROUP)
     else:
         residual = owned_embedding(buffers.embedding, tokens, SOURCES, MODEL, WORK)
     before = gl.to_tensor(0)  # units and programs of the counted phases before
     weight = _norm_at(vectors, 0, INPUT_NORM, element, MODEL, WORK, GROUP)
-    x, rstd, before = _next_x(residual, weight, before, buffers, staging, MODEL, WORK, GROUP)
-    residual = keep(residual, staging, WORK)
+    residual, x, rstd, before = _next_x(
+        residual, weight, inbox.slot, 0, before, buffers, inbox, staging, MODEL, WORK, GROUP
+    )
     unit, claims = next_unit(claims, pipe)
     first = gl.to_tensor(0)  # unit of the phase
     for layer in range(layers):
@@ -469,8 +484,9 @@ def _compute(
         targets = targets_of(area, inbox, MODEL, GROUP)
         wait_for_units(counters, before, control)
         attended = _inputs_of(
-            buffers.attended, WIDTH, buffers.attended_tops, MODEL.KV_HEADS, MODEL, GROUP
-        )
+            buffers.attended, WIDTH, buffers.attended_tops, MODEL.KV_HEADS, staging, MODEL, WORK,
+            GROUP,
+        )  # fmt: skip
         _note(buffers, layer, layers, 6, WORK)
         while unit < end:
             scales = _scales_of_unit(buffers.scales, layer, 3, unit, first, 1, WIDTH, MODEL)
@@ -486,9 +502,10 @@ def _compute(
         first = end
 
         weight = _norm_at(vectors, layer, POST_NORM, element, MODEL, WORK, GROUP)
-        residual = _add(residual, area, GROUP.WORLD, inbox, staging, MODEL, WORK, GROUP)
-        x, rstd, before = _next_x(residual, weight, before, buffers, staging, MODEL, WORK, GROUP)
-        residual = keep(residual, staging, WORK)
+        residual, x, rstd, before = _next_x(
+            residual, weight, area, GROUP.WORLD, before, buffers, inbox, staging, MODEL, WORK,
+            GROUP,
+        )  # fmt: skip
         _note(buffers, layer, layers, 8, WORK)
         done = gl.to_tensor(0)
         end = first + counts.gate
@@ -522,45 +539,48 @@ def _compute(
             empty_area(area, AREA)
         area = area_of(inbox, 2 * layer + 1, MODEL, WORK, GROUP)
         targets = targets_of(area, inbox, MODEL, GROUP)
-        wide = _inputs_of(buffers.activated, WIDE, buffers.activated_tops, UNITS, MODEL, GROUP)
+        wide = _inputs_of(
+            buffers.activated, WIDE, buffers.activated_tops, UNITS, staging, MODEL, WORK, GROUP
+        )
         while unit < end:
             at = unit - first
-            for part in gl.static_range(PARTS):
-                if at % PARTS == part:
-                    scales = _scales_of_unit(
-                        buffers.scales, layer, 6, unit, first, PARTS, WIDE, MODEL
-                    )
-                    products, n, pieces = _multiply(
-                        wide, scales, inputs.activated, WIDE, part, PARTS, n, pieces, staging,
-                        pipe, MODEL, WORK,
-                    )  # fmt: skip
-                    place = part * (GROUP.WORLD * BATCH * HIDDEN) + at // PARTS * ROWS
-                    for group in gl.static_range(PRODUCTS):
-                        to = place + sequence * HIDDEN + group * OF_GROUP + row
-                        send(targets, to, products[group], mask, inbox, GROUP)
+            if MODEL.SCALES == "none":
+                begin, last = part_of_slabs(at % PARTS, WIDE, MODEL, WORK)
+                products, n, pieces = _multiply_plain(
+                    inputs.activated, begin, last, n, pieces, staging, pipe, MODEL, WORK
+                )
+                _send_down(products, targets, at, inbox, MODEL, WORK, GROUP)
+            else:  # slabs in registers have no numbers that are not constant
+                for part in gl.static_range(PARTS):
+                    if at % PARTS == part:
+                        scales = _scales_of_unit(
+                            buffers.scales, layer, 6, unit, first, PARTS, WIDE, MODEL
+                        )
+                        products, n, pieces = _multiply(
+                            wide, scales, inputs.activated, WIDE, part, PARTS, n, pieces, staging,
+                            pipe, MODEL, WORK,
+                        )  # fmt: skip
+                        _send_down(products, targets, at, inbox, MODEL, WORK, GROUP)
             unit, claims = next_unit(claims, pipe)
         _note(buffers, layer, layers, 12, WORK)
         first = end
 
         # in the row behind the last layer it is the last norm
         weight = _norm_at(vectors, layer + 1, INPUT_NORM, element, MODEL, WORK, GROUP)
-        residual = _add(residual, area, GROUP.WORLD * PARTS, inbox, staging, MODEL, WORK, GROUP)
-        x, rstd, before = _next_x(residual, weight, before, buffers, staging, MODEL, WORK, GROUP)
-        residual = keep(residual, staging, WORK)
+        residual, x, rstd, before = _next_x(
+            residual, weight, area, GROUP.WORLD * PARTS, before, buffers, inbox, staging, MODEL,
+            WORK, GROUP,
+        )  # fmt: skip
 
     _note(buffers, layers, layers, 0, WORK)
     of_head = staging
-    if MODEL.SCALES != "none":
-        if BATCH == 1:
-            x = slabs_of_norm(staging, MODEL)
-        else:
-            x = ()
-            of_head = staging.plain
+    if MODEL.SCALES != "none" and BATCH > 1:
+        of_head = staging.plain
     best = row * 0.0 + sequence * 0.0 - float("inf")
     chosen = (row + sequence) * 0
     while unit < first + head_units(BATCH, MODEL.VOCAB):
         products, n, pieces = _multiply_plain(
-            x, inputs.head, 0, slabs_in(HIDDEN, BATCH), n, pieces, of_head, pipe, MODEL, WORK
+            inputs.head, 0, slabs_in(HIDDEN, BATCH), n, pieces, of_head, pipe, MODEL, WORK
         )
         for group in gl.static_range(PRODUCTS):
             at = (unit - first) * ROWS + group * OF_GROUP + row + sequence * 0
@@ -693,18 +713,16 @@ def decode_step(
         gl.allocate_shared_memory(gl.float32, [HEADS, 8], PLAIN),
     )
     if MODEL.BATCH == 1:
-        SHAPES: gl.constexpr = staging_shapes(
-            MODEL.HIDDEN, GROUP.WORLD * WORK.DOWN_PARTS, 1024 if MODEL.SCALES == "none" else 2048
-        )
+        SHAPES: gl.constexpr = staging_shapes(MODEL, WORK, GROUP)
         slabs = gl.allocate_shared_memory(element, SHAPES[0], PLAIN)
         flat: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
-        staging = (slabs, reinterpreted(slabs, SHAPES[1], flat))
+        blocks = reinterpreted(slabs, SHAPES[1], flat)
         if WORK.KEPT:
-            kept = gl.allocate_shared_memory(element, SHAPES[1], flat)
-            staging = staging + (kept,)  # type: ignore[assignment]
-        if MODEL.SCALES != "none":
+            last = gl.allocate_shared_memory(element, SHAPES[2], flat)
+        else:
             PAIRS: gl.constexpr = [SHAPES[0][0] // 2, 16, 64]
-            staging = staging + (reinterpreted(slabs, PAIRS, PLAIN, gl.int32),)  # type: ignore[assignment]
+            last = reinterpreted(slabs, PAIRS, PLAIN, gl.int32)
+        staging = (slabs, blocks, last)
     elif MODEL.SCALES == "none":
         staging = make_staging(element, MODEL)
     else:

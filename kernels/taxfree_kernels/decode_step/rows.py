@@ -107,10 +107,9 @@ def over_warps(sums, scratch):
 
 @gluon.jit
 def multiply_rows(
-    inputs, FIRST: gl.constexpr, END: gl.constexpr, n, pieces, staging, pipe,
-    MODEL: gl.constexpr, WORK: gl.constexpr,
-):  # fmt: skip
-    """The products of a unit's rows with so many slabs of the inputs.
+    inputs, first, end, n, pieces, staging, pipe, MODEL: gl.constexpr, WORK: gl.constexpr
+):
+    """The products of a unit's rows with slabs of the inputs.
 
     Args:
         inputs: a descriptor, [K / 64, BATCH, 64]; rows behind the last sequence are read as 0.
@@ -124,9 +123,9 @@ def multiply_rows(
         zeros = gl.zeros([WARPS, 16, sequences(MODEL.BATCH)], gl.float32, ACC)
         sums = sums + (zeros,)  # type: ignore[assignment]
     for ahead in gl.static_range(2):
-        if FIRST + ahead < END:
-            _load_piece(inputs, FIRST + ahead, pieces + ahead, staging, MODEL)
-    for slab in range(FIRST, END):
+        if first + ahead < end:
+            _load_piece(inputs, first + ahead, pieces + ahead, staging, MODEL)
+    for slab in range(first, end):
         mbarrier.wait(staging.full.index(pieces % 2), pieces // 2 & 1)
         x = staging.inputs.index(pieces % 2).permute((0, 2, 1)).load(_INPUTS)
         new = ()
@@ -134,7 +133,7 @@ def multiply_rows(
             added, n = _add_chunk(sums[group], x, n, pipe, WORK)
             new = new + (added,)  # type: ignore[assignment]
             if group == 0:
-                if slab + 2 < END:  # all warps have loaded the last piece here, and fenced
+                if slab + 2 < end:  # all warps have loaded the last piece here, and fenced
                     _load_piece(inputs, slab + 2, pieces + 2, staging, MODEL)
         sums = new
         pieces += 1

@@ -15,7 +15,6 @@ from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.launch import Kernel, compiling
 
 _CHUNK_BYTES = 16384
-MOST_IN_REGISTERS = 4096  # elements of a residual; see ``tape.Work.KEPT``
 _OTHER_SHARED = 6144  # barriers, claims, and what reductions need
 
 
@@ -59,7 +58,7 @@ class DecodeStep:
         config = {**seed_config(model, fabric.hardware.shared_memory, world), **config}
         owned = _owned(model.HIDDEN, programs)
         self.work = work = tape.Work(
-            KEPT=_is_kept(model),
+            KEPT=batch == 1 and model.SCALES == "none",
             OWNED=owned,
             LOGITS=logits,
             TRACE=trace,
@@ -211,7 +210,10 @@ def seed_config(model: tape.Model, shared_memory: int, world: int) -> dict[str, 
     if model.BATCH == 1:
         parts = 1 + (wide > 8 * tape.CHUNK_K)
         width = sums.width_of(model.HIDDEN, world * parts)
-        staging = math.ceil(model.HIDDEN / width) * width * 2 * (1 + _is_kept(model))
+        staging = math.ceil(model.HIDDEN / width) * width * 2
+        if model.SCALES == "none":
+            of_heads = model.HEADS * model.HEAD_DIM
+            staging += 2 * sums.staged_elements(model.HIDDEN, of_heads, model.INTERMEDIATE, width)
     else:
         parts = math.ceil(wide / (4 * tape.CHUNK_K))
         parts = min(parts, sums.most_parts(model, world))
@@ -219,10 +221,6 @@ def seed_config(model: tape.Model, shared_memory: int, world: int) -> dict[str, 
     room = shared_memory - _OTHER_SHARED - heads * 8 * (model.HEAD_DIM + 2) * 4 - staging
     stages = min(12, room // _CHUNK_BYTES)
     return {"STAGES": stages, "LIMIT": 2, "SPLITS": 1, "DOWN_PARTS": parts}
-
-
-def _is_kept(model: tape.Model) -> bool:
-    return model.BATCH == 1 and model.SCALES == "none" and model.HIDDEN > MOST_IN_REGISTERS
 
 
 def _owned(hidden: int, programs: int) -> int:

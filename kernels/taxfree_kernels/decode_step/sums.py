@@ -22,7 +22,7 @@ import triton
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from taxfree_kernels.decode_step.chunks import WARPS, X
+from taxfree_kernels.decode_step.chunks import WARPS, X, rolled
 from taxfree_kernels.device import packets
 from taxfree_kernels.device.peers import (
     ABORT,
@@ -213,48 +213,75 @@ def columns_of(ptr, MODEL: gl.constexpr, WORK: gl.constexpr, GROUP: gl.constexpr
 
 
 @gluon.jit
-def keep(residual, staging, WORK: gl.constexpr):
-    """What is held of the residual until the next sum: nothing, if its blocks are kept."""
-    if WORK.KEPT:
-        for block in gl.static_range(len(residual)):
-            staging[2].index(block).store(residual[block])
-        held = ()
-    else:
-        held = residual
-    return held
-
-
-@gluon.jit
 def add_sum(
-    residual, area, COUNT: gl.constexpr, inbox, staging,
+    residual, area, COUNT: gl.constexpr, inbox,
     MODEL: gl.constexpr, WORK: gl.constexpr, GROUP: gl.constexpr,
 ):  # fmt: skip
     """Wait for all of a sum, and add it to the residual, which is NaN where words are missing.
 
     Args:
-        residual: blocks of columns, in the model's dtype; see ``keep``.
+        residual: blocks of columns, in the model's dtype.
         COUNT: of sources.
     """
-    HIDDEN: gl.constexpr = MODEL.HIDDEN
-    WIDTH: gl.constexpr = width_of(HIDDEN, GROUP.WORLD * WORK.DOWN_PARTS)
-    SOURCES: gl.constexpr = triton.next_power_of_2(COUNT)
-    POLLED: gl.constexpr = _polled(SOURCES)
-    number = gl.arange(0, SOURCES, gl.SliceLayout(1, POLLED))[:, None]
-    source = gl.minimum(number, COUNT - 1)
-    element: gl.constexpr = staging[0].dtype
+    WIDTH: gl.constexpr = width_of(MODEL.HIDDEN, GROUP.WORLD * WORK.DOWN_PARTS)
+    element: gl.constexpr = residual[0].dtype
     new = ()
-    for block in gl.static_range(_blocks(HIDDEN, GROUP.WORLD * WORK.DOWN_PARTS)):
-        at = block * WIDTH + gl.arange(0, WIDTH, gl.SliceLayout(0, POLLED))[None, :]
-        mask = (at < HIDDEN) & (number < COUNT)
-        words = receive(area + source * HIDDEN + at, source % GROUP.WORLD, mask, inbox, 4, GROUP)
-        values = gl.where(mask, words.to(gl.float32, bitcast=True), 0.0)
-        added = gl.convert_layout(gl.sum(values, 0), COLUMNS, assert_trivial=True)
-        if WORK.KEPT:
-            before = staging[2].index(block).load(COLUMNS)
-        else:
-            before = residual[block]
-        new = new + ((before.to(gl.float32) + added).to(element),)
+    for block in gl.static_range(_blocks(MODEL.HIDDEN, GROUP.WORLD * WORK.DOWN_PARTS)):
+        added = _sum_of_block(block * WIDTH, WIDTH, area, COUNT, inbox, MODEL, GROUP)
+        new = new + ((residual[block].to(gl.float32) + added).to(element),)
     return new
+
+
+@gluon.jit
+def _sum_of_block(
+    first, WIDTH: gl.constexpr, area, COUNT: gl.constexpr, inbox,
+    MODEL: gl.constexpr, GROUP: gl.constexpr,
+):  # fmt: skip
+    """float32 [WIDTH]: the sum of so many sources from a column on, once it has arrived."""
+    HIDDEN: gl.constexpr = MODEL.HIDDEN
+    POLLED: gl.constexpr = _polled(triton.next_power_of_2(COUNT))
+    number = gl.arange(0, triton.next_power_of_2(COUNT), gl.SliceLayout(1, POLLED))[:, None]
+    source = gl.minimum(number, COUNT - 1)
+    at = first + gl.arange(0, WIDTH, gl.SliceLayout(0, POLLED))[None, :]
+    mask = (at < HIDDEN) & (number < COUNT)
+    words = receive(area + source * HIDDEN + at, source % GROUP.WORLD, mask, inbox, 4, GROUP)
+    values = gl.where(mask, words.to(gl.float32, bitcast=True), 0.0)
+    return gl.convert_layout(gl.sum(values, 0), COLUMNS, assert_trivial=True)
+
+
+@gluon.jit
+def add_and_norm(
+    row, norm, area, COUNT: gl.constexpr, inbox, staging,
+    MODEL: gl.constexpr, WORK: gl.constexpr, GROUP: gl.constexpr,
+):  # fmt: skip
+    """The same of a residual in shared memory, and ``normed``; returns the norm's factor.
+
+    Blocks are a loop, and slabs of products are: code that does not fit the instruction cache is
+    read again in each layer.
+
+    Args:
+        row: the residual without a COUNT.
+        norm: its weight, a pointer.
+        staging: slabs [n, 16, 64] of what products read; the first of them, and the residual, as
+            [blocks, WIDTH].
+    """
+    _, x, residual = staging
+    WIDTH: gl.constexpr = width_of(MODEL.HIDDEN, GROUP.WORLD * WORK.DOWN_PARTS)
+    squares = gl.zeros([WIDTH], gl.float32, COLUMNS)
+    for block in range(rolled(_blocks(MODEL.HIDDEN, GROUP.WORLD * WORK.DOWN_PARTS))):
+        at = block * WIDTH + gl.arange(0, WIDTH, COLUMNS)
+        weight = gl.load(norm + at, mask=at < MODEL.HIDDEN, other=0.0)
+        if COUNT:
+            added = _sum_of_block(block * WIDTH, WIDTH, area, COUNT, inbox, MODEL, GROUP)
+            new = (residual.index(block).load(COLUMNS).to(gl.float32) + added).to(x.dtype)
+        else:
+            new = gl.load(row + at, mask=at < MODEL.HIDDEN, other=0.0)
+        residual.index(block).store(new)
+        value = new.to(gl.float32)
+        squares += value * value
+        x.index(block).store((value * weight.to(gl.float32)).to(x.dtype))
+    mean = gl.sum(squares, 0) * (1.0 / MODEL.HIDDEN)
+    return gl.rsqrt(mean + MODEL.EPS)
 
 
 @gluon.jit
@@ -264,7 +291,7 @@ def normed(residual, weight, staging, MODEL: gl.constexpr, WORK: gl.constexpr, G
     Args:
         weight: blocks of columns.
         staging: shared memory, [slabs, 16, 64] of the model's dtype, and the same as
-            [blocks, WIDTH]; beside weights in fp8 also as int32 pairs [slabs / 2, 16, 64].
+            [blocks, WIDTH], and as int32 pairs [slabs / 2, 16, 64].
     """
     blocks = staging[1]
     WIDTH: gl.constexpr = width_of(MODEL.HIDDEN, GROUP.WORLD * WORK.DOWN_PARTS)
@@ -275,35 +302,33 @@ def normed(residual, weight, staging, MODEL: gl.constexpr, WORK: gl.constexpr, G
         scaled = (value * weight[block].to(gl.float32)).to(residual[block].dtype)
         blocks.index(block).store(scaled)
     mean = gl.sum(squares, 0) * (1.0 / MODEL.HIDDEN)
-    if WORK.KEPT:
-        x = ()
-    elif MODEL.SCALES == "none":
-        x = slabs_of_norm(staging, MODEL)
-    else:
-        at = gl.arange(0, 16, gl.SliceLayout(1, X))[:, None] * 64
-        at += gl.arange(0, 64, gl.SliceLayout(0, X))[None, :]
-        x = ()
-        for slab in gl.static_range((MODEL.HIDDEN + 2047) // 2048):
-            pair = staging[2].index(slab).load(X)
-            x = x + (gl.where(slab * 1024 + at < MODEL.HIDDEN // 2, pair, 0),)
+    at = gl.arange(0, 16, gl.SliceLayout(1, X))[:, None] * 64
+    at += gl.arange(0, 64, gl.SliceLayout(0, X))[None, :]
+    x = ()
+    for slab in gl.static_range((MODEL.HIDDEN + 2047) // 2048):
+        pair = staging[2].index(slab).load(X)
+        x = x + (gl.where(slab * 1024 + at < MODEL.HIDDEN // 2, pair, 0),)
     return x, gl.rsqrt(mean + MODEL.EPS)
 
 
-@gluon.jit
-def slabs_of_norm(staging, MODEL: gl.constexpr):
-    """What ``normed`` has staged, in slabs as products in 16 bits read it."""
-    x = ()
-    for slab in gl.static_range((MODEL.HIDDEN + 1023) // 1024):
-        x = x + (staging[0].index(slab).load(X),)
-    return x
+@gluon.constexpr_function
+def staging_shapes(model, work, group):
+    """Of slabs of what products with one sequence read; the same, and the residual, in blocks."""
+    width = width_of(model.HIDDEN, group.WORLD * work.DOWN_PARTS)
+    blocks = -(-model.HIDDEN // width)
+    elements = blocks * width
+    if work.KEPT:
+        of_heads = model.HEADS * model.HEAD_DIM
+        elements = staged_elements(model.HIDDEN, of_heads, model.INTERMEDIATE, width)
+    slab = 1024 if work.KEPT else 2048
+    slabs = -(-elements // slab) * slab // 1024
+    return [slabs, 16, 64], [slabs * 1024 // width, width], [blocks, width]
 
 
 @gluon.constexpr_function
-def staging_shapes(hidden, sources, slab):
-    """Of ``normed``: whole slabs of so many columns."""
-    width = width_of(hidden, sources)
-    columns = -(-(-(-hidden // width) * width) // slab) * slab
-    return [columns // 1024, 16, 64], [columns // width, width]
+def staged_elements(hidden, of_heads, wide, width):
+    """Of the longest row that products read, in whole blocks."""
+    return -(-max(hidden, of_heads, wide) // width) * width
 
 
 @gluon.jit
