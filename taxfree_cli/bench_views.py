@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from taxfree.problems import format_problem
-from taxfree_cli.output import print_lines, print_table, results
+from taxfree_cli.output import print_lines, print_table, results, width_of
 from taxfree_tune.measuring.results import Row, RowComparison, fastest
 
 if TYPE_CHECKING:
@@ -62,7 +62,6 @@ _COLUMNS = (
     _Column("TFLOP/s", lambda row: f"{row.tflops:.1f}", 8, compares=True),
     _Column("GB/s", lambda row: f"{row.gbps:.0f}", 9, compares=True),
 )
-_GAP = 2
 
 
 def print_problem(result: ProblemResult) -> None:
@@ -108,26 +107,24 @@ def problem_table(rows: Sequence[Row], width: int, is_interpreted: bool = False)
     shown = [column for column in _COLUMNS if not (is_interpreted and column.compares)]
     columns = [column for column in shown if any(column.cell(row) for row in rows)]
     names = [f"{'*' if row is best else ' '}{row.variant}" for row in rows]
-    used = max(map(len, names)) + sum(_GAP + _width(column, rows) for column in columns)
-    for column in sorted(columns, key=lambda column: -column.rank):
-        if used <= width or len(columns) == 1:
+    while True:
+        headings = [" variant", *(column.heading for column in columns)]
+        cells = [
+            [name, *(column.cell(row) for column in columns)]
+            for name, row in zip(names, rows, strict=True)
+        ]
+        if width_of([headings, *cells]) <= width or len(columns) == 1:
             break
-        columns.remove(column)
-        used -= _GAP + _width(column, rows)
+        columns.remove(max(columns, key=lambda column: column.rank))
     table = Table(box=None, pad_edge=False)
-    table.add_column(" variant", overflow="fold")
+    table.add_column(headings[0], overflow="fold")
     for column in columns:
         table.add_column(
             column.heading, justify="right" if column.is_number else "left", no_wrap=True
         )
-    for name, row in zip(names, rows, strict=True):
-        cells = (Text(column.cell(row)) for column in columns)
-        table.add_row(Text(name), *cells, style="bold" if row is best else "")
+    for row, shown_cells in zip(rows, cells, strict=True):
+        table.add_row(*map(Text, shown_cells), style="bold" if row is best else "")
     return table
-
-
-def _width(column: _Column, rows: Sequence[Row]) -> int:
-    return max(len(column.heading), *(len(column.cell(row)) for row in rows))
 
 
 def _times(ratio: float | None) -> str:

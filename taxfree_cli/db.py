@@ -389,7 +389,7 @@ def _selected(table: Table, op: str | None, gpu: str | None) -> list[Record]:
     Raises:
         UsageError: there is no such operation.
     """
-    records = [*table.records(), *table.modelled]
+    records = list(table.records())
     if op is not None and all(record.op != op for record in records):
         require_operation(op)
     return [

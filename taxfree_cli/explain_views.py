@@ -12,7 +12,7 @@ from rich.text import Text
 
 from taxfree.problems import format_problem
 from taxfree_cli.bench_views import bounds_line, us
-from taxfree_cli.output import results
+from taxfree_cli.output import results, width_of
 from taxfree_cli.record_views import words
 
 if TYPE_CHECKING:
@@ -202,12 +202,12 @@ def _ranks(accounts: Sequence[Account], width: int) -> Table:
     """All ranks, part by part; tax by tax where the terminal is narrow."""
     parts = [part.name for part in accounts[0].parts]
     by_part = [("rank", "eager", *parts, "residual"), *_rank_rows(accounts, by_part=True)]
-    if _width(by_part) <= width:
+    if width_of(by_part) <= width:
         return _rendered(by_part)
     taxes = list(dict.fromkeys(part.tax for part in accounts[0].parts))
     short = [tax.replace("bulk synchronous", "bulk") for tax in taxes]
     by_tax = [("rank", "eager", *short, "residual"), *_rank_rows(accounts, by_part=False)]
-    while _width(by_tax) > width and len(by_tax[0]) > 2:
+    while width_of(by_tax) > width and len(by_tax[0]) > 2:
         by_tax = [row[:-1] for row in by_tax]
     return _rendered(by_tax)
 
@@ -226,10 +226,6 @@ def _rank_rows(accounts: Sequence[Account], *, by_part: bool) -> list[tuple[str,
 
 
 _Cells = list[tuple[str, ...]]
-
-
-def _width(cells: _Cells) -> int:
-    return sum(max(map(len, column)) + 2 for column in zip(*cells, strict=True))
 
 
 def _rendered(cells: _Cells) -> Table:
@@ -352,7 +348,7 @@ def sweep(explained: Sequence[Explanation], width: int) -> Table:
                 shown = _TIMED if account.no_account else names
                 figures = (_SWEEP[name](account) if name in shown else "-" for name in names)
                 cells.append((*fields, _marked(pipeline, explanation.is_modelled), *figures))
-        if _width(cells) <= width or len(names) == 1:
+        if width_of(cells) <= width or len(names) == 1:
             return _rendered(cells)
         names.pop()
 

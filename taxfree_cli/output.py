@@ -9,7 +9,7 @@ import json
 import os
 import sys
 import textwrap
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TextIO, TypeVar
 
 from rich.cells import cell_len
@@ -114,20 +114,23 @@ def print_table(
     headings, cells = list(columns), [list(row) for row in rows]
     above = Text(title, style="table.title") if title else None
     table = Table(title=above, title_justify="left", box=None, pad_edge=False)
-    widths = []
     for index, heading in enumerate(headings):
-        column = [row[index] for row in cells]
-        numbers = bool(cells) and all(isinstance(value, int | float) for value in column)
+        numbers = bool(cells) and all(isinstance(row[index], int | float) for row in cells)
         table.add_column(heading, justify="right" if numbers else "left", overflow="fold")
-        widths.append(max(cell_len(text) for text in [heading, *map(_shown, column)]))
     for row in cells:
         table.add_row(*(Text(_shown(value)) for value in row))
     console = results()
-    if sum(widths) + 2 * (len(widths) - 1) <= console.width:
+    if width_of([headings, *cells]) <= console.width:
         console.print(table)
     else:
         lines = folded(_listed(headings, cells) if narrow is None else narrow)
         print_lines([*filter(None, [title]), *lines])
+
+
+def width_of(rows: Iterable[Sequence[object]]) -> int:
+    """How wide a table of these rows is, headings among them: columns are two characters apart."""
+    columns = zip(*rows, strict=True)
+    return sum(max(cell_len(_shown(cell)) for cell in column) + 2 for column in columns) - 2
 
 
 def _listed(headings: list[str], cells: list[list[object]]) -> Iterator[str]:

@@ -7,15 +7,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from rich.cells import cell_len
-
 from taxfree.problems import format_problem
-from taxfree_cli.output import print_lines, print_table, printable, results
+from taxfree_cli.output import print_lines, print_table, printable, results, width_of
 from taxfree_kernels.variant import Problem
 
 #: fields in which a neighbour's record serves; operations say so beside code that loads torch
 SIZES = ("batch", "length", "kv_len_per_rank", "rows", "m")
-_GAP = 2
 
 
 @dataclass(frozen=True)
@@ -90,17 +87,12 @@ def _print_group(group: list[Cell]) -> None:
     table = [[*size, *(texts.get(count, "") for count in counts)] for size, texts in rows.items()]
     table.sort(key=lambda row: row[: len(sizes)])
     headings = [*sizes, *map(_gpus, counts)]
-    if _width(headings, table) <= results().width:
+    if width_of([headings, *table]) <= results().width:
         print_table(headings, table)
         return
     for column, count in enumerate(counts, start=len(sizes)):
         of_column = [[*row[: len(sizes)], row[column]] for row in table if row[column]]
         print_table([*sizes, _gpus(count)], of_column)
-
-
-def _width(headings: list[str], table: list[list[Any]]) -> int:
-    columns = zip(headings, *table, strict=True)
-    return sum(_GAP + max(cell_len(str(cell)) for cell in column) for column in columns) - _GAP
 
 
 def _gpus(count: int) -> str:

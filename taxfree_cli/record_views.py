@@ -195,7 +195,7 @@ def _library(answer: LookUp) -> str:
 
 def _winner_text(record: Record) -> str:
     text = winner_text(record.winner.variant, _speed_up(record))
-    return f"{text} ({_source(record)})" if record.is_lent or record.is_modelled else text
+    return f"{text} ({_source(record)})" if record.is_lent else text
 
 
 def _speed_up(record: Record) -> float | None:
@@ -221,9 +221,7 @@ def _row(record: Record) -> list[object]:
 
 
 def _source(record: Record) -> str:
-    if record.is_lent:
-        return f"lent: {record.lender}"
-    return "modelled" if record.is_modelled else record.provenance.get("source", "")
+    return f"lent: {record.lender}" if record.is_lent else record.provenance.get("source", "")
 
 
 def _rows(role: str, measured: Measurement) -> list[list[object]]:
@@ -232,7 +230,7 @@ def _rows(role: str, measured: Measurement) -> list[list[object]]:
         [
             role,
             measured.variant,
-            mode if measured.samples else f"{mode}, modelled",
+            mode,
             median,
             measured.iqr_us[mode],
             measured.samples,

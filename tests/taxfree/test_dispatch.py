@@ -16,7 +16,6 @@ from taxfree_kernels.hardware import KNOWN
 from taxfree_kernels.variant import problem_class, variants
 from taxfree_tuning_db import (
     OF_A_LENDER,
-    OF_A_MODEL,
     Measurement,
     Record,
     Table,
@@ -330,19 +329,3 @@ class TestEnvironment:
 
     def test_strict_takes_an_exact_record(self) -> None:
         assert dispatcher(record(), strict=True).choose(OP, PROBLEM).variant == "push"
-
-
-class TestModelledRecords:
-    """Records of former versions, for a device that was not there."""
-
-    def test_one_serves_nothing(self) -> None:
-        times = [
-            dataclasses.replace(each, samples=0, relative_error=None)
-            for each in (measurement("push", 10.0, **push_config(PROBLEM)),
-                         measurement("baseline", 40.0))
-        ]  # fmt: skip
-        modelled = record(
-            winner=times[0], baseline=times[1],
-            provenance={"source": "user", "method": OF_A_MODEL},
-        )  # fmt: skip
-        assert dispatcher(modelled).choose(OP, PROBLEM).kind == "baseline"

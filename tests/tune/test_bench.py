@@ -89,42 +89,28 @@ class TestCandidates:
         old = record(measurement("push", {"FORGOTTEN": 1}))
         assert configs(TuningHistory((old,), None))["push"] == DEFAULT
 
-    def test_a_variant_that_was_no_finalist_runs_its_best_trial(self, tmp_path):
+    @pytest.mark.parametrize(
+        ("winner", "trials", "config"),
+        [
+            (BASELINE, [trial(DEFAULT, 20.0), trial(TUNED, 10.0)], TUNED),
+            *(
+                (winner, [trial(TUNED, 10.0), trial(TUNED, state=state), trial(OTHER, 20.0)], OTHER)
+                for winner in (measurement("push", TUNED), BASELINE)
+                for state in ("hung", "wrong")
+            ),
+            (BASELINE, [trial(TUNED, 10.0, version=0)], DEFAULT),
+            (BASELINE, [replace(trial(TUNED, 10.0), reason="disturbed: heat")], DEFAULT),
+        ],
+        ids=["the best one", *["failed later"] * 4, "earlier version", "disturbed"],
+    )
+    def test_a_variant_runs_its_best_trial_that_still_holds(self, tmp_path, winner, trials, config):
         with Database(tmp_path / "tuning.sqlite") as database:
-            won = record(BASELINE)
+            won = record(winner)
             database.put(won)
-            for config, us in ((DEFAULT, 20.0), (TUNED, 10.0)):
-                database.add_trial(won.key, trial(config, us))
+            for tried in trials:
+                database.add_trial(won.key, tried)
         history = TuningHistory.read(tmp_path / "tuning.sqlite", required=True)
-        assert configs(history)["push"] == TUNED
-
-    @pytest.mark.parametrize("place", ["trials", "record"])
-    @pytest.mark.parametrize("state", ["hung", "wrong"])
-    def test_a_config_that_failed_later_is_not_taken(self, tmp_path, place, state):
-        with Database(tmp_path / "tuning.sqlite") as database:
-            won = record(measurement("push", TUNED) if place == "record" else BASELINE)
-            database.put(won)
-            database.add_trial(won.key, trial(TUNED, 10.0))
-            database.add_trial(won.key, trial(TUNED, state=state))
-            database.add_trial(won.key, trial(OTHER, 20.0))
-        history = TuningHistory.read(tmp_path / "tuning.sqlite", required=True)
-        assert configs(history)["push"] == OTHER
-
-    def test_a_trial_of_an_older_kernel_gives_no_config(self, tmp_path):
-        with Database(tmp_path / "tuning.sqlite") as database:
-            won = record(BASELINE)
-            database.put(won)
-            database.add_trial(won.key, trial(TUNED, 10.0, version=0))
-        history = TuningHistory.read(tmp_path / "tuning.sqlite", required=True)
-        assert configs(history)["push"] == DEFAULT
-
-    def test_a_disturbed_trial_gives_no_config(self, tmp_path):
-        with Database(tmp_path / "tuning.sqlite") as database:
-            won = record(BASELINE)
-            database.put(won)
-            database.add_trial(won.key, replace(trial(TUNED, 10.0), reason="disturbed: heat"))
-        history = TuningHistory.read(tmp_path / "tuning.sqlite", required=True)
-        assert configs(history)["push"] == DEFAULT
+        assert configs(history)["push"] == config
 
     def test_only_some_variants_still_include_the_baseline(self):
         assert list(configs(NOTHING, only=["push"])) == ["baseline", "push"]

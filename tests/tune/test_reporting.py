@@ -127,22 +127,6 @@ class TestComparisons:
         rows = comparisons.rows(comparisons.comparisons(read(tmp_path)))
         assert [row["kernel"] for row in rows if row["measured"][:4] == "2030"] == ["changed since"]
 
-    def test_a_modelled_record_says_so(self, tmp_path: Path, record: Record) -> None:
-        winner, baseline = (replace(each, samples=0) for each in (record.winner, record.baseline))
-        modelled = replace(
-            record,
-            hardware=replace(record.hardware, gpu="AMD MI300X"),
-            winner=winner,
-            baseline=baseline,
-            runners_up=(),
-            provenance=record.provenance | {"method": "modelled"},
-        )
-        store(tmp_path, modelled)
-        rows = comparisons.rows(comparisons.comparisons(read(tmp_path)))
-        (row,) = [row for row in rows if "AMD" in row["machine"]]
-        assert row["machine"] == "AMD MI300X, modelled"
-        assert row["family"].endswith("AMD MI300X, modelled")
-
 
 class TestStudies:
     def test_the_line_is_the_best_so_far(self, tmp_path: Path, record: Record) -> None:

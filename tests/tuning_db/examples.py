@@ -62,16 +62,6 @@ def record_of(m: int = 16, **fields: Any) -> Record:
     return replace(record, **fields)
 
 
-def modelled_record_of(m: int = 16, **fields: Any) -> Record:
-    """A record of times that a model gave."""
-    modelled = {"samples": 0, "relative_error": None}
-    provenance = {"source": "user", "method": "modelled", "created": "2026-06-01T00:00:00+00:00"}
-    return record_of(
-        m, winner=replace(PUSH, **modelled), baseline=replace(BASELINE, **modelled),
-        provenance=provenance, **fields,
-    )  # fmt: skip
-
-
 def start_python(script: str, *arguments: object) -> subprocess.Popen[str]:
     paths = os.pathsep.join(map(str, [ROOT, ROOT / "tuning_db"]))
     return subprocess.Popen(

@@ -7,7 +7,7 @@ PUBLIC = """
     Change Database DatabaseCorrupt DatabaseError DatabaseFull DatabaseLocked DatabaseMissing
     DatabaseReadOnly DatabaseTooNew DatabaseUnreadable Difference ForeignRecord
     HardwareFingerprint ImportReport InvalidRecord LookUp LookupStep MODES Measurement
-    NotAnExport OF_A_BENCH OF_A_LENDER OF_A_MODEL Query Record SCHEMA_VERSION Scalar
+    NotAnExport OF_A_BENCH OF_A_LENDER Query Record SCHEMA_VERSION Scalar
     SoftwareFingerprint TRIAL_STATES Table TrialRecord TrialState default_path differences
     differing_fields export import_records look_up neighbours plan_import prune read_export
     read_table record_key shipped_records stale_reason

@@ -30,7 +30,7 @@ from taxfree_tuning_db import (
 )
 from taxfree_tuning_db.tables import records_in
 from tests.bad_input.mutations import spoiled_document
-from tests.tuning_db.examples import PUSH, SOFTWARE, modelled_record_of, record_of
+from tests.tuning_db.examples import PUSH, SOFTWARE, record_of
 
 
 def document_of(*records: Record) -> dict:
@@ -176,14 +176,6 @@ class TestImport:
         assert (len(report.replaced), len(report.kept)) == ((1, 0) if is_better else (0, 1))
         expected = imported(record_of(16, **offered)) if is_better else record_of(16, **known)
         assert database.get(record_of(16).key) == expected
-
-    def test_a_measured_record_is_better_than_a_modelled_one(self, database):
-        database.put(modelled_record_of(16))
-        report = import_records(database, document_of(modelled_record_of(16), record_of(16)))
-        assert report.kept == (modelled_record_of(16),)
-        assert report.replaced == (imported(record_of(16)),)
-        report = import_records(database, document_of(modelled_record_of(16)))
-        assert report.kept == (imported(record_of(16)),)
 
     def test_a_stream_will_do(self, database):
         report = import_records(database, io.StringIO(json.dumps(document_of(record_of()))))

@@ -26,7 +26,6 @@ from tests.tuning_db.examples import (
     PUSH,
     SOFTWARE,
     VERSIONS,
-    modelled_record_of,
     problem_of,
     record_of,
 )
@@ -50,14 +49,6 @@ def find(
 
 def table_of(*records: Record) -> Table:
     return Table(user=records)
-
-
-class TestModelled:
-    def test_records_are_kept_apart(self):
-        table = table_of(modelled_record_of(16), record_of(64))
-        assert find(table, 16, near=()).kind == "miss"
-        assert list(table.records()) == [record_of(64)]
-        assert table.modelled == (modelled_record_of(16),)
 
 
 class TestOtherDevices:
@@ -142,12 +133,11 @@ class TestUserOverShipped:
 class TestWithRecords:
     def test_they_come_first_and_nothing_else_changes(self):
         old, new, shipped = record_of(16), record_of(16, winner=EARLIER), record_of(64)
-        before = Table(user=[old, modelled_record_of(32)], shipped=[shipped])
+        before = Table(user=[old], shipped=[shipped])
         after = before.with_records([new])
         assert list(before.records()) == [old, shipped]
         assert list(after.records()) == [new, shipped]
         assert after.layers(old.key) == (new, old)
-        assert after.modelled == before.modelled
 
 
 class TestAnotherVersion:

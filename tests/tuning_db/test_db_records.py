@@ -22,7 +22,6 @@ from tests.tuning_db.examples import (
     OP,
     PUSH,
     TRIAL,
-    modelled_record_of,
     problem_of,
 )
 from tests.tuning_db.examples import record_of as a_record
@@ -111,8 +110,7 @@ class TestValidation:
             ("winner.median_us.compiled", 1.0, "not a mode"),
             ("winner.median_us", {}, "no mode"),
             ("winner.iqr_us", {"graph": 1.0}, "modes unlike"),
-            ("winner.samples", -1, "below 0"),
-            ("winner.samples", 0, "is 0 if times are modelled, and only then"),
+            ("winner.samples", 0, "below 1"),
             ("winner.relative_error", "low", "not a number"),
             ("runners_up", {}, "not a list"),
             ("trials", -1, "below 0"),
@@ -170,20 +168,6 @@ class TestValidation:
     def test_a_trial_has_a_known_state(self):
         with pytest.raises(InvalidRecord, match="state: is none of measured, refused"):
             replace(HUNG, state="lost")
-
-
-class TestModelled:
-    def test_it_says_so(self):
-        record = modelled_record_of()
-        assert Record.from_json(json.loads(json.dumps(record.to_json()))) == record
-        assert (record.is_modelled, a_record().is_modelled) == (True, False)
-
-    @pytest.mark.parametrize("role", ["winner", "baseline"])
-    def test_it_holds_nothing_measured(self, role):
-        measured = replace(getattr(modelled_record_of(), role), samples=1)
-        with pytest.raises(InvalidRecord, match="only then") as caught:
-            replace(modelled_record_of(), **{role: measured})
-        assert caught.value.field == f"{role}.samples"
 
 
 class TestKey:

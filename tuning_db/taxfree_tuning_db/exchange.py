@@ -88,10 +88,10 @@ def plan_import(
 ) -> ImportReport:
     """Return what an import would do; nothing is stored.
 
-    A measured record beats a modelled one. Of two records of the same taxfree version, one from a
-    search beats one from a bench, and both beat one that was lent; then the one with more samples
-    behind its winner wins, then the newer. Of different versions of the same winner the later wins,
-    of different versions of taxfree the newer record. In a tie, the known record stays.
+    Of two records of the same taxfree version, one from a search beats one from a bench, and both
+    beat one that was lent; then the one with more samples behind its winner wins, then the newer.
+    Of different versions of the same winner the later wins, of different versions of taxfree the
+    newer record. In a tie, the known record stays.
 
     Args:
         known: key -> the record that there is, or None.
@@ -302,8 +302,6 @@ def _incredible(record: Record) -> str | None:
 
 
 def _is_better(one: Record, other: Record) -> bool:
-    if one.is_modelled != other.is_modelled:
-        return other.is_modelled
     if one.winner.variant == other.winner.variant and one.winner.version != other.winner.version:
         return one.winner.version > other.winner.version
     if one.software.taxfree != other.software.taxfree:

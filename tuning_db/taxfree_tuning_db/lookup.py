@@ -29,16 +29,10 @@ class Table:
 
     A shipped record of today's version of its winner precedes a user's of another version, and any
     that was lent to the user's device.
-
-    Attributes:
-        modelled: the user's modelled records, of former versions; they serve nothing.
     """
 
     def __init__(self, user: Iterable[Record] = (), shipped: Iterable[Record] = ()) -> None:
-        user = list(user)
-        self.modelled = tuple(record for record in user if record.is_modelled)
-        measured = [*(record for record in user if not record.is_modelled), *shipped]
-        self._fill(sorted(measured, key=lambda record: record.is_lent))
+        self._fill(sorted([*user, *shipped], key=lambda record: record.is_lent))
 
     def _fill(self, records: Iterable[Record]) -> None:
         self._records = tuple(records)
@@ -57,12 +51,10 @@ class Table:
         """This table, with the records of a device under the fingerprint that it has today."""
         if not any(_has_former_name(record, hardware) for record in self._records):
             return self
-        table = self._of(
+        return self._of(
             replace(record, hardware=hardware) if _has_former_name(record, hardware) else record
             for record in self._records
         )
-        table.modelled = self.modelled
-        return table
 
     def lent_to(self, hardware: HardwareFingerprint) -> Table:
         """A table of what other devices lend to one: the nearest in memory first.
@@ -92,12 +84,10 @@ class Table:
 
     def with_records(self, records: Iterable[Record]) -> Table:
         """A table of these records of the user's, and behind them of those of this one."""
-        table = self._of([*records, *self._records])
-        table.modelled = self.modelled
-        return table
+        return self._of([*records, *self._records])
 
     def records(self) -> Iterator[Record]:
-        """Yield the measured record that takes precedence for each key."""
+        """Yield the record that takes precedence for each key."""
         return (layers[0] for layers in self._layers.values())
 
     def layers(self, key: str, versions: Mapping[str, int] | None = None) -> tuple[Record, ...]:

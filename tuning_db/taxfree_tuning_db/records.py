@@ -20,7 +20,6 @@ from .renamed import with_new_names
 SCHEMA_VERSION = 1
 OF_A_BENCH = "bench"  # `method` of a record that a bench has made, not a search
 OF_A_LENDER = "lent"  # `method` of a record of a winner that another device lent, and no search
-OF_A_MODEL = "modelled"  # `method` of a record whose times are modelled: nothing was measured
 _SAME_MEMORY = 0.05  # of a device: drivers report less than the part has, and not always the same
 
 Scalar: TypeAlias = int | str | bool | float
@@ -107,7 +106,7 @@ class Measurement:
         version: of the variant, when it was measured; 0 is older than all.
         median_us: median time per mode (`eager`, `graph`), in microseconds.
         iqr_us: interquartile range for the same modes, in microseconds.
-        samples: repetitions behind the medians; 0 if they are modelled.
+        samples: repetitions behind the medians.
         relative_error: against the fp64 reference, or None where it was not taken.
     """
 
@@ -127,7 +126,7 @@ class Measurement:
         _require(bool(self.median_us), "median_us", "holds no mode")
         _times("iqr_us", self.iqr_us)
         _require(self.iqr_us.keys() == self.median_us.keys(), "iqr_us", "modes unlike median_us")
-        _count("samples", self.samples)
+        _count("samples", self.samples, least=1)
         if self.relative_error is not None:
             _number("relative_error", self.relative_error)
 
@@ -147,8 +146,7 @@ class Record:
         seconds_spent: duration of the search, in seconds.
         provenance: `source` ("user", "imported" or "shipped"), `created` (ISO time), perhaps
             `from` (the file of an import), `commit` (of the sources that were measured), `method`
-            (:data:`OF_A_BENCH`, :data:`OF_A_LENDER`, :data:`OF_A_MODEL`), `lender` (the GPU that
-            lent it), ...
+            (:data:`OF_A_BENCH`, :data:`OF_A_LENDER`), `lender` (the GPU that lent it), ...
         schema: version of this layout.
     """
 
@@ -175,14 +173,6 @@ class Record:
         _number("seconds_spent", self.seconds_spent)
         _provenance(self.provenance)
         _require(self.schema == SCHEMA_VERSION, "schema", f"is not {SCHEMA_VERSION}")
-        for role, measurement in (("winner", self.winner), ("baseline", self.baseline)):
-            is_right = (measurement.samples == 0) == self.is_modelled
-            _require(is_right, f"{role}.samples", "is 0 if times are modelled, and only then")
-
-    @property
-    def is_modelled(self) -> bool:
-        """Whether its times are modelled; a device that it was modelled for never ran it."""
-        return self.provenance.get("method") == OF_A_MODEL
 
     @property
     def is_lent(self) -> bool:

@@ -13,7 +13,7 @@ from taxfree_kernels.variant import is_library
 from taxfree_tune.cost.machines import MACHINES
 from taxfree_tune.cost_model import bounds_of
 from taxfree_tune.measuring.results import DISPATCH, Results, Row, by_problem
-from taxfree_tune.reporting.sources import Recorded, Sources, machine_of, machine_of_record
+from taxfree_tune.reporting.sources import Recorded, Sources, machine_of
 from taxfree_tuning_db import Measurement
 
 EVEN = 0.05  # a smaller difference from the library counts as none
@@ -142,7 +142,7 @@ def _of_record(recorded: Recorded) -> Comparison:
     return Comparison(
         record.op,
         record.problem,
-        machine_of_record(record),
+        record.hardware.gpu,
         library=_fastest([timed(library, m) for library in libraries for m in library.median_us]),
         ours=_fastest([timed(other, mode) for other in others if mode in other.median_us], None),
         dispatch=timed(record.winner, mode),

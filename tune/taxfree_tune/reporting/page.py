@@ -20,7 +20,6 @@ from taxfree_tune.reporting.sources import (
     Origin,
     Sources,
     machine_of,
-    machine_of_record,
     software_words,
 )
 
@@ -114,7 +113,7 @@ def origins(sources: Sources) -> list[Origin]:
     alike: dict[tuple[str, ...], list[Any]] = {}
     for shown in sources.records:
         software = software_words(vars(shown.record.software))
-        alike.setdefault((shown.source, machine_of_record(shown.record), software), []).append(
+        alike.setdefault((shown.source, shown.record.hardware.gpu, software), []).append(
             shown.record
         )
     for (source, machine, software), records in alike.items():

@@ -138,7 +138,7 @@ def _add(sources: Sources, path: Path, name: str) -> bool:
         _require(path, rows, ("op", "problem", "variant", "t_eager_us", "residual_us"))
         renamed = [with_new_names(row["op"], row) for row in document["rows"]]
         sources.accounts.append(ResultFile(name, _environment(document), renamed))
-    elif "tokens_per_s" in first and _environment(document).get("fabric") != "host":
+    elif "tokens_per_s" in first:
         _require(path, rows, ("model", "layers", "world_size", "phase", "path", "median_us"))
         sources.models.append(ResultFile(name, _environment(document), document["rows"]))
     elif "mode" in first and "t_bound_us" in first:
@@ -204,11 +204,6 @@ def software_words(software: Mapping[str, Any]) -> str:
     if software.get("driver"):
         said.append(f"driver {software['driver']}")
     return ", ".join(said)
-
-
-def machine_of_record(record: Record) -> str:
-    """The GPU that a record is of; modelled ones are marked."""
-    return f"{record.hardware.gpu}, modelled" if record.is_modelled else record.hardware.gpu
 
 
 def machine_of(environment: Mapping[str, Any]) -> str:

@@ -18,7 +18,7 @@ from taxfree_tune.reporting.drawing import (
     hover,
     panel_control,
 )
-from taxfree_tune.reporting.sources import Recorded, Sources, machine_of_record
+from taxfree_tune.reporting.sources import Recorded, Sources
 from taxfree_tuning_db import TrialRecord
 
 _TRIED = {
@@ -61,7 +61,7 @@ def _common(recorded: Recorded) -> dict[str, Any]:
     return {
         "op": record.op,
         "gpus": record.problem["world_size"],
-        "machine": machine_of_record(record),
+        "machine": record.hardware.gpu,
         "panel": f"{record.op} {format_problem(record.op, record.problem)}",
         "measured": record.provenance.get("created", "")[:10],
         "source": recorded.source,
