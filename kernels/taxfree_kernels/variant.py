@@ -398,6 +398,9 @@ class Variant:
     #: whether it runs the library's kernels and collectives; gains are over the fastest of these.
     is_library: ClassVar[bool] = False
 
+    #: whether copy engines move what it sends: a call is a launch for each copy and its signal.
+    copies: ClassVar[bool] = False
+
     #: whether it serves ranks of several nodes; the kernels of fused variants cannot.
     spans_nodes: ClassVar[bool] = False
 

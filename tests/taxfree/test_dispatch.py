@@ -84,6 +84,17 @@ class TestChoice:
             choice = dispatcher(found).choose(OP, PROBLEM)
             assert [choice.of(mode).variant for mode in ("graph", "eager")] == ["push", runs]
 
+    def test_copies_run_outside_of_graphs_only_where_they_save_their_launches(self) -> None:
+        problem = dataclasses.replace(PROBLEM, m=4096, gather_dim=0)
+        config = variants(OP)["overlap"].seed_configs(problem, HARDWARE)[0]
+        winner = measurement("overlap", 373.0, 386.0, **config)
+        for theirs, runs in ((460.0, "baseline"), (760.0, "overlap")):
+            baseline = measurement("baseline", theirs, theirs)
+            choice = dispatcher(record(problem, winner=winner, baseline=baseline)).choose(
+                OP, problem
+            )
+            assert [choice.of(mode).variant for mode in ("graph", "eager")] == ["overlap", runs]
+
     def test_a_runner_up_may_be_the_fastest_outside_of_graphs(self) -> None:
         winner = measurement("push", 20.0, 60.0, **push_config(PROBLEM))
         space = variants(OP)["one_shot"].seed_configs(PROBLEM, HARDWARE)[0]

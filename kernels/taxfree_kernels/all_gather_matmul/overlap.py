@@ -157,6 +157,7 @@ class Overlap(Variant):
     """Copy engines gather during the vendor's matmul."""
 
     plan_class = OverlapPlan
+    copies = True
 
     def unsupported_reason(self, problem: AllGatherMatmul, hardware: Hardware) -> str | None:
         if problem.gather_dim == 1:

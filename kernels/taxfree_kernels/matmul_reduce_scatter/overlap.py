@@ -156,6 +156,7 @@ class Overlap(Variant):
     """Copy engines scatter during the vendor's matmul."""
 
     plan_class = OverlapPlan
+    copies = True
 
     def unsupported_reason(self, problem: MatmulReduceScatter, hardware: Hardware) -> str | None:
         if problem.is_fp8:
