@@ -12,7 +12,7 @@ length of the KV cache. Other kinds:
     summary MACHINE     a few problems of all operations, from the machine's result files
     highlights MACHINE  a line per operation
     attention FILE      attention on one GPU
-    scaled FILES        a row per problem in fp8, beside our own 16 bits; FILES may have a *
+    scaled FILES        problems in fp8, beside 16 bits, a column per M; FILES may have a *
     accept FILE         a run of the acceptance script; with rows=models that of models alone
     model FILES         whole models, of ``taxfree bench --model``; FILES may have a *; of these
                         modes, as in modes=graph,step
@@ -118,10 +118,9 @@ ATTENTIONS = {
 }
 ATTENTION_CAPTION = "Microseconds in a graph; ours at its best config; bound: bytes / memory rate."
 FP8_CAPTION = (
-    "Microseconds in a graph, median of the slowest rank, and what ran: the library's fastest path "
-    "in fp8, whose inputs are quantised before; what dispatch ran, and ran in bfloat16."
+    "Microseconds in a graph of what dispatch picks, median of the slowest rank; in brackets as a "
+    "multiple of the library's fastest path, in fp8 that of inputs which are quantised before."
 )
-_OF_FP8 = ("x_dtype", "scales", "fast_accumulation", "out_scales", "fp8_wire")
 _COMMON = ("dtype", "world_size", "v_head_dim")  # the same in the whole table
 
 
@@ -165,7 +164,8 @@ def update(text: str, root: Path) -> str:
                 where(block)["modes"].split(","),
             ),
             "scaled": lambda block: scaled(
-                [row for path in sorted(root.glob(block["file"])) for row in rows_of(path)]
+                [row for path in sorted(root.glob(block["file"])) for row in rows_of(path)],
+                Path(block["file"]).name,
             ),
             "accept": lambda block: acceptance(document(block), where(block)),
         },
@@ -263,31 +263,21 @@ def _dispatcher(machine: str) -> Dispatcher:
     return Dispatcher(Table(shipped=shipped_records()), hardware, Settings())
 
 
-def scaled(rows: Sequence[Row]) -> str:
-    """Problems in fp8, and what the same take us in 16 bits, in Markdown."""
-    header = ["", "library", "taxfree", "speed-up", "taxfree, 16 bits"]
-    in_graph = [row for row in rows if row.mode == "graph"]
-    own = {
-        _without_fp8(group[0]): fastest([row for row in group if row.variant == DISPATCH])
-        for group in by_problem(in_graph)
-        if group[0].problem["x_dtype"] == "same"
-    }
-    lines = []
-    for group in by_problem(row for row in in_graph if row.problem["x_dtype"] == "fp8"):
-        library = fastest([row for row in group if row.is_library])
-        ours = fastest([row for row in group if row.variant == DISPATCH])
-        wide = own.get(_without_fp8(group[0]))
-        fields = {f: v for f, v in group[0].problem.items() if f not in (*_COMMON, "x_dtype")}
-        speedup = f"{library.median_us / ours.median_us:.2f}" if library and ours else "-"
-        named = _named(library), _named(ours), speedup, _us(wide) if wide else ""
-        lines.append([f"{group[0].op} {format_problem(group[0].op, fields)}", *named])
-    return f"{table(header, lines, text=[0])}\n{FP8_CAPTION}{_age(rows)}\n"
-
-
-def _without_fp8(row: Row) -> str:
-    fields = {f: v for f, v in row.problem.items() if f not in _OF_FP8}
-    norms = row.problem.get("out_scales", "none") != "none"
-    return json.dumps([row.op, norms, fields], sort_keys=True)
+def scaled(rows: Sequence[Row], machine: str) -> str:
+    """What dispatch picks for problems in fp8, and in 16 bits, by rows, in Markdown."""
+    sizes = sorted({_size([row]) for row in rows})
+    lines: dict[str, dict[int, str]] = {}
+    for group in by_problem(row for row in rows if row.mode == "graph"):
+        ours, library = _picked(group, machine), fastest([row for row in group if row.is_library])
+        fields = {f: v for f, v in group[0].problem.items() if f not in (*_COMMON, "m", "x_dtype")}
+        kind = fields.pop("scales").replace("none", "bfloat16")
+        name = f"{group[0].op} {format_problem(group[0].op, fields)}, {kind}"
+        if ours and library:
+            speedup = library.median_us / ours.median_us
+            lines.setdefault(name, {})[_size(group)] = f"{ours.median_us:.1f} ({speedup:.2f})"
+    cells = [[name, *(found.get(m, "") for m in sizes)] for name, found in lines.items()]
+    header = ["", *(f"m={m}" for m in sizes)]
+    return f"{table(header, cells, text=[0])}\n{FP8_CAPTION}{_age(rows)}\n"
 
 
 def attention(rows: Iterable[Row]) -> str:
