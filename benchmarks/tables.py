@@ -12,6 +12,7 @@ length of the KV cache. Other kinds:
     summary MACHINE     a few problems of all operations, from the machine's result files
     highlights MACHINE  a line per operation
     attention FILE      attention on one GPU
+    scaled FILES        problems in fp8, beside 16 bits, a column per M; FILES may have a *
     accept FILE         a run of the acceptance script; with rows=models that of models alone
     model FILES         whole models, of ``taxfree bench --model``; FILES may have a *; of these
                         modes, as in modes=graph,step
@@ -116,6 +117,10 @@ ATTENTIONS = {
     "torch_flex": "FlexAttention",
 }
 ATTENTION_CAPTION = "Microseconds in a graph; ours at its best config; bound: bytes / memory rate."
+FP8_CAPTION = (
+    "Microseconds in a graph of what dispatch picks, median of the slowest rank; in brackets as a "
+    "multiple of the library's fastest path, in fp8 that of inputs which are quantised before."
+)
 _COMMON = ("dtype", "world_size", "v_head_dim")  # the same in the whole table
 
 
@@ -157,6 +162,10 @@ def update(text: str, root: Path) -> str:
             "model": lambda block: models(
                 [json.loads(path.read_bytes()) for path in sorted(root.glob(block["file"]))],
                 where(block)["modes"].split(","),
+            ),
+            "scaled": lambda block: scaled(
+                [row for path in sorted(root.glob(block["file"])) for row in rows_of(path)],
+                Path(block["file"]).name,
             ),
             "accept": lambda block: acceptance(document(block), where(block)),
         },
@@ -252,6 +261,23 @@ def _picked(in_graph: Sequence[Row], machine: str) -> Row | None:
 def _dispatcher(machine: str) -> Dispatcher:
     hardware = next(x for x in KNOWN.values() if machine.startswith(machine_name(x.name)))
     return Dispatcher(Table(shipped=shipped_records()), hardware, Settings())
+
+
+def scaled(rows: Sequence[Row], machine: str) -> str:
+    """What dispatch picks for problems in fp8, and in 16 bits, by rows, in Markdown."""
+    sizes = sorted({_size([row]) for row in rows})
+    lines: dict[str, dict[int, str]] = {}
+    for group in by_problem(row for row in rows if row.mode == "graph"):
+        ours, library = _picked(group, machine), fastest([row for row in group if row.is_library])
+        fields = {f: v for f, v in group[0].problem.items() if f not in (*_COMMON, "m", "x_dtype")}
+        kind = fields.pop("scales").replace("none", "bfloat16")
+        name = f"{group[0].op} {format_problem(group[0].op, fields)}, {kind}"
+        if ours and library:
+            speedup = library.median_us / ours.median_us
+            lines.setdefault(name, {})[_size(group)] = f"{ours.median_us:.1f} ({speedup:.2f})"
+    cells = [[name, *(found.get(m, "") for m in sizes)] for name, found in lines.items()]
+    header = ["", *(f"m={m}" for m in sizes)]
+    return f"{table(header, cells, text=[0])}\n{FP8_CAPTION}{_age(rows)}\n"
 
 
 def attention(rows: Iterable[Row]) -> str:

@@ -132,5 +132,7 @@ def step_asked(
             f"--gpus {shape_options.gpus}: a model is split over one number", "--gpus 2"
         )
     devices.require(fabric, ranks)
-    model, dtype = model_to_bench(shape_options.model, ranks, layers, shape_options.dtype)
+    model, dtype = model_to_bench(
+        shape_options.model, ranks, layers, shape_options.dtype, in_fp8=True
+    )
     return StepToTune(model, dtype, ranks, batch, context), fabric

@@ -5,6 +5,7 @@ When kernels are only compiled, these functions do nothing.
 
 from __future__ import annotations
 
+import math
 import warnings
 from functools import cache
 from typing import Any
@@ -19,7 +20,7 @@ from taxfree_kernels.launch import is_compiling
 from taxfree_kernels.variant import BLOCK, MatmulProblem
 
 _ROWS = (16, 7, 1)  # of matmuls that are tried
-_ALIGNED_ROWS = 4  # whose float32 scales are 16 bytes
+_ALIGNED = 4  # float32 scales that are 16 bytes
 # torch 2.13 renamed these; earlier versions have only the old names.
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
@@ -166,12 +167,16 @@ def scaled_mm(
 ) -> torch.Tensor:
     """The matmul of fp8 factors, where :func:`multiplies_fp8`; returns `out`."""
     if scales == "block":  # cuBLAS reads the scales of a column by column, each from 16 bytes on
-        if beyond := len(a) % _ALIGNED_ROWS:
-            rows = len(a) + _ALIGNED_ROWS - beyond
+        if beyond := len(a) % _ALIGNED:
+            rows = len(a) + _ALIGNED - beyond
             whole = out.new_empty(rows, out.shape[1])
             padded = _padded(a, rows), weight, bias, _padded(a_scale, rows), weight_scale
             scaled_mm(whole, *padded, scales, is_fast)
             return out.copy_(whole[: len(a)])
+        if len(weight_scale) % _ALIGNED and weight_scale.shape[1] > 1:
+            # and those of a weight's blocks alike; it also takes such of each column, side by side
+            weight_scale = weight_scale.repeat_interleave(BLOCK, 1)[:, : weight.shape[1]]
+            weight_scale = weight_scale.contiguous()
         a_scale = a_scale.t().contiguous().t()
     # and by 16 bytes, which what compiled code computes begins at
     if not torch.compiler.is_compiling() and a_scale.data_ptr() % 16:
@@ -207,7 +212,7 @@ def multiplies_fp8(
     """
     if device.type == "meta":
         return False
-    n, groups = BLOCK + columns, -(-k // BLOCK)
+    n, groups = 2 * BLOCK + columns, -(-k // BLOCK)
     weight = torch.ones(n, k, device=device).to(dtype).t()
     bias = torch.zeros(n, dtype=out_dtype, device=device) if has_bias else None
     for m in _ROWS:
@@ -217,17 +222,21 @@ def multiplies_fp8(
             "channel": ((m, 1), (n, 1)),
             "block": ((m, groups), (-(-n // BLOCK), groups)),
         }[scales]
-        factors = (
-            torch.ones(of_a, dtype=torch.float32, device=device),
-            torch.ones(of_weight, dtype=torch.float32, device=device).t(),
-        )
+        factors = _different(of_a, device), _different(of_weight, device).t()
         try:
             found = scaled_mm(out.to(out_dtype), a, weight, bias, *factors, scales, is_fast)
         except (RuntimeError, ValueError):  # NotImplementedError is one, too
             return False
-        if not bool(((found.float() - k).abs() <= k / 64).all()):
+        wanted = product(a, factors[0], weight, factors[1])
+        if not bool(((found.float() - wanted).abs() <= wanted / 64).all()):
             return False
     return True
+
+
+def _different(shape: tuple[int, ...], device: torch.device) -> torch.Tensor:
+    """Scales of 1/2, 1 and 2, so that one in another's place is seen."""
+    powers = torch.arange(math.prod(shape), device=device) % 3 - 1
+    return torch.exp2(powers.float()).view(shape)
 
 
 def try_fp8(problem: MatmulProblem, device: torch.device, has_bias: bool = False) -> None:

@@ -131,6 +131,8 @@ class ModelStep:
     def _unsupported_reason(self) -> str | None:
         """Open runtimes, and make the kernel; the reason why it does not serve; collective."""
         decoder, group = self.decoder, self._group
+        if self._choice is not None and self._choice.way == "library":
+            return self._choice.why
         if decoder.embedding.dtype not in _OF_OPERATIONS:
             return str(decoder.embedding.dtype).removeprefix("torch.")
         if not dist.is_initialized():

@@ -27,7 +27,7 @@ class StepChoice:
     """One of the ways to compute a step.
 
     Args:
-        way: "kernel" or "operations".
+        way: "kernel" or "operations"; "library": operations without any of ours.
         config: of the kernel; parameters that are missing are those of its first config.
         why: one line; empty for the kernel where no record serves.
     """

@@ -18,7 +18,7 @@ from taxfree_kernels.fp8 import (
 )
 from taxfree_kernels.quantise import silu_and_mul_quantise
 from taxfree_kernels.variant import KV_SCALES, SCALES, problem_class
-from taxfree_kernels.vendor import scaled_mm
+from taxfree_kernels.vendor import multiplies_fp8, scaled_mm
 from tests.kernels.contract import (
     ALL_REDUCE,
     DECODE,
@@ -373,16 +373,29 @@ def test_the_kernel_quantises_as_the_reference_does(ranks):
     assert found == []
 
 
-@pytest.mark.parametrize("m", [1, 6, 8])
-def test_the_library_gets_scales_of_blocks_in_columns_of_16_bytes(monkeypatch, m):
+@pytest.mark.parametrize(("m", "k"), [(1, 512), (6, 260), (8, 260)])
+def test_the_library_gets_scales_of_blocks_in_columns_of_16_bytes(monkeypatch, m, k):
     def of_cublas(a, weight, a_scale, weight_scale, bias, out_dtype, use_fast_accum, out):
         assert len(a) % 4 == 0
         assert a_scale.stride() == (1, len(a))
+        groups, columns = weight_scale.shape
+        of_blocks = columns == 3 and groups % 4 == 0 and weight_scale.stride() == (1, groups)
+        assert of_blocks or (columns == weight.shape[1] and weight_scale.is_contiguous())
         return out.copy_(product(a, a_scale, weight, weight_scale) + bias)
 
     monkeypatch.setattr(torch, "_scaled_mm", of_cublas)
-    x, weight = operands("block", m)
+    x, weight = operands("block", m, k=k)
     (a, a_scale), (b, b_scale) = quantised(x, "block"), quantised_weight(weight, "block")
     bias, out = torch.randn(b.shape[1]), torch.empty(m, b.shape[1])
     scaled_mm(out, a, b, bias, a_scale, b_scale, "block", is_fast=False)
     torch.testing.assert_close(out, product(a, a_scale, b, b_scale) + bias, atol=1e-3, rtol=1e-4)
+
+
+@pytest.mark.parametrize("scales", ["channel", "block"])
+def test_a_library_that_takes_other_scales_than_it_is_given_is_not_used(monkeypatch, scales):
+    def of_another(a, weight, a_scale, weight_scale, out, **others):
+        return out.copy_(product(a, a_scale, weight, weight_scale.flip(1)))
+
+    monkeypatch.setattr(torch, "_scaled_mm", of_another)
+    kind = (FN, torch.bfloat16, False, False, torch.device("cpu"))
+    assert not multiplies_fp8.__wrapped__(scales, 512, 0, *kind)

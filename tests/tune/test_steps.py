@@ -39,6 +39,20 @@ def made(fabric: Any, records: list[Any]) -> list[str]:
 
 
 @pytest.mark.timeout(600)
+@pytest.mark.parametrize("scales", ["channel", "block"])
+def test_a_step_in_fp8_is_tuned(ranks: Ranks, tmp_path: Path, scales: str) -> None:
+    """Kernel, operations and library quantise inputs; none errs more than the library may."""
+    blocks = tuple(dataclasses.replace(block, scales=scales) for block in MODEL.blocks)
+    model = dataclasses.replace(MODEL, blocks=blocks)
+    asked = dataclasses.replace(ASKED, model=model, batch=4)
+    with Database(tmp_path / "tuning.db") as database:
+        record = tune(asked, "host", database, trials=1)
+    assert (record.problem["x_dtype"], record.problem["scales"]) == ("fp8", scales)
+    measured = {each.variant for each in (record.winner, record.baseline, *record.runners_up)}
+    assert measured == {"baseline", "kernel", "operations"}
+
+
+@pytest.mark.timeout(600)
 def test_a_step_is_tuned_and_its_record_is_followed(ranks: Ranks, tmp_path: Path) -> None:
     lines: list[str] = []
     with Database(tmp_path / "tuning.db") as database:

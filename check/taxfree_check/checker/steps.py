@@ -199,9 +199,10 @@ def _in_fp8(part: Decoder, scales: str) -> Decoder:
 
     def of_layer(layer: Layer) -> Layer:
         factors = [quantised_weight(getattr(layer, name).t(), scales) for name in SCALED]
-        weights = {name: values.t() for name, (values, _) in zip(SCALED, factors, strict=True)}
-        found = tuple(scale.t().contiguous() for _, scale in factors)
-        return replace(layer, **weights, scales=found)
+        found: dict[str, Any] = {
+            name: values.t() for name, (values, _) in zip(SCALED, factors, strict=True)
+        }
+        return replace(layer, **found, scales=tuple(s.t().contiguous() for _, s in factors))
 
     return replace(part, layers=tuple(map(of_layer, part.layers)))
 
@@ -210,7 +211,7 @@ def _together(whole: Decoder, parts: list[Decoder]) -> Decoder:
     """The whole of what all parts in fp8 stand for, float64."""
 
     def of_layer(number: int) -> Layer:
-        found: dict[str, torch.Tensor] = {}
+        found: dict[str, Any] = {}
         for at, name in enumerate(SCALED):
             layers = [part.layers[number] for part in parts]
             each = [

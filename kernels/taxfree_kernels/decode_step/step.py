@@ -109,7 +109,7 @@ class DecodeStep:
             return empty(batch, count) if model.SCALES == "channel" and batch > 1 else None
 
         splits = math.ceil(programs * work.SPLITS / model.PAIRS) + 1
-        words, used = sums.words_of(model, work, world)
+        words, used = sums.words_of(model, work.DOWN_PARTS, world)
         inbox, stride_slot = fabric.pool.lamport_slots(words)
         group = model.HEADS // model.KV_HEADS
         self.buffers = persistent.Buffers(

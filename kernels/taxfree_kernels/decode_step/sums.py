@@ -81,19 +81,21 @@ def width_of(hidden, sources):
     return min(triton.next_power_of_2(hidden), 16384 // triton.next_power_of_2(sources))
 
 
-def words_of(model: Any, work: Any, world: int) -> tuple[int, int]:
-    """Words of a slot, and those of them that the next call empties."""
-    words = HEADER.value + 3 * _area_words(world, work.DOWN_PARTS, model.BATCH, model.HIDDEN)
+def words_of(model: Any, parts: int, world: int) -> tuple[int, int]:
+    """Words of a slot with so many parts of down, and those of them that the next call empties."""
+    words = HEADER.value + 3 * _area_words(world, parts, model.BATCH, model.HIDDEN)
     # owners of columns of several sequences empty what they have read
     left = words if model.BATCH == 1 else HEADER.value
     # what is polled behind the last row is never sent
-    return words + width_of(model.HIDDEN, world * work.DOWN_PARTS), left
+    return words + width_of(model.HIDDEN, world * parts), left
 
 
 def most_parts(model: Any, world: int) -> int:
     """The most parts of down whose words fit a slot."""
-    words = LAMPORT_SLOT_BYTES // 4 - HEADER.value - width_of(model.HIDDEN, 1)
-    return max(1, int(words) // (3 * _area_words(world, 1, model.BATCH, model.HIDDEN)))
+    parts = 1
+    while 4 * words_of(model, parts + 1, world)[0] <= LAMPORT_SLOT_BYTES:
+        parts += 1
+    return parts
 
 
 @gluon.constexpr_function

@@ -777,7 +777,7 @@ def _weights(layer: Layer, keys: torch.Tensor, values: torch.Tensor) -> Weights:
     """What a layer lacks is another tensor, which nobody reads."""
     found = [getattr(layer, name) for name in Weights._fields[: Weights._fields.index("k_cache")]]
     others = (layer.input_norm if each is None else each for each in found)
-    return Weights(*others, keys, values, *layer.scales)
+    return Weights(*[*others, keys, values, *layer.scales])
 
 
 def _require_served(sizes: Sizes, decoder: Decoder, cache: Cache) -> None:

@@ -182,12 +182,11 @@ class Push(fused.FusedReductionVariant):
         def layout(problem: MatmulReduceScatter) -> fused.Layout:
             tiles, sums = _tiles_and_sums(problem, config)
             rows, columns = problem.shard_rows, problem.shard_columns
-            elements, scales = padded_elements(rows, columns), ()
-            stride = elements
+            stride, scales = padded_elements(rows, columns), None
             if config["WIRE"] == "fp8":
-                scales = (elements,)
+                scales = stride
                 stride += padded_elements(rows, 4 * -(-columns // config["BLOCK_N"]))
-            shard = fused.OutputShard(columns, stride, padded_columns(columns), *scales)
+            shard = fused.OutputShard(columns, stride, padded_columns(columns), scales)
             slot = problem.world_size * stride
             return fused.Layout(tiles, sums * config["PIECES"], slot, (rows, shard))
 

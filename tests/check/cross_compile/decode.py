@@ -2,7 +2,7 @@
 
 Kinds are a model and ranks; "apart" is added where the cache lies terabytes from the weights,
 "channel" or "block" where weights are fp8 with such scales. An argument limits them to one; or it
-is an architecture with chiplets, and the twin is compiled.
+is an architecture with chiplets, perhaps with scales, and the twin is compiled.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from taxfree_kernels import launch
 from taxfree_kernels.decode_step.decoder import Cache, Decoder, Layer
 from taxfree_kernels.decode_step.step import DecodeStep
 from taxfree_kernels.decode_step.twin import TwinStep
-from taxfree_kernels.hardware import KNOWN
+from taxfree_kernels.fp8 import dtype_of
+from taxfree_kernels.hardware import KNOWN, Hardware
 from taxfree_kernels.launch import launching_through
 
 HARDWARE = KNOWN["h100"]
@@ -44,17 +45,17 @@ def empty(*shape: int, of: torch.dtype = torch.bfloat16) -> torch.Tensor:
     return arena[first : first + count].view(of).view(shape)
 
 
-def in_fp8(layer: Layer, scales: str) -> Layer:
+def in_fp8(layer: Layer, scales: str, element: torch.dtype) -> Layer:
     """The same sizes in fp8."""
     names = ("q", "k", "v", "o", "gate", "up", "down")
     shapes = {name: getattr(layer, name).shape for name in names}
     of = [(n, 1) if scales == "channel" else (n // 128, k // 128) for n, k in shapes.values()]
-    weights = {name: empty(*each, of=torch.float8_e4m3fn) for name, each in shapes.items()}
+    weights = {name: empty(*each, of=element) for name, each in shapes.items()}
     return replace(layer, **weights, scales=tuple(empty(*each, of=torch.float32) for each in of))
 
 
 def parts_of(
-    name: str, world: int, batch: int, paged: bool, scales: str = "none"
+    name: str, world: int, batch: int, paged: bool, scales: str, hardware: Hardware = HARDWARE
 ) -> tuple[Decoder, Cache]:
     """One layer of a rank, and the head."""
     sizes = MODELS[name]
@@ -65,7 +66,7 @@ def parts_of(
         empty(hidden), empty(wide, hidden), empty(wide, hidden), empty(hidden, wide),
     )  # fmt: skip
     if scales != "none":
-        layer = in_fp8(layer, scales)
+        layer = in_fp8(layer, scales, dtype_of(hardware.architecture))
     shape = (
         (batch * 64, 16, sizes.kv_heads // world, dim)
         if paged
@@ -98,12 +99,15 @@ for kind, name, world, batch, distance, scales in (
     parts = parts_of(name, world, batch, "pages" in kind, scales)
     step = DecodeStep(*parts, batch, fabric, {})
     found[kind] = asdict(compile_launch(launches.pop(), HARDWARE))
-for kind, gpu, batch in (("gfx942", "mi300x", 1), ("gfx950", "mi350x", 8)):
+for kind, gpu, batch, scales in (
+    ("gfx942", "mi300x", 1, "none"), ("gfx950", "mi350x", 8, "none"),
+    ("gfx942 channel", "mi300x", 1, "channel"), ("gfx950 block", "mi350x", 8, "block"),
+):  # fmt: skip
     if sys.argv[1:] != [kind]:
         continue
     hardware = KNOWN[gpu]
     fabric = GhostFabric(2, hardware, 64 << 20)
-    parts = parts_of("llama-3.1-8b", 2, batch, False)
+    parts = parts_of("llama-3.1-8b", 2, batch, False, scales, hardware)
     twin = TwinStep(*parts, batch, fabric, programs=hardware.compute_units, rows=8, keys=32)
     with launching_through(lambda kernel, args: launches.append(Launch(kernel, args))):
         twin.run()

@@ -106,7 +106,7 @@ class TestDecodeStep:
 
 @needs_3_8
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("architecture", ["gfx942", "gfx950"])
+@pytest.mark.parametrize("architecture", ["gfx942", "gfx950", "gfx942 channel", "gfx950 block"])
 def test_the_kernel_for_chiplets_keeps_the_rules(architecture: str) -> None:
     (kernel,) = compiled(NEWEST, architecture).values()
     assert kernel.is_cooperative

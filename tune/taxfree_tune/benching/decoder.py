@@ -9,6 +9,7 @@ ranks by ``parallelize_module``.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -28,6 +29,7 @@ from torch.nn.functional import scaled_dot_product_attention, silu
 
 from taxfree.models.decoders import local
 from taxfree_kernels.decode_step import decoder as of_step
+from taxfree_kernels.fp8 import dequantised, fp8_dtype, quantised_weight
 from taxfree_tune.shapes.models import Model
 
 FAMILIES = ("llama", "mistral", "phi3", "qwen2", "qwen3")
@@ -245,6 +247,32 @@ def take_weights(decoder: Decoder, weights: Mapping[str, torch.Tensor]) -> None:
             )
         room, _, short = name.rpartition(".")
         setattr(decoder.get_submodule(room), short, nn.Parameter(own, requires_grad=False))
+
+
+def in_fp8(decoder: of_step.Decoder, scales: str) -> of_step.Decoder:
+    """A decoder for steps whose layers are in fp8; its own weights become what these stand for.
+
+    Scales are powers of two, so that 16 bits hold that exactly.
+
+    Args:
+        scales: "channel" or "block".
+    """
+    kind = fp8_dtype(decoder.head.device)
+
+    def of_weight(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        _, scale = quantised_weight(weight.t(), scales, kind)
+        scale = torch.ldexp(torch.ones_like(scale), scale.frexp().exponent)
+        by_element = dequantised(torch.ones_like(weight.t()), scale, torch.float32).t()
+        values = (weight / by_element).to(kind)
+        weight.copy_(values.float() * by_element)
+        return values, scale.t().contiguous()
+
+    def of_layer(layer: of_step.Layer) -> of_step.Layer:
+        found = {name: of_weight(getattr(layer, name)) for name in of_step.SCALED}
+        weights: dict[str, Any] = {name: values for name, (values, _) in found.items()}
+        return replace(layer, **weights, scales=tuple(scale for _, scale in found.values()))
+
+    return replace(decoder, layers=tuple(map(of_layer, decoder.layers)))
 
 
 def for_step(decoder: Decoder, rank: int) -> of_step.Decoder:

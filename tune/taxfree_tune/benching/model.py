@@ -70,7 +70,7 @@ class ModelBench:
 
 
 def model_to_bench(
-    name: str, ranks: int, layers: int | None, dtype: str | None
+    name: str, ranks: int, layers: int | None, dtype: str | None, in_fp8: bool = False
 ) -> tuple[Model, str]:
     """A model that can be measured, and the dtype in which it computes.
 
@@ -78,7 +78,8 @@ def model_to_bench(
         name: of a known model, or a path of a config.
         ranks: the vocabulary is padded to a multiple of them.
         layers: of the model; None for all.
-        dtype: in place of the config's.
+        dtype: in place of the config's; what is quantised is then of this type, too.
+        in_fp8: whether layers may be in fp8, as steps have them.
 
     Raises:
         UsageError: there is no such model, it is not of Llama's family, computes in no type of the
@@ -92,6 +93,8 @@ def model_to_bench(
             "--shapes model measures the operations of its layers",
         )
     unserved = next((block.quantised for block in model.blocks if block.quantised), None)
+    if in_fp8 and model.scales != "none":
+        unserved = None
     if not (unserved or model.is_served):
         unserved = model.dtype
     if unserved and dtype is None:
@@ -99,6 +102,9 @@ def model_to_bench(
             f"{name} computes in {unserved}, which the operations do not",
             "--dtype bf16 measures it in a 16-bit type",
         )
+    if dtype is not None:
+        blocks = tuple(replace(block, quantised="", scales="") for block in model.blocks)
+        model = replace(model, blocks=blocks)
     split_layers("sum", model, ranks, is_cast=True)
     if layers is not None and layers > model.layers:
         raise UsageError(f"{name} has {model.layers} layers, not {layers}", "give fewer --layers")

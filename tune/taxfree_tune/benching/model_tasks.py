@@ -143,7 +143,12 @@ def _torch_group(fabric: Fabric) -> dist.ProcessGroup:
 
 
 class Bench:
-    """One model on the same weights in all modes."""
+    """One model on the same weights in all modes.
+
+    Args:
+        scales: with which steps have layers in fp8, "channel" or "block"; other modes have what
+            these stand for. "none": 16 bits.
+    """
 
     def __init__(
         self,
@@ -152,6 +157,7 @@ class Bench:
         dtype: torch.dtype,
         phase: Phase,
         records: Sequence[Record],
+        scales: str = "none",
     ) -> None:
         self.runtime = Runtime.on_fabric(fabric, records)
         self._fabric, self._model, self._phase = fabric, model, phase
@@ -162,6 +168,10 @@ class Bench:
         }
         shape = decoder.parallel_decoder(model, self._meshes["torch"])
         self._weights = decoder.random_weights(shape, fabric.rank, fabric.device, dtype)
+        self._in_fp8 = None
+        if scales != "none":
+            made = decoder.for_step(self._decoder("torch"), fabric.rank)
+            self._in_fp8 = decoder.in_fp8(made, scales)
         self._state = self._drawn_state(dtype)
         self._calls: dict[tuple[str, str], _Call] = {}
         self._run_step: Callable[[], Any]
@@ -223,8 +233,8 @@ class Bench:
         """
         tokens, _, start, state = self._state
         keys, values = (tuple(layer[i].transpose(1, 2) for layer in state) for i in range(2))
-        made = decoder.for_step(self._decoder("torch"), self._fabric.rank)
         group = self._fabric.group if self._fabric.world_size > 1 else None
+        made = self._in_fp8 or decoder.for_step(self._decoder("torch"), self._fabric.rank)
         step = ModelStep(made, Cache(keys, values), group, choice)
         positions = torch.full_like(tokens, start, dtype=torch.int32)
         call = partial(step, tokens, positions)

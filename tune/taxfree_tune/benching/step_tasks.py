@@ -24,6 +24,7 @@ from taxfree_tuning_db import Record
 _CHAIN = 10  # calls of a repetition on GPUs
 _CALLS_OF_CLOCK = 50  # between two readings that tell how fast it runs
 _KERNEL = "one kernel"
+_LIBRARY = StepChoice("library", why="the library")
 
 _kept: dict[str, Any] = {}  # the model of the last task, whose weights are large
 
@@ -41,17 +42,21 @@ def try_steps(
 
     Args:
         candidates: "baseline" is the library's compiled code in a graph, without graphs its eager
-            one; the others are those of ``taxfree_kernels.decode_step.tuned``.
+            one, in fp8 that of the step's operations; the others are those of
+            ``taxfree_kernels.decode_step.tuned``.
         records: by which the operations are chosen.
     """
     watch = disturbance.DisturbanceWatch(fabric)
     bench, exact = _opened(fabric, model, dtype, phase, records)
     mode = "graph" if fabric.has_graphs else "eager"
     with torch.no_grad():
-        allowed = ERROR_ALLOWANCE * bench.error(bench.call("torch", "eager")(), exact)
+        library = bench.call("torch", "eager")
+        if model.scales != "none":
+            _, library, _ = bench.step(_LIBRARY)
+        allowed = ERROR_ALLOWANCE * bench.error(library(), exact)
         outcomes, calls = [], []
         for candidate in candidates:
-            run, logits, ran = _call(bench, candidate, mode)
+            run, logits, ran = _call(bench, candidate, mode, model.scales != "none")
             if candidate.variant == "kernel" and not ran.startswith(_KERNEL):
                 outcomes.append(Outcome("failed", ran))
                 continue
@@ -73,13 +78,15 @@ def try_steps(
 
 
 def _call(
-    bench: Bench, candidate: Candidate, mode: str
+    bench: Bench, candidate: Candidate, mode: str, is_fp8: bool
 ) -> tuple[Callable[[], Any], Callable[[], torch.Tensor], str]:
     """What is timed of a candidate, its logits, and what ran."""
-    if candidate.variant == "baseline":
+    if candidate.variant == "baseline" and not is_fp8:
         call = bench.call("torch", mode)
         return call, call, "torch"
-    choice = StepChoice(candidate.variant, candidate.config, candidate.variant)
+    choice = _LIBRARY
+    if candidate.variant != "baseline":
+        choice = StepChoice(candidate.variant, candidate.config, candidate.variant)
     run, logits, step = bench.step(choice)
     return run, logits, step.ran
 
@@ -94,7 +101,7 @@ def _opened(
         torch.compiler.reset()
         gc.collect()
         with torch.no_grad():
-            bench = Bench(fabric, model, getattr(torch, dtype), phase, records)
+            bench = Bench(fabric, model, getattr(torch, dtype), phase, records, model.scales)
             _kept.update(key=key, bench=bench, exact=bench.exact_logits())
     return _kept["bench"], _kept["exact"]
 

@@ -136,6 +136,12 @@ class Model:
         return self.dtype is None or self.dtype in DTYPE_ALIASES.values()
 
     @property
+    def scales(self) -> str:
+        """Who has a scale in the weights of all layers, where a step takes such; else "none"."""
+        (scales, *others) = {block.scales for block in self.blocks}
+        return scales if scales in ("channel", "block") and not others else "none"
+
+    @property
     def heads(self) -> int:
         """Query heads."""
         return self.attentions[0].heads

@@ -68,6 +68,8 @@ class StepToTune:
             vocabulary=model.vocabulary,
             dtype=self.dtype,
             world_size=ranks,
+            x_dtype="same" if model.scales == "none" else "fp8",
+            scales=model.scales,
         )
 
     @property
