@@ -23,7 +23,6 @@ rows of each shard that is waited for, or if there is one wait, behind all copie
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import cycle
 from typing import TYPE_CHECKING
 
 import triton
@@ -38,7 +37,7 @@ from taxfree_kernels.variant import Sharded
 if TYPE_CHECKING:
     import torch
 
-    from taxfree_kernels.fabric.base import Fabric
+    from taxfree_kernels.fabric.base import Fabric, SideStream
 
 
 @triton.jit(do_not_specialize=["rank", "channel"])
@@ -86,7 +85,7 @@ class PeerCopies:
 
     def __init__(self, fabric: Fabric, streams: int) -> None:
         self._streams = [fabric.side_stream() for _ in range(streams)]
-        self._turns = cycle(self._streams)
+        self._sent = 0
         self._ends = (fabric.pool.control, fabric.heap_bases, fabric.rank)
         group = {"GROUP": Group(fabric.world_size, fabric.backend)}
         options = compile_options(fabric.backend, {"num_warps": 1})  # fits beside a matmul
@@ -102,25 +101,28 @@ class PeerCopies:
     def begin(self) -> None:
         """Enter the call; copies start after all ranks have entered."""
         first, *others = self._streams
-        self._turns = cycle(self._streams)
+        self._sent = 0
         with first.forked():
             self._meet(*self._ends, _ENTERED)
             for stream in others:
                 stream.fork()
 
     def follow(self) -> None:
-        """Make later copies wait for all work enqueued so far on the current stream."""
-        for stream in self._streams:
-            stream.fork()
+        """Make the next copy, and what its stream does then, wait for the current stream's work."""
+        self._stream_of_next().fork()
 
     def send(
         self, targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor], peer: int
     ) -> None:
         """Copy to each target on the next stream, then signal the peer."""
-        with next(self._turns).entered():
+        with self._stream_of_next().entered():
             for target, source in zip(targets, sources, strict=False):
                 copy_between_ranks(target, source)
             self._announce(*self._ends, COPIED, peer)
+        self._sent += 1
+
+    def _stream_of_next(self) -> SideStream:
+        return self._streams[self._sent % len(self._streams)]
 
     def join(self) -> None:
         """Make the current stream wait for all copies."""

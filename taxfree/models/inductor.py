@@ -399,14 +399,13 @@ def _fastest(candidates: Sequence[_Behind], x: Any, weight: Any, group: Any) -> 
     What is left to others costs what it costs behind the library's sum. A norm behind a residual
     that was taken along is a kernel of its own then, for which half of the residual's time counts.
     """
-    times = [_measured_us(*each.called(x, weight, group)) for each in candidates]
+    times = [_asked(Runtime._measured_us, *each.called(x, weight, group)) for each in candidates]
     if None in times:
         return candidates[0]
-    known = cast("list[tuple[float, float]]", times)
-    saved = [library - ours for library, ours in known]
-    if candidates[0].norm is not None and len(known) > 2:
-        saved[1] -= (known[1][0] - known[2][0]) / 2
-    saved[0] += 0.03 * known[0][1]  # as much faster as a winner must be
+    saved = [library - ours for library, ours in times]
+    if candidates[0].norm is not None and len(times) > 2:
+        saved[1] -= (times[1][0] - times[2][0]) / 2
+    saved[0] += 0.03 * times[0][1]  # as much faster as a winner must be
     return candidates[saved.index(max(saved))]
 
 
@@ -451,34 +450,30 @@ def _decide_layer(graph: Graph, node: Node) -> None:
 def _library_runs(operation: Any, arguments: Sequence[Any], moved_bytes: int = 0) -> bool:
     """Whether the table has the library run an operation on nodes' values, all sizes known.
 
-    Operations on the rows of a tensor see them as a matrix.
-
     Args:
         moved_bytes: that the operation has to save time for.
     """
-    values = map_arg(tuple(arguments), _matrix_or_row)
-    tensors = [each for each in tree_leaves(values) if isinstance(each, torch.Tensor)]
-    if any(map(_is_dynamic, tensors)):
-        return False
     try:
-        with tensors[0].fake_mode:  # type: ignore[attr-defined]
-            return runtime_of(values[-1])._runs_library(
-                _named(operation), *values[:-1], moved_bytes=moved_bytes
-            )
+        return bool(_asked(Runtime._runs_library, operation, arguments, moved_bytes=moved_bytes))
     except UsageError:  # no runtime is open any more, or the operation does not take such tensors
         return True
     except NoRecord:  # the call raises it
         return False
 
 
-def _measured_us(operation: Any, arguments: Sequence[Any]) -> tuple[float, float] | None:
-    """Times of the library and of ours on nodes' values, as the table has them, or None."""
-    values = map_arg(tuple(arguments), _matrix_or_row)
+def _asked(
+    question: Callable[..., Any], operation: Any, arguments: Sequence[Any], **options: Any
+) -> Any:
+    """What a group's runtime answers about an operation on nodes' values; None for symbols.
+
+    Operations on the rows of a tensor see them as a matrix.
+    """
+    *values, group = map_arg(tuple(arguments), _matrix_or_row)
     tensors = [each for each in tree_leaves(values) if isinstance(each, torch.Tensor)]
     if any(map(_is_dynamic, tensors)):
         return None
     with tensors[0].fake_mode:  # type: ignore[attr-defined]
-        return runtime_of(values[-1])._measured_us(_named(operation), *values[:-1])
+        return question(runtime_of(group), _named(operation), *values, **options)
 
 
 def _is_dynamic(tensor: torch.Tensor) -> bool:

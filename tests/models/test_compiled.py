@@ -712,7 +712,7 @@ def test_a_sum_takes_along_what_was_measured_to_save_the_most(times: Any, chosen
         inductor._Behind(each, None, None, norm if each == "norm" else None) for each in names
     ]
     with (
-        mock.patch.object(inductor, "_measured_us", side_effect=times),
+        mock.patch.object(inductor, "_asked", side_effect=times),
         mock.patch.object(inductor._Behind, "called", return_value=(None, ())),
     ):
         assert inductor._fastest(candidates, None, None, "0").last == chosen

@@ -143,8 +143,8 @@ class OverlapPlan(Plan):
         for shard in shards:
             if shard.product.numel():
                 multiply_into(shard.product, x[shard.rows], weight[:, shard.columns], None)
-                self._copies.follow()
             if shard.target is not None:
+                self._copies.follow()
                 self._copies.send([shard.target], [shard.product], shard.owner)
         self._copies.join()
         add(own, out)

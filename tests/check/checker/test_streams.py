@@ -14,15 +14,21 @@ OP = "all_gather_matmul"
 SEEDS = range(6)
 
 
-def reasons() -> set:
+def reasons(op: str = OP) -> set:
     """Reasons of the schedules' violations; None for a schedule without one."""
-    found = [check_variant(OP, "overlap", seeds=[seed]).violation for seed in SEEDS]
+    found = [check_variant(op, "overlap", seeds=[seed]).violation for seed in SEEDS]
     return {None if violation is None else violation.reason for violation in found}
 
 
 def test_copies_that_do_not_wait_for_the_caller_s_stream_are_reported(monkeypatch):
     monkeypatch.setattr(Stream, "fork", lambda stream: None)
     assert reasons() <= {Reason.LIFETIME, Reason.NO_WAIT, Reason.STALE_SIGNAL}
+
+
+def test_copies_that_do_not_wait_for_their_matmul_are_reported(monkeypatch):
+    assert reasons("matmul_reduce_scatter") == {None}
+    monkeypatch.setattr(copies.PeerCopies, "follow", lambda copies: None)
+    assert reasons("matmul_reduce_scatter") == {Reason.NO_WAIT}
 
 
 def test_copies_that_outlive_their_call_are_reported(monkeypatch):
