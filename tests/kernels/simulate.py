@@ -12,6 +12,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
+from math import inf, isnan
 from typing import Any
 
 import torch
@@ -122,7 +123,7 @@ def simulate(
     logits: list[torch.Tensor] = []
 
     def note(name: str, error: float) -> None:
-        worst[name] = max(worst.get(name, 0.0), error)
+        worst[name] = max(worst.get(name, 0.0), inf if isnan(error) else error)
 
     for _ in range(2):
         launches: list[Any] = []
