@@ -1,6 +1,6 @@
 """The part of a long list that one run takes; the date decides which.
 
-`make test` takes a part of each, `make test-all` then takes the rest. A test that wants a part has
+`make test` takes a part of each, `make test-all` takes all. A test that wants a part has
 the fixture `sample`, and thereby the mark `sampled`. Of a test with the mark `dealt`, which names
 parameters, a run takes one combination of their values; tests of one file take the same.
 """

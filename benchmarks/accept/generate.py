@@ -76,14 +76,13 @@ def _synchronize() -> None:
 
 def _differing(model: Any, ids: torch.Tensor, ours: torch.Tensor, theirs: torch.Tensor) -> float:
     """How far from a tie the first differing token of any sequence is, in standard deviations."""
-    worst = 0.0
+    gaps = [torch.zeros((), device=ids.device)]
     for row in (ours != theirs).any(dim=1).nonzero().flatten().tolist():
         at = int((ours[row] != theirs[row]).nonzero()[0])
         with torch.no_grad():
             logits = model(torch.cat((ids[row], theirs[row, :at]))[None]).logits[0, -1].float()
-        gap = logits[theirs[row, at]] - logits[ours[row, at]]
-        worst = max(worst, float(gap / logits.std()))
-    return worst
+        gaps.append((logits[theirs[row, at]] - logits[ours[row, at]]) / logits.std())
+    return float(torch.stack(gaps).max())  # NaN if one is
 
 
 def main() -> None:

@@ -1,9 +1,10 @@
 """Runs the Gluon kernel of decode_step on a CPU, as its source says, without layouts.
 
-Its device functions are called as Python functions on blocks that are tensors. A thread stands for
-each warp partition of each program of each rank; TMA copies, barriers of shared memory, polls and
-atomics do what hardware's do. So indices, phases, counts and the protocol are executed; not
-executed are layouts, fences, and the order in which hardware makes stores visible.
+Its device functions are called as Python functions on blocks that are tensors. A coroutine stands
+for each warp partition of each program of each rank, and others may go on where it waits or touches
+global memory; TMA copies, barriers of shared memory, polls and atomics do what hardware's do. So
+indices, phases, counts and the protocol are executed; not executed are layouts, fences, and the
+order in which hardware makes stores visible.
 """
 
 from __future__ import annotations
@@ -11,15 +12,14 @@ from __future__ import annotations
 import bisect
 import builtins
 import operator
-import threading
-import time
+from collections.abc import Callable
+from random import Random
 from types import SimpleNamespace
 from typing import Any
 
 import torch
+from greenlet import getcurrent, greenlet
 
-_local = threading.local()
-_lock = threading.Lock()
 _TYPES = {
     "int8": torch.int8, "int16": torch.int16, "int32": torch.int32, "int64": torch.int64,
     "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16,
@@ -31,38 +31,54 @@ class Memory:
     """Blocks of memory by address; whatever a kernel reads or writes must lie in one."""
 
     def __init__(self) -> None:
-        self._blocks: list[tuple[int, torch.Tensor]] = []  # by address; replaced, never changed
+        self._blocks: list[tuple[int, torch.Tensor]] = []  # by address
 
     def add(self, tensor: torch.Tensor) -> None:
         """Let kernels use a tensor's memory."""
         storage = tensor.untyped_storage()
-        with _lock:
-            known = dict(self._blocks)
-            if storage.data_ptr() not in known:
-                known[storage.data_ptr()] = torch.empty(0, dtype=torch.uint8).set_(storage)
-                self._blocks = sorted(known.items(), key=operator.itemgetter(0))
+        known = dict(self._blocks)
+        if storage.data_ptr() not in known:
+            known[storage.data_ptr()] = torch.empty(0, dtype=torch.uint8).set_(storage)
+            self._blocks = sorted(known.items(), key=operator.itemgetter(0))
+
+    def _block_at(self, address: int, dtype: torch.dtype) -> tuple[int, torch.Tensor]:
+        """Where the block begins that an address lies in, and its elements."""
+        at = bisect.bisect(self._blocks, address, key=operator.itemgetter(0)) - 1
+        assert at >= 0, f"nothing lies at {address}"
+        begin, block = self._blocks[at]
+        whole = len(block) - len(block) % dtype.itemsize
+        return begin, block[:whole].view(dtype)
 
     def elements(self, address: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, Any]:
         """The block that has all addresses, and their numbers in it."""
-        low, high = int(address.min()), int(address.max()) + dtype.itemsize
-        blocks = self._blocks
-        at = bisect.bisect(blocks, low, key=operator.itemgetter(0)) - 1
-        assert at >= 0, f"nothing lies at {low}"
-        begin, block = blocks[at]
-        assert high <= begin + len(block), f"{high - begin} of a block of {len(block)} bytes"
+        begin, block = self._block_at(int(address.min()), dtype)
         offset = address - begin
-        assert not (offset % dtype.itemsize).any()
-        whole = len(block) - len(block) % dtype.itemsize
-        return block[:whole].view(dtype), offset // dtype.itemsize
+        assert not (offset & (dtype.itemsize - 1)).any()
+        at = offset >> (dtype.itemsize.bit_length() - 1)
+        if int(at.max()) >= len(block):
+            raise IndexError(f"element {int(at.max())} of a block of {len(block)}")
+        return block, at
+
+    def tensor(self, address: int, dtype: torch.dtype, shape: Any, strides: Any) -> torch.Tensor:
+        """What lies from an address on."""
+        begin, block = self._block_at(address, dtype)
+        first, rest = divmod(address - begin, dtype.itemsize)
+        assert rest == 0
+        return block[first:].as_strided(shape, strides)
 
     def load(self, address: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         """The elements at addresses, which may lie in several blocks."""
-        begins = torch.tensor([begin for begin, _ in self._blocks])
+        try:
+            block, at = self.elements(address, dtype)
+            return block[at].clone()  # a scalar is a view
+        except IndexError:
+            begins = torch.tensor([begin for begin, _ in self._blocks])
         which = torch.bucketize(address, begins, right=True)
+        every = which.unique()
+        assert len(every) > 1, "an address beyond a block"
         found = torch.empty(address.shape, dtype=dtype)
-        for each in which.unique():
-            block, at = self.elements(address[which == each], dtype)
-            found[which == each] = block[at]
+        for each in every:
+            found[which == each] = self.load(address[which == each], dtype)
         return found
 
     def store(self, address: torch.Tensor, value: torch.Tensor) -> None:
@@ -186,10 +202,19 @@ def _store(pointer: Block, value: Any, mask: Any = None, **_: Any) -> None:
 
 def _atomic(combine: Any) -> Any:
     def call(pointer: Block, value: Any, mask: Any = None, **_: Any) -> Block:
-        with _lock:
-            old = _load(pointer, mask)
-            _store(pointer, combine(old.value, _block(value)), mask)
-            return Block(old.value.clone())
+        old = _load(pointer, mask)
+        _store(pointer, combine(old.value, _block(value)), mask)
+        return Block(old.value.clone())
+
+    return _in_turns(call)
+
+
+def _in_turns(access: Callable[..., Any]) -> Callable[..., Any]:
+    """Before an access of global memory others may go on."""
+
+    def call(*args: Any, **named: Any) -> Any:
+        _until(lambda: True)
+        return access(*args, **named)
 
     return call
 
@@ -226,19 +251,17 @@ class Barrier:
 
     def __init__(self) -> None:
         self._phase = self._pending = self._count = self._bytes = 0
-        self._lock = threading.Lock()
 
     def init(self, count: int) -> None:
         self._count = self._pending = count
 
     def change(self, arrivals: int, size: int) -> None:
-        with self._lock:
-            assert self._pending >= arrivals
-            self._pending -= arrivals
-            self._bytes += size
-            if self._pending == 0 and self._bytes == 0:
-                self._pending = self._count
-                self._phase += 1
+        assert self._pending >= arrivals
+        self._pending -= arrivals
+        self._bytes += size
+        if self._pending == 0 and self._bytes == 0:
+            self._pending = self._count
+            self._phase += 1
 
     def wait(self, parity: Any, pred: Any = True) -> None:
         if bool(_raw(pred)):
@@ -255,13 +278,9 @@ class Barriers:
         return self._all[int(_raw(at))]
 
 
-def _until(is_done: Any) -> None:
-    deadline, pause = time.monotonic() + 240, 0.0001  # other tests may have the cores
-    while not is_done():
-        if _run.failed or time.monotonic() > deadline:
-            raise TimeoutError("a wait in vain")
-        time.sleep(pause)
-        pause = min(2 * pause, 0.01)  # who waits long leaves the interpreter to the others
+def _until(is_done: Callable[[], bool]) -> None:
+    """Let others go on until something holds."""
+    getcurrent().parent.switch(is_done)
 
 
 def _allocate(element: torch.dtype, shape: Any, layout: Any) -> Any:
@@ -276,21 +295,17 @@ def _reinterpreted(block: Shared, shape: Any, layout: Any, dtype: Any = None) ->
 
 def _load_box(desc: Any, coordinates: Any, full: Barrier, to: Shared, **_: Any) -> None:
     """Copy a box; what lies outside of the tensor is zero."""
-    box = desc.block_shape
-    assert list(to.value.shape) == list(box)
-    address = torch.full(box, desc.base.data_ptr(), dtype=torch.int64)
-    there = torch.ones(box, dtype=torch.bool)
-    for at, (begin, size, whole, stride) in enumerate(
-        zip(coordinates, box, desc.shape, desc.strides, strict=True)
-    ):
-        index = (int(_raw(begin)) + torch.arange(size)).view([-1] + [1] * (len(box) - 1 - at))
-        address += index * stride * 2
-        there &= (index >= 0) & (index < whole)
-    found = torch.zeros(box, dtype=to.value.dtype)
-    if there.any():
-        found[there] = memory.load(address[there], to.value.dtype)
-    to.value.copy_(found)
-    full.change(0, -found.nbytes)
+    assert list(to.value.shape) == list(desc.block_shape)
+    begins = [int(_raw(each)) for each in coordinates]
+    assert min(begins) >= 0
+    sides = zip(desc.block_shape, desc.shape, begins, strict=True)
+    shape = [max(0, min(side, whole - at)) for side, whole, at in sides]
+    to.value.zero_()
+    if 0 not in shape:
+        first = sum(map(operator.mul, begins, desc.strides)) * to.value.itemsize
+        found = memory.tensor(desc.base.data_ptr() + first, to.value.dtype, shape, desc.strides)
+        to.value[[slice(side) for side in shape]] = found
+    full.change(0, -to.value.nbytes)
 
 
 # ---- Triton's and Gluon's names -----------------------------------------------------------------
@@ -327,10 +342,9 @@ def _reduce(function: Any) -> Any:
 
 def _specialize(partitions: Any, warps: Any, registers: Any) -> None:
     (own, others) = partitions[0], partitions[1:]
-    threads = [_run.thread(_local.program, *each) for each in others]
+    begun = [_run.begin(getcurrent().program, *each) for each in others]
     own[0](*own[1])
-    for each in threads:
-        each.join()
+    _until(lambda: all(each.dead for each in begun))
 
 
 def _language() -> SimpleNamespace:
@@ -339,7 +353,7 @@ def _language() -> SimpleNamespace:
     return SimpleNamespace(
         **_TYPES, constexpr=int, BlockedLayout=layouts, SliceLayout=layouts,
         SwizzledSharedLayout=layouts, NVMMASharedLayout=layouts, DotOperandLayout=layouts,
-        pointer_type=_Pointers, program_id=lambda axis: Block(torch.tensor(_local.program)),
+        pointer_type=_Pointers, program_id=lambda axis: Block(torch.tensor(getcurrent().program)),
         num_programs=lambda axis: Block(torch.tensor(_run.programs)),
         to_tensor=lambda scalar: Block(torch.tensor(int(_raw(scalar)))),
         arange=lambda begin, end, layout=None: Block(torch.arange(begin, end, dtype=torch.int32)),
@@ -347,7 +361,8 @@ def _language() -> SimpleNamespace:
         full=lambda shape, fill, dtype, layout=None: Block(
             torch.full(list(shape), int(_raw(fill)) if dtype in (torch.int32, torch.int64)
                        else _raw(fill), dtype=dtype)),
-        load=_load, store=_store, where=_where, cast=_cast, multiple_of=lambda block, _: block,
+        load=_in_turns(_load), store=_in_turns(_store), where=_where, cast=_cast,
+        multiple_of=lambda block, _: block,
         atomic_add=_atomic(lambda old, new: old + new), atomic_xchg=_atomic(lambda old, new: new),
         atomic_max=_atomic(torch.maximum), maximum=value(torch.maximum),
         minimum=value(torch.minimum), exp=value(torch.exp), exp2=value(torch.exp2),
@@ -418,27 +433,32 @@ def _translate(ptr: Block, peers: Any, peer: Any) -> Block:
 
 
 class _Run:
-    """Threads of a launch on all ranks, and whether one has failed."""
+    """The coroutines of a launch on all ranks; which goes on is drawn, the same each time."""
 
-    def __init__(self) -> None:
-        self.programs, self.failed = 0, False
-        self.errors: list[BaseException] = []
+    def __init__(self, programs: int) -> None:
+        self.programs, self._hub, self._order = programs, getcurrent(), Random(0)
+        self._waiting: list[tuple[greenlet, Callable[[], bool]]] = []
 
-    def thread(self, program: int, function: Any, args: Any) -> threading.Thread:
-        def body() -> None:
-            _local.program = program
-            try:
-                function(*args)
-            except BaseException as error:
-                self.failed = True
-                self.errors.append(error)
-
-        made = threading.Thread(target=body, daemon=True)
-        made.start()
+    def begin(self, program: int, function: Any, args: Any) -> greenlet:
+        made = greenlet(lambda: function(*args), self._hub)
+        made.program = program
+        self._waiting.append((made, lambda: True))
         return made
 
+    def finish(self) -> None:
+        while self._waiting:
+            turns, self._waiting = self._waiting, []
+            self._order.shuffle(turns)
+            went_on = False
+            for each, is_due in turns:
+                if is_due():
+                    is_due, went_on = each.switch(), True
+                if not each.dead:
+                    self._waiting.append((each, is_due))
+            assert went_on, f"{len(turns)} waits in vain"
 
-_run = _Run()
+
+_run = _Run(0)
 
 
 def _plain(value: Any) -> Any:
@@ -512,14 +532,8 @@ def run(kernel: Any, launches: list[Any], programs: int) -> None:
         launches: the arguments and the constants of each rank's.
     """
     global _run
-    _run = _Run()
-    _run.programs = programs
-    threads = [
-        _run.thread(program, kernel, [*map(_argument, args), *constants])
-        for args, constants in launches
-        for program in range(programs)
-    ]
-    for each in threads:
-        each.join()
-    if _run.errors:
-        raise _run.errors[0]
+    _run = _Run(programs)
+    for args, constants in launches:
+        for program in range(programs):
+            _run.begin(program, kernel, [*map(_argument, args), *constants])
+    _run.finish()

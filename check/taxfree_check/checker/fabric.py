@@ -17,7 +17,7 @@ from taxfree_kernels.fabric.heap import Pool, SymmetricHeap
 from taxfree_kernels.hardware import KNOWN
 
 _NEVER = 1 << 62  # ticks
-_EMPTIED = tl.constexpr(256)  # so few that several programs empty words of tiny problems
+_EMPTIED = tl.constexpr(64)  # so few that several programs empty words of tiny problems
 
 
 class DeclaredHeap(SymmetricHeap):

@@ -50,6 +50,7 @@ from taxfree_kernels.variant import (
     variants,
 )
 from tests.check.checker.mutate import mutants
+from tests.check.checker.mutated import GROUPS
 from tests.sample import PARTS, Sample
 
 OP = "all_gather_matmul"
@@ -68,10 +69,14 @@ def _relaxed_signals():
         yield
 
 
-def seeds(problems: Sequence[Any], sample: Sample) -> Sequence[int]:
-    """One seed for each problem, since seeds take them in turns; or all."""
+def seeds(op: str, name: str, problems: Sequence[Any], sample: Sample) -> Sequence[int]:
+    """One seed for each problem, since seeds take them in turns; or so many as show all mutants.
+
+    By and by the days' parts take the others.
+    """
     if not sample.is_part:
-        return range(SEEDS)
+        groups = (each for each in GROUPS.values() if each.op == op and name in each.variants)
+        return max([range(28), *(each.seeds for each in groups)], key=len)
     rounds = range(0, SEEDS, len(problems))
     (first,) = sample.one_of([rounds[at * len(rounds) // PARTS] for at in range(PARTS)])
     return range(first, first + len(problems))
@@ -81,7 +86,9 @@ def seeds(problems: Sequence[Any], sample: Sample) -> Sequence[int]:
 @pytest.mark.parametrize(("op", "name"), [*VARIANTS, TWIN])
 def test_a_variant_holds_its_protocol(op, name, sample):
     problems = [problem for world in WORLD_SIZES for problem in tiny_problems(op, world)]
-    checked = check_variant(op, name, problems, seeds(problems, sample))
+    checked = check_variant(op, name, problems, seeds(op, name, problems, sample))
+    if not sample.is_part and checked.verdict == "not covered":
+        checked = check_variant(op, name, problems)
     assert checked.violation is None, str(checked)
     assert (checked.verdict == "nothing to check") == (name in WITHOUT_KERNELS)
     if not sample.is_part:  # a part of the seeds may not cover every line

@@ -94,10 +94,12 @@ def test_compiled_variants_are_right_on_more_ranks_and_with_other_configs(archit
         pytest.skip("minutes: for the whole list")
     world, corners = {"gfx942": (4, (0, 2)), "gfx950": (8, (1, 3))}[architecture]
     given = []
-    for op, name in VARIANTS:
+    for at, (op, name) in enumerate(VARIANTS):
         if op not in ALONE and (op, name) in WHOLE[architecture]:
             given += cases(op, name, world, (0,))[:1]
-        given += cases(op, name, 2, (1,), corners)
+        # test_defaults_and_corners_pass_the_checks compiles configs for both; one executes them
+        if at % 2 == ARCHITECTURES.index(architecture):
+            given += cases(op, name, 2, (1,), corners)
     checks, _ = executed(given, architecture)
     for checked in checks:
         require_right(checked)
