@@ -47,11 +47,13 @@ from taxfree_kernels.stencil.step import (
     blocks_of,
     halo_offsets,
     inside,
+    is_beside,
     is_shared,
     offsets,
     rank_at,
     reaches,
     relaxed,
+    sides_of,
     squared_change,
     tile_at,
     tiles_of,
@@ -59,6 +61,7 @@ from taxfree_kernels.stencil.step import (
 from taxfree_kernels.variant import Config, Plan, Space, Variant, resized
 
 _REGISTERS = 1 << 16  # of a compute unit of NVIDIA
+_OF_FACES = 128  # registers of a thread that has several points and their faces
 _CLEARED = tl.constexpr(1024)  # counters at once
 _FIRST_COUNTER = tl.constexpr(1)  # of a tile; programs that end count themselves before it
 
@@ -91,7 +94,7 @@ def _persistent(
     u_ptr, out_ptr,  # of a call
     scratch, inbox, control_ptr, heap_bases, rank,  # of the plan and the fabric
     rows, steps, norm_every,  # of the size
-    GROUP: tl.constexpr, BOX: tl.constexpr, HAS_NORMS: tl.constexpr,
+    GROUP: tl.constexpr, BOX: tl.constexpr, THIN: tl.constexpr, HAS_NORMS: tl.constexpr,
 ):  # fmt: skip
     program, programs = tl.program_id(0), tl.num_programs(0)
     # before any store, so that AMD's compiler knows them to be the same in all lanes
@@ -106,40 +109,36 @@ def _persistent(
     down, across, deep = tiles_of(rows, BOX)
     tiles = down * across * deep
     counters_ptr = scratch.counters_ptr + _FIRST_COUNTER
-    for place in range(program, tiles, programs):
+    for place in range(program, sides_of(rows, BOX), programs):
         tile = tile_at(place, False, rows, BOX)
-        for number in range(blocks_of(tile, rows, BOX)):
-            block = block_of(tile, number, rows, BOX)
-            values = tl.load(u_ptr + offsets(block, BOX), mask=inside(block, rows, BOX), other=0.0)
-            _send(values, targets, _area_at(1, turn, inbox, rows, BOX), block, rows, peers, BOX)
+        for number in range(blocks_of(tile, rows, THIN)):
+            block = block_of(tile, number, rows, THIN)
+            at, has = offsets(block, THIN), inside(block, rows, THIN)
+            values = tl.load(u_ptr + at, mask=has, other=0.0)
+            _send(values, targets, _area_at(1, turn, inbox, rows, BOX), block, rows, peers, THIN)
     source_ptr = u_ptr
     for step_number in range(1, steps + 1):
         target_ptr = out_ptr
         if (steps - step_number) % 2 == 1:
             target_ptr = scratch.other_ptr
+        area = _area_at(step_number + 1, turn, inbox, rows, BOX)
         received_ptr = inbox.words_ptr + _area_at(step_number, turn, inbox, rows, BOX)
         for place in range(program, tiles, programs):
             tile = tile_at(place, step_number % 2 == 0, rows, BOX)
             is_right = _wait_for_tiles(tile, counters_ptr, step_number - 1, rows, peers, GROUP, BOX)
-            squares = tl.zeros((1,), tl.float64)
-            for number in range(blocks_of(tile, rows, BOX)):
-                block = block_of(tile, number, rows, BOX)
-                above, has_above = _receive(received_ptr, block, rows, peers, GROUP, ABOVE, BOX)
-                below, has_below = _receive(received_ptr, block, rows, peers, GROUP, BELOW, BOX)
-                before, has_before = _receive(received_ptr, block, rows, peers, GROUP, BEFORE, BOX)
-                after, has_after = _receive(received_ptr, block, rows, peers, GROUP, AFTER, BOX)
-                is_right = is_right & has_above & has_below & has_before & has_after
-                last, values = relaxed(
-                    source_ptr, block, rows, rank, above, below, before, after, BOX
-                )
-                values = tl.where(is_right, values, float("nan"))
-                tl.store(target_ptr + offsets(block, BOX), values, mask=inside(block, rows, BOX))
-                if step_number < steps:
-                    area = _area_at(step_number + 1, turn, inbox, rows, BOX)
-                    _send(values, targets, area, block, rows, peers, BOX)
-                if HAS_NORMS:
-                    if step_number % norm_every == 0:
-                        squares += squared_change(last, values, block, rows, BOX)
+            has_norm = False
+            if HAS_NORMS:
+                has_norm = step_number % norm_every == 0
+            if place < sides_of(rows, BOX):
+                squares = _relax_tile(
+                    source_ptr, target_ptr, received_ptr, targets, area, tile, rows, is_right,
+                    step_number < steps, has_norm, peers, GROUP, BOX, THIN, HAS_NORMS, True,
+                )  # fmt: skip
+            else:
+                squares = _relax_tile(
+                    source_ptr, target_ptr, received_ptr, targets, area, tile, rows, is_right,
+                    False, has_norm, peers, GROUP, BOX, THIN, HAS_NORMS, False,
+                )  # fmt: skip
             if HAS_NORMS:
                 if step_number % norm_every == 0:
                     norm = step_number // norm_every - 1
@@ -160,6 +159,66 @@ def _persistent(
         norms = steps // norm_every if HAS_NORMS else 0
         finish(scratch.squares_ptr, sums_ptr, norms_ptr, tiles, norms, peers, GROUP, HAS_NORMS)
     sync.leave(control_ptr)
+
+
+@triton.jit
+def _relax_tile(
+    source_ptr, target_ptr, received_ptr, targets, area, tile, rows, is_right, sends, has_norm,
+    peers, GROUP: tl.constexpr, BOX: tl.constexpr, THIN: tl.constexpr, HAS_NORMS: tl.constexpr,
+    HAS_SIDES: tl.constexpr,
+):  # fmt: skip
+    """A step of a tile; the sum of squares of what it changed.
+
+    Args:
+        THIN: the tile in blocks of fewer points, for those at shared sides.
+        HAS_SIDES: some blocks are there.
+    """
+    squares = tl.zeros((1,), tl.float64)
+    for number in range(blocks_of(tile, rows, BOX)):
+        block = block_of(tile, number, rows, BOX)
+        beside = False
+        if HAS_SIDES:
+            beside = is_beside(block, peers.rank, rows, BOX)
+        if beside:
+            PARTS: tl.constexpr = BOX.BLOCK_0 * THIN.SPLIT
+            first = number * PARTS
+            for part in range(first, min(first + PARTS, blocks_of(tile, rows, THIN))):
+                squares += _relax_beside(
+                    source_ptr, target_ptr, received_ptr, targets, area,
+                    block_of(tile, part, rows, THIN), rows, is_right, sends, has_norm,
+                    peers, GROUP, THIN, HAS_NORMS,
+                )  # fmt: skip
+        else:
+            last, values = relaxed(source_ptr, block, rows, peers.rank, None, None, None, None, BOX)
+            values = tl.where(is_right, values, float("nan"))
+            tl.store(target_ptr + offsets(block, BOX), values, mask=inside(block, rows, BOX))
+            if HAS_NORMS:
+                if has_norm:
+                    squares += squared_change(last, values, block, rows, BOX)
+    return squares
+
+
+@triton.jit
+def _relax_beside(
+    source_ptr, target_ptr, received_ptr, targets, area, block, rows, is_right, sends, has_norm,
+    peers, GROUP: tl.constexpr, BOX: tl.constexpr, HAS_NORMS: tl.constexpr,
+):  # fmt: skip
+    """A step of a block at shared sides: it waits for halos, and sends its edges."""
+    above, has_above = _receive(received_ptr, block, rows, peers, GROUP, ABOVE, BOX)
+    below, has_below = _receive(received_ptr, block, rows, peers, GROUP, BELOW, BOX)
+    before, has_before = _receive(received_ptr, block, rows, peers, GROUP, BEFORE, BOX)
+    after, has_after = _receive(received_ptr, block, rows, peers, GROUP, AFTER, BOX)
+    is_right = is_right & has_above & has_below & has_before & has_after
+    last, values = relaxed(source_ptr, block, rows, peers.rank, above, below, before, after, BOX)
+    values = tl.where(is_right, values, float("nan"))
+    tl.store(target_ptr + offsets(block, BOX), values, mask=inside(block, rows, BOX))
+    if sends:
+        _send(values, targets, area, block, rows, peers, BOX)
+    squares = tl.zeros((1,), tl.float64)
+    if HAS_NORMS:
+        if has_norm:
+            squares += squared_change(last, values, block, rows, BOX)
+    return squares
 
 
 @triton.jit
@@ -248,17 +307,21 @@ class PersistentPlan(Plan):
         )
         self._ends = (fabric.pool.control, fabric.heap_bases, fabric.rank)
         options = compile_options(fabric.backend, config)
+        thin = step.thin(self._box, 32 * config["num_warps"])
         if fabric.backend != "interpreter":
             options["launch_cooperative_grid"] = True
         if fabric.backend == "cuda":  # all programs fit
             threads = -(-self._most // fabric.hardware.compute_units) * config["num_warps"] * 32
             options["maxnreg"] = min(255, _REGISTERS // threads // 8 * 8)
+            if options["maxnreg"] >= _OF_FACES:
+                thin = self._box
         self._kernel = Kernel(
             _persistent,
             grid=0,
             constants={
                 "GROUP": Group(problem.world_size, fabric.backend),
                 "BOX": self._box,
+                "THIN": thin,
                 "HAS_NORMS": problem.norms > 0,
             },
             options=options,

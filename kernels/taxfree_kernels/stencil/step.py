@@ -33,7 +33,8 @@ class Box(NamedTuple):
         COLUMNS, DEPTH: of the part.
         DOWN, ACROSS: ranks that share the rows, and the columns.
         BLOCK_0, BLOCK_1, BLOCK_2: points of a block.
-        BLOCKS: of a tile.
+        BLOCKS: of a tile, one below the other.
+        SPLIT: blocks beside each other in each of them.
     """
 
     COLUMNS: int
@@ -44,6 +45,7 @@ class Box(NamedTuple):
     BLOCK_1: int
     BLOCK_2: int
     BLOCKS: int
+    SPLIT: int = 1
 
 
 class Block(NamedTuple):
@@ -66,9 +68,18 @@ def tiles_of(rows, BOX: tl.constexpr):
     """Tiles of a part along its rows, its columns and its depth."""
     return (
         tl.cdiv(rows, BOX.BLOCK_0 * BOX.BLOCKS),
-        tl.cdiv(BOX.COLUMNS, BOX.BLOCK_1),
+        tl.cdiv(BOX.COLUMNS, BOX.BLOCK_1 * BOX.SPLIT),
         tl.cdiv(BOX.DEPTH, BOX.BLOCK_2),
     )
+
+
+@triton.jit
+def sides_of(rows, BOX: tl.constexpr):
+    """Tiles of a part at shared sides."""
+    down, across, deep = tiles_of(rows, BOX)
+    side_rows = tl.minimum(down, 2 * (BOX.DOWN > 1))
+    side_columns = tl.minimum(across, 2 * (BOX.ACROSS > 1))
+    return (side_rows * across + (down - side_rows) * side_columns) * deep
 
 
 @triton.jit
@@ -105,21 +116,22 @@ def tile_at(place, backwards, rows, BOX: tl.constexpr):
 def blocks_of(tile, rows, BOX: tl.constexpr):
     """Blocks of a tile that have points."""
     _, across, deep = tiles_of(rows, BOX)
-    return tl.minimum(BOX.BLOCKS, tl.cdiv(rows, BOX.BLOCK_0) - tile // deep // across * BOX.BLOCKS)
+    left = tl.cdiv(rows, BOX.BLOCK_0) - tile // deep // across * BOX.BLOCKS
+    return tl.minimum(BOX.BLOCKS, left) * BOX.SPLIT
 
 
 @triton.jit
 def block_of(tile, number, rows, BOX: tl.constexpr):
     """A block of a tile, by their numbers."""
     _, across, deep = tiles_of(rows, BOX)
-    row = (tile // deep // across * BOX.BLOCKS + number) * BOX.BLOCK_0
-    column, layer = tile // deep % across * BOX.BLOCK_1, tile % deep * BOX.BLOCK_2
+    row = (tile // deep // across * BOX.BLOCKS + number // BOX.SPLIT) * BOX.BLOCK_0
+    column = (tile // deep % across * BOX.SPLIT + number % BOX.SPLIT) * BOX.BLOCK_1
     return Block(
         row,
         column,
         (row + tl.arange(0, BOX.BLOCK_0))[:, None, None],
         (column + tl.arange(0, BOX.BLOCK_1))[None, :, None],
-        (layer + tl.arange(0, BOX.BLOCK_2))[None, None, :],
+        (tile % deep * BOX.BLOCK_2 + tl.arange(0, BOX.BLOCK_2))[None, None, :],
     )
 
 
@@ -127,7 +139,7 @@ def block_of(tile, number, rows, BOX: tl.constexpr):
 def inside(block, rows, BOX: tl.constexpr):
     """Which points of a block the part has; broadcasts to it."""
     found = block.row < rows
-    if BOX.COLUMNS % BOX.BLOCK_1 != 0:
+    if BOX.COLUMNS % (BOX.BLOCK_1 * BOX.SPLIT) != 0:
         found = found & (block.column < BOX.COLUMNS)
     if BOX.DEPTH % BOX.BLOCK_2 != 0:
         found = found & (block.layer < BOX.DEPTH)
@@ -184,6 +196,15 @@ def reaches(block, rows, SIDE: tl.constexpr, BOX: tl.constexpr):
 
 
 @triton.jit
+def is_beside(block, rank, rows, BOX: tl.constexpr):
+    """Whether a block has points at a side that this rank shares."""
+    found = block.first_row < 0
+    for SIDE in tl.static_range(SIDES):
+        found = found | ((rank_at(rank, SIDE, BOX) >= 0) & reaches(block, rows, SIDE, BOX))
+    return found
+
+
+@triton.jit
 def halo_offsets(block, rows, SIDE: tl.constexpr, BOX: tl.constexpr):
     """Where points at a side are in a halo, and which of them the part has.
 
@@ -209,14 +230,15 @@ def is_shared(SIDE: tl.constexpr, BOX: tl.constexpr):
 
 @triton.jit
 def _neighbours(source_ptr, block, rows, face, SIDE: tl.constexpr, BOX: tl.constexpr):
-    """The neighbours at a side of all points; those at the side have them in `face`."""
+    """The neighbours at a side of all points; those at the side have them in `face`, if any."""
     ROW: tl.constexpr = BOX.COLUMNS * BOX.DEPTH
     SHIFT: tl.constexpr = (-ROW, ROW, -BOX.DEPTH, BOX.DEPTH)[SIDE]
     is_end = at_side(block, rows, SIDE, BOX)
     mask = inside(block, rows, BOX) & (is_end == 0)
     values = tl.load(source_ptr + offsets(block, BOX) + SHIFT, mask=mask, other=0.0)
-    if is_shared(SIDE, BOX):
-        values = tl.where(is_end, face, values)
+    if face is not None:
+        if is_shared(SIDE, BOX):
+            values = tl.where(is_end, face, values)
     return values
 
 
@@ -263,6 +285,13 @@ def box(problem: Stencil, config: Config) -> Box:
     """The constants of a problem in a config."""
     blocks = (config["BLOCK_0"], config["BLOCK_1"], config["BLOCK_2"], config["BLOCKS"])
     return Box(problem.own_columns, problem.depth, problem.down, problem.across, *blocks)
+
+
+def thin(box: Box, points: int) -> Box:
+    """The same tiles in blocks of at most so many points, of one row."""
+    width = max(1, min(box.BLOCK_1, points // box.BLOCK_2))
+    blocks = box.BLOCK_0 * box.BLOCKS
+    return box._replace(BLOCK_0=1, BLOCK_1=width, BLOCKS=blocks, SPLIT=box.BLOCK_1 // width)
 
 
 def counts(problem: Stencil, constants: Box) -> tuple[int, int]:
