@@ -232,7 +232,7 @@ class Persistent(Variant):
     def space(self, problem: Stencil, hardware: Hardware) -> Space:
         units = hardware.compute_units
         # an interpreted rank runs one program after the other
-        times = (1,) if hardware.backend == "interpreter" else (1, 2, 4, 6)
+        times = (1,) if hardware.backend == "interpreter" else (1, 2, 3, 4, 5, 6, 8)
         return {
             **step.tile_space(problem, hardware),
             "PROGRAMS": tuple(units * each for each in times),

@@ -35,6 +35,8 @@ class Box(NamedTuple):
         BLOCK_0, BLOCK_1, BLOCK_2: points of a block.
         BLOCKS: of a tile, one below the other.
         SPLIT: blocks beside each other in each of them.
+        QUADS: neighbours along the contiguous dimension are loaded for 4 points at a time.
+        STREAMS: rows of a tile go through registers.
     """
 
     COLUMNS: int
@@ -46,18 +48,21 @@ class Box(NamedTuple):
     BLOCK_2: int
     BLOCKS: int
     SPLIT: int = 1
+    QUADS: int = 0
+    STREAMS: int = 0
 
 
 class Block(NamedTuple):
     """A block of a tile, as run-time values.
 
     Args:
-        first_row, first_column: where it begins.
+        first_row, first_column, first_layer: where it begins.
         row, column, layer: its points: [BLOCK_0, 1, 1], [1, BLOCK_1, 1] and [1, 1, BLOCK_2].
     """
 
     first_row: Any
     first_column: Any
+    first_layer: Any
     row: Any
     column: Any
     layer: Any
@@ -126,12 +131,14 @@ def block_of(tile, number, rows, BOX: tl.constexpr):
     _, across, deep = tiles_of(rows, BOX)
     row = (tile // deep // across * BOX.BLOCKS + number // BOX.SPLIT) * BOX.BLOCK_0
     column = (tile // deep % across * BOX.SPLIT + number % BOX.SPLIT) * BOX.BLOCK_1
+    layer = tile % deep * BOX.BLOCK_2
     return Block(
         row,
         column,
+        layer,
         (row + tl.arange(0, BOX.BLOCK_0))[:, None, None],
         (column + tl.arange(0, BOX.BLOCK_1))[None, :, None],
-        (tile % deep * BOX.BLOCK_2 + tl.arange(0, BOX.BLOCK_2))[None, None, :],
+        (layer + tl.arange(0, BOX.BLOCK_2))[None, None, :],
     )
 
 
@@ -243,6 +250,43 @@ def _neighbours(source_ptr, block, rows, face, SIDE: tl.constexpr, BOX: tl.const
 
 
 @triton.jit
+def _sums_beside(source_ptr, centre, block, rows, BOX: tl.constexpr):
+    """The sums of both neighbours along the contiguous dimension, where none are in faces.
+
+    Of 4 points beside each other, a thread has all neighbours but two.
+    """
+    SIZE: tl.constexpr = BOX.BLOCK_1 * BOX.BLOCK_2
+    QUADS: tl.constexpr = SIZE // 4
+    if BOX.DEPTH == 1:  # the contiguous dimension last, or threads would exchange points
+        centre = tl.permute(centre, (0, 2, 1))
+    odd_even = tl.reshape(centre, (BOX.BLOCK_0, QUADS, 2, 2))
+    even, odd = tl.split(odd_even)
+    first, third = tl.split(even)
+    second, fourth = tl.split(odd)
+    row = block.first_row + tl.arange(0, BOX.BLOCK_0)[:, None]
+    quad = tl.arange(0, QUADS)[None, :]
+    if BOX.DEPTH > 1:
+        column = block.first_column + quad // (BOX.BLOCK_2 // 4)
+        place = block.first_layer + quad % (BOX.BLOCK_2 // 4) * 4
+        at = (row * BOX.COLUMNS + column) * BOX.DEPTH + place
+        has = (row < rows) & (column < BOX.COLUMNS)
+        LENGTH: tl.constexpr = BOX.DEPTH
+    else:
+        place = block.first_column + quad * 4
+        at = row * BOX.COLUMNS + place
+        has = row < rows
+        LENGTH: tl.constexpr = BOX.COLUMNS
+    before = tl.load(source_ptr + at - 1, mask=has & (place > 0) & (place <= LENGTH), other=0.0)
+    after = tl.load(source_ptr + at + 4, mask=has & (place + 4 < LENGTH), other=0.0)
+    even = tl.join(before + second, second + fourth)
+    odd = tl.join(first + third, third + after)
+    sums = tl.reshape(tl.join(even, odd), centre.shape)
+    if BOX.DEPTH == 1:
+        sums = tl.permute(sums, (0, 2, 1))
+    return sums
+
+
+@triton.jit
 def relaxed(source_ptr, block, rows, rank, above, below, before, after, BOX: tl.constexpr):
     """A block before and after a step.
 
@@ -254,21 +298,51 @@ def relaxed(source_ptr, block, rows, rank, above, below, before, after, BOX: tl.
     centre = tl.load(source_ptr + at, mask=has, other=0.0)
     total = _neighbours(source_ptr, block, rows, above, ABOVE, BOX)
     total += _neighbours(source_ptr, block, rows, below, BELOW, BOX)
-    total_1 = _neighbours(source_ptr, block, rows, before, BEFORE, BOX)
-    total += total_1 + _neighbours(source_ptr, block, rows, after, AFTER, BOX)
+    after = _mean(source_ptr, block, rows, rank, centre, total, before, after, BOX)
+    return centre, after
+
+
+@triton.jit
+def row_of(source_ptr, block, down, rows, BOX: tl.constexpr):
+    """The points of a block of one row, or of one so many rows down; 0 where there are none."""
+    at = offsets(block, BOX) + down * (BOX.COLUMNS * BOX.DEPTH)
+    has = inside(block, rows, BOX) & (block.row + down >= 0) & (block.row + down < rows)
+    return tl.load(source_ptr + at, mask=has, other=0.0)
+
+
+@triton.jit
+def relaxed_in(source_ptr, block, rows, rank, above, centre, below, BOX: tl.constexpr):
+    """A block of one row after a step, of which rows are there; without faces."""
+    return _mean(source_ptr, block, rows, rank, centre, above + below, None, None, BOX)
+
+
+@triton.jit
+def _mean(source_ptr, block, rows, rank, centre, total, before, after, BOX: tl.constexpr):
+    """A block after a step, from the sum of its neighbours in other rows."""
+    has, at = inside(block, rows, BOX), offsets(block, BOX)
+    IN_QUADS: tl.constexpr = BOX.QUADS and before is None
+    if IN_QUADS and BOX.DEPTH == 1:
+        total += _sums_beside(source_ptr, centre, block, rows, BOX)
+    else:
+        total_1 = _neighbours(source_ptr, block, rows, before, BEFORE, BOX)
+        total += total_1 + _neighbours(source_ptr, block, rows, after, AFTER, BOX)
     stays = block.layer < 0
     if BOX.DEPTH > 1:
         is_first, is_last = block.layer == 0, block.layer == BOX.DEPTH - 1
-        front = tl.load(source_ptr + at - 1, mask=has & (is_first == 0), other=0.0)
-        back = tl.load(source_ptr + at + 1, mask=has & (is_last == 0), other=0.0)
-        total = (total + (front + back)) * (1 / 6)
+        if IN_QUADS:
+            total += _sums_beside(source_ptr, centre, block, rows, BOX)
+        else:
+            front = tl.load(source_ptr + at - 1, mask=has & (is_first == 0), other=0.0)
+            back = tl.load(source_ptr + at + 1, mask=has & (is_last == 0), other=0.0)
+            total += front + back
+        total = total * (1 / 6)
         stays = is_first | is_last
     else:
         total = total * 0.25
     for SIDE in tl.static_range(SIDES):
         is_edge = rank_at(rank, SIDE, BOX) < 0
         stays = stays | (at_side(block, rows, SIDE, BOX) & is_edge)
-    return centre, tl.where(stays, centre, total)
+    return tl.where(stays, centre, total)
 
 
 @triton.jit
@@ -284,7 +358,8 @@ def squared_change(before, after, block, rows, BOX: tl.constexpr):
 def box(problem: Stencil, config: Config) -> Box:
     """The constants of a problem in a config."""
     blocks = (config["BLOCK_0"], config["BLOCK_1"], config["BLOCK_2"], config["BLOCKS"])
-    return Box(problem.own_columns, problem.depth, problem.down, problem.across, *blocks)
+    quads = {key: config.get(key, 0) for key in ("QUADS", "STREAMS")}
+    return Box(problem.own_columns, problem.depth, problem.down, problem.across, *blocks, **quads)
 
 
 def thin(box: Box, points: int) -> Box:
@@ -317,12 +392,12 @@ def tile_space(problem: Stencil, hardware: Hardware) -> Space:
         blocks = (sizes(rows, 1, 4), sizes(columns, 4, 16), sizes(depth, 1, 8, 16)[-2:])
         warps = (1,)
     elif depth == 1:
-        blocks = (sizes(rows, 4, 8, 16, 32), sizes(columns, 64, 128, 256), (1,))
+        blocks = (sizes(rows, 1, 4, 8, 16, 32), sizes(columns, 64, 128, 256, 512, 1024), (1,))
     else:
         blocks = (sizes(rows, 1, 2, 4), sizes(columns, 4, 8, 16, 32), sizes(depth, 32, 64, 128))
     names = ("BLOCK_0", "BLOCK_1", "BLOCK_2", "BLOCKS")
-    space = dict(zip(names, (*blocks, sizes(rows, 1, 2, 4, 8, 16)), strict=True))
-    return space | {"num_warps": warps}
+    space = dict(zip(names, (*blocks, sizes(rows, 1, 2, 4, 8, 16, 32)), strict=True))
+    return space | {"QUADS": (0, 1), "STREAMS": (0, 1), "num_warps": warps}
 
 
 def first_configs(problem: Stencil, hardware: Hardware) -> list[dict[str, int]]:
@@ -347,7 +422,7 @@ def first_configs(problem: Stencil, hardware: Hardware) -> list[dict[str, int]]:
                 "BLOCKS": min(64 // of_thread, power_of_2(-(-tile // points), 1)),
                 "num_warps": warps,
             }
-            | {"PROGRAMS": programs * units}
+            | {"QUADS": 0, "STREAMS": 0, "PROGRAMS": programs * units}
         )
     return configs[::-1] if 2048 < share <= 8192 else configs
 
@@ -366,6 +441,10 @@ def tile_illegal_reason(problem: Stencil, hardware: Hardware, config: Config) ->
     """The reason not to run tiles of a config, or None."""
     if config["BLOCK_0"] * config["BLOCKS"] >= 2 * max(problem.own_rows, config["BLOCK_0"]):
         return "a tile has blocks without points"
+    if config["STREAMS"] and config["BLOCK_0"] > 1:
+        return "blocks of several rows do not stream"
+    if config["QUADS"] and config["BLOCK_1" if problem.depth == 1 else "BLOCK_2"] < 4:
+        return "a block is no 4 points wide"
     if hardware.backend == "interpreter":
         return None
     points = config["BLOCK_0"] * config["BLOCK_1"] * config["BLOCK_2"]

@@ -30,6 +30,8 @@ from taxfree_kernels.stencil.step import (
     rank_at,
     reaches,
     relaxed,
+    relaxed_in,
+    row_of,
     squared_change,
 )
 
@@ -56,7 +58,23 @@ def relax_tile(
         HAS_SIDES: some blocks are there.
     """
     squares = tl.zeros((1,), tl.float64)
-    for number in range(blocks_of(tile, rows, BOX)):
+    STREAMS: tl.constexpr = BOX.STREAMS and not HAS_SIDES
+    if STREAMS:
+        block = block_of(tile, 0, rows, BOX)
+        above = row_of(source_ptr, block, -1, rows, BOX)
+        centre = row_of(source_ptr, block, 0, rows, BOX)
+        below = row_of(source_ptr, block, 1, rows, BOX)
+        for number in range(blocks_of(tile, rows, BOX)):
+            block = block_of(tile, number, rows, BOX)
+            ahead = row_of(source_ptr, block, 2, rows, BOX)
+            values = relaxed_in(source_ptr, block, rows, peers.rank, above, centre, below, BOX)
+            values = tl.where(is_right, values, float("nan"))
+            tl.store(target_ptr + offsets(block, BOX), values, mask=inside(block, rows, BOX))
+            if HAS_NORMS:
+                if has_norm:
+                    squares += squared_change(centre, values, block, rows, BOX)
+            above, centre, below = centre, below, ahead
+    for number in range(0 if STREAMS else blocks_of(tile, rows, BOX)):
         block = block_of(tile, number, rows, BOX)
         beside = False
         if HAS_SIDES:
