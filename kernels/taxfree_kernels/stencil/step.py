@@ -408,23 +408,35 @@ def first_configs(problem: Stencil, hardware: Hardware) -> list[dict[str, int]]:
     """
     units = hardware.compute_units
     share = -(-problem.elements // units)
-    configs = []
+    configs, names = [], ("BLOCK_0", "BLOCK_1", "BLOCK_2")
     many = ((4, 4), (8, 2), (16, 1))
     for warps, programs in many if problem.depth == 1 or problem.across == 1 else ((4, 2), (8, 1)):
         tile = max(512, share // programs)
         width, of_thread = (128, 8) if problem.depth == 1 else (64, 4)
         points = min(of_thread * 32 * warps, power_of_2(tile, 512))
         blocks = (points // width, width, 1) if problem.depth == 1 else (1, points // width, width)
-        names = ("BLOCK_0", "BLOCK_1", "BLOCK_2")
         configs.append(
             dict(zip(names, blocks, strict=True))
             | {
                 "BLOCKS": min(64 // of_thread, power_of_2(-(-tile // points), 1)),
                 "num_warps": warps,
             }
-            | {"QUADS": 0, "STREAMS": 0, "PROGRAMS": programs * units}
+            | {"QUADS": 0, "STREAMS": 0, "PROGRAMS": programs * units, "REGISTERS": 48}
         )
-    return configs[::-1] if 2048 < share <= 8192 else configs
+    if 2048 < share <= 8192:
+        configs.reverse()
+    for warps, programs in ((4, 6), (4, 8), (8, 3)):
+        points = 128 * warps
+        blocks = (1, points, 1) if problem.depth == 1 else (1, points // 64, 64)
+        configs.append(
+            dict(zip(names, blocks, strict=True))
+            | {
+                "BLOCKS": min(32, power_of_2(max(1, share // programs // points // 4), 1)),
+                "num_warps": warps,
+            }
+            | {"QUADS": 1, "STREAMS": 1, "PROGRAMS": programs * units, "REGISTERS": 64}
+        )
+    return configs
 
 
 def seeds_in(space: Space, problem: Stencil, hardware: Hardware) -> list[dict[str, Any]]:
