@@ -178,7 +178,7 @@ class PersistentPlan(Plan):
         )
         self._ends = (fabric.pool.control, fabric.heap_bases, fabric.rank)
         options = compile_options(fabric.backend, config)
-        thin = step.thin(self._box, 32 * config["num_warps"])
+        thin = step.thin(self._box, fabric.hardware, config)
         if fabric.backend != "interpreter":
             options["launch_cooperative_grid"] = True
         if fabric.backend == "cuda":  # all programs fit

@@ -134,7 +134,7 @@ class PushedPlan(Plan):
         self._send_first = Kernel(_send_first, 0, constants, options)
         if fabric.backend == "cuda":
             options["maxnreg"] = config["REGISTERS"]
-        constants |= {"THIN": step.thin(box, 32 * config["num_warps"]), **norms}
+        constants |= {"THIN": step.thin(box, fabric.hardware, config), **norms}
         self._step = Kernel(_pushed_step, 0, constants, options)
         self._sized = fabric.workspace.by_size(self._of_size)
         self.launches = problem.steps + 2

@@ -197,8 +197,9 @@ def reaches(block, rows, SIDE: tl.constexpr, BOX: tl.constexpr):
         found = block.first_row + BOX.BLOCK_0 >= rows
     elif SIDE == BEFORE:
         found = block.first_column == 0
-    else:
-        found = block.first_column + BOX.BLOCK_1 >= BOX.COLUMNS
+    else:  # thin blocks of a tile may have no points
+        last = BOX.COLUMNS - 1
+        found = (block.first_column <= last) & (block.first_column + BOX.BLOCK_1 > last)
     return found
 
 
@@ -362,8 +363,9 @@ def box(problem: Stencil, config: Config) -> Box:
     return Box(problem.own_columns, problem.depth, problem.down, problem.across, *blocks, **quads)
 
 
-def thin(box: Box, points: int) -> Box:
-    """The same tiles in blocks of at most so many points, of one row."""
+def thin(box: Box, hardware: Hardware, config: Config) -> Box:
+    """The same tiles in blocks of a row, with a point for each thread where they can be as small."""
+    points = max(4, hardware.warp_size * config["num_warps"])
     width = max(1, min(box.BLOCK_1, points // box.BLOCK_2))
     blocks = box.BLOCK_0 * box.BLOCKS
     return box._replace(BLOCK_0=1, BLOCK_1=width, BLOCKS=blocks, SPLIT=box.BLOCK_1 // width)
