@@ -364,7 +364,7 @@ def box(problem: Stencil, config: Config) -> Box:
 
 
 def thin(box: Box, hardware: Hardware, config: Config) -> Box:
-    """The same tiles in blocks of a row, with a point for each thread where they can be as small."""
+    """The same tiles in blocks of a row, with a point for each thread where that many are."""
     points = max(4, hardware.warp_size * config["num_warps"])
     width = max(1, min(box.BLOCK_1, points // box.BLOCK_2))
     blocks = box.BLOCK_0 * box.BLOCKS
