@@ -81,9 +81,11 @@ def _step(
             below = _received(halo_ptr, block, rank, rows, BELOW, BOX)
             before = _received(halo_ptr, block, rank, rows, BEFORE, BOX)
             after = _received(halo_ptr, block, rank, rows, AFTER, BOX)
-            last, values = relaxed(source_ptr, block, rows, rank, above, below, before, after, BOX)
+            last, values = relaxed(
+                source_ptr, block, rows, rank, (above, below, before, after), BOX
+            )
         else:
-            last, values = relaxed(source_ptr, block, rows, rank, None, None, None, None, BOX)
+            last, values = relaxed(source_ptr, block, rows, rank, None, BOX)
         values = tl.where(arrived, values, float("nan"))
         tl.store(target_ptr + offsets(block, BOX), values, mask=inside(block, rows, BOX))
         if BESIDE:

@@ -33,6 +33,7 @@ from taxfree_kernels.device.peers import LAMPORT_SLOT_BYTES, Group, Peers
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.launch import Kernel, compile_options
+from taxfree_kernels.spaces import power_of_2
 from taxfree_kernels.stencil import step
 from taxfree_kernels.stencil.norms import finish
 from taxfree_kernels.stencil.problem import AREAS, ITEM_BYTES, Stencil
@@ -49,11 +50,17 @@ from taxfree_kernels.stencil.step import (
     tile_at,
     tiles_of,
 )
-from taxfree_kernels.stencil.words import Inbox, area_at, relax_tile, send, words_at
+from taxfree_kernels.stencil.words import (
+    Inbox,
+    area_at,
+    relax_at_sides,
+    relax_inside,
+    send,
+    words_at,
+)
 from taxfree_kernels.variant import Config, Plan, Space, Variant, resized
 
 _REGISTERS = 1 << 16  # of a compute unit of NVIDIA
-_OF_FACES = 128  # registers of a thread that has several points and their faces
 _CLEARED = tl.constexpr(1024)  # counters at once
 _FIRST_COUNTER = tl.constexpr(1)  # of a tile; programs that end count themselves before it
 
@@ -77,7 +84,7 @@ def _persistent(
     u_ptr, out_ptr,  # of a call
     scratch, inbox, control_ptr, heap_bases, rank,  # of the plan and the fabric
     rows, steps, norm_every,  # of the size
-    GROUP: tl.constexpr, BOX: tl.constexpr, THIN: tl.constexpr, HAS_NORMS: tl.constexpr,
+    GROUP: tl.constexpr, BOX: tl.constexpr, HAS_NORMS: tl.constexpr,
 ):  # fmt: skip
     program, programs = tl.program_id(0), tl.num_programs(0)
     # before any store, so that AMD's compiler knows them to be the same in all lanes
@@ -94,11 +101,11 @@ def _persistent(
     counters_ptr = scratch.counters_ptr + _FIRST_COUNTER
     for place in range(program, sides_of(rows, BOX), programs):
         tile = tile_at(place, False, rows, BOX)
-        for number in range(blocks_of(tile, rows, THIN)):
-            block = block_of(tile, number, rows, THIN)
-            at, has = offsets(block, THIN), inside(block, rows, THIN)
+        for number in range(blocks_of(tile, rows, BOX)):
+            block = block_of(tile, number, rows, BOX)
+            at, has = offsets(block, BOX), inside(block, rows, BOX)
             values = tl.load(u_ptr + at, mask=has, other=0.0)
-            send(values, targets, area_at(1, turn, inbox, rows, BOX), block, rows, peers, THIN)
+            send(values, targets, area_at(1, turn, inbox, rows, BOX), block, rows, peers, BOX)
     source_ptr = u_ptr
     for step_number in range(1, steps + 1):
         target_ptr = out_ptr
@@ -113,15 +120,14 @@ def _persistent(
             if HAS_NORMS:
                 has_norm = step_number % norm_every == 0
             if place < sides_of(rows, BOX):
-                squares = relax_tile(
+                squares = relax_at_sides(
                     source_ptr, target_ptr, received_ptr, targets, area, tile, rows, is_right,
-                    step_number < steps, has_norm, peers, GROUP, BOX, THIN, HAS_NORMS, True,
+                    step_number < steps, has_norm, peers, GROUP, BOX, BOX, HAS_NORMS,
                 )  # fmt: skip
             else:
-                squares = relax_tile(
-                    source_ptr, target_ptr, received_ptr, targets, area, tile, rows, is_right,
-                    False, has_norm, peers, GROUP, BOX, THIN, HAS_NORMS, False,
-                )  # fmt: skip
+                squares = relax_inside(
+                    source_ptr, target_ptr, tile, rows, rank, is_right, has_norm, BOX, HAS_NORMS
+                )
             if HAS_NORMS:
                 if step_number % norm_every == 0:
                     norm = step_number // norm_every - 1
@@ -178,21 +184,17 @@ class PersistentPlan(Plan):
         )
         self._ends = (fabric.pool.control, fabric.heap_bases, fabric.rank)
         options = compile_options(fabric.backend, config)
-        thin = step.thin(self._box, fabric.hardware, config)
         if fabric.backend != "interpreter":
             options["launch_cooperative_grid"] = True
         if fabric.backend == "cuda":  # all programs fit
             threads = -(-self._most // fabric.hardware.compute_units) * config["num_warps"] * 32
             options["maxnreg"] = min(255, _REGISTERS // threads // 8 * 8)
-            if options["maxnreg"] >= _OF_FACES:
-                thin = self._box
         self._kernel = Kernel(
             _persistent,
             grid=0,
             constants={
                 "GROUP": Group(problem.world_size, fabric.backend),
                 "BOX": self._box,
-                "THIN": thin,
                 "HAS_NORMS": problem.norms > 0,
             },
             options=options,
@@ -218,6 +220,31 @@ class PersistentPlan(Plan):
         return out
 
 
+def _first_configs(problem: Stencil, units: int) -> list[dict[str, int]]:
+    """What a search tries first: programs of few warps, or one of many, on each compute unit.
+
+    Few points a thread leave registers for others, which load while this one waits or stores.
+    Faces on four sides take so many that half as many threads fit.
+    """
+    share = -(-problem.elements // units)
+    configs, names = [], ("BLOCK_0", "BLOCK_1", "BLOCK_2")
+    many = ((4, 4), (8, 2), (16, 1))
+    for warps, programs in many if problem.depth == 1 or problem.across == 1 else ((4, 2), (8, 1)):
+        tile = max(512, share // programs)
+        width, of_thread = (128, 8) if problem.depth == 1 else (64, 4)
+        points = min(of_thread * 32 * warps, power_of_2(tile, 512))
+        blocks = (points // width, width, 1) if problem.depth == 1 else (1, points // width, width)
+        configs.append(
+            dict(zip(names, blocks, strict=True))
+            | {
+                "BLOCKS": min(64 // of_thread, power_of_2(-(-tile // points), 1)),
+                "num_warps": warps,
+            }
+            | {"PROGRAMS": programs * units}
+        )
+    return configs[::-1] if 2048 < share <= 8192 else configs
+
+
 class Persistent(Variant):
     """All steps in one kernel."""
 
@@ -232,14 +259,15 @@ class Persistent(Variant):
     def space(self, problem: Stencil, hardware: Hardware) -> Space:
         units = hardware.compute_units
         # an interpreted rank runs one program after the other
-        times = (1,) if hardware.backend == "interpreter" else (1, 2, 3, 4, 5, 6, 8)
+        times = (1,) if hardware.backend == "interpreter" else (1, 2, 4)
         return {
             **step.tile_space(problem, hardware),
             "PROGRAMS": tuple(units * each for each in times),
         }
 
     def seed_configs(self, problem: Stencil, hardware: Hardware) -> list[dict[str, Any]]:
-        return step.seeds_in(self.space(problem, hardware), problem, hardware)
+        guesses = _first_configs(problem, hardware.compute_units)
+        return step.seeds_in(self.space(problem, hardware), guesses, problem, hardware)
 
     def illegal_reason(self, problem: Stencil, hardware: Hardware, config: Config) -> str | None:
         return step.tile_illegal_reason(problem, hardware, config)

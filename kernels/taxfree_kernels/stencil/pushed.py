@@ -35,7 +35,14 @@ from taxfree_kernels.stencil.step import (
     tile_at,
     tiles_of,
 )
-from taxfree_kernels.stencil.words import Inbox, area_at, relax_tile, send, words_at
+from taxfree_kernels.stencil.words import (
+    Inbox,
+    area_at,
+    relax_at_sides,
+    relax_inside,
+    send,
+    words_at,
+)
 from taxfree_kernels.variant import Config, Plan, Space, resized
 
 
@@ -67,31 +74,31 @@ def _pushed_step(
     GROUP: tl.constexpr, BOX: tl.constexpr, THIN: tl.constexpr, HAS_NORMS: tl.constexpr,
 ):  # fmt: skip
     """A step, a program for each tile."""
-    targets = (
-        words_at(inbox.words_ptr, heap_bases, rank, ABOVE, BOX),
-        words_at(inbox.words_ptr, heap_bases, rank, BELOW, BOX),
-        words_at(inbox.words_ptr, heap_bases, rank, BEFORE, BOX),
-        words_at(inbox.words_ptr, heap_bases, rank, AFTER, BOX),
-    )
-    peers = Peers(control_ptr, heap_bases, rank, sync.running_generation(control_ptr))
-    turn = packets.running_turn(control_ptr)
     program = tl.program_id(0)
     tile = tile_at(program, step_number % 2 == 0, rows, BOX)
     has_norm = False
     if HAS_NORMS:
         has_norm = step_number % norm_every == 0
-    received_ptr = inbox.words_ptr + area_at(step_number, turn, inbox, rows, BOX)
-    area = area_at(step_number + 1, turn, inbox, rows, BOX)
     if program < sides_of(rows, BOX):
-        squares = relax_tile(
+        # before any store, so that AMD's compiler knows them to be the same in all lanes
+        targets = (
+            words_at(inbox.words_ptr, heap_bases, rank, ABOVE, BOX),
+            words_at(inbox.words_ptr, heap_bases, rank, BELOW, BOX),
+            words_at(inbox.words_ptr, heap_bases, rank, BEFORE, BOX),
+            words_at(inbox.words_ptr, heap_bases, rank, AFTER, BOX),
+        )
+        peers = Peers(control_ptr, heap_bases, rank, sync.running_generation(control_ptr))
+        turn = packets.running_turn(control_ptr)
+        received_ptr = inbox.words_ptr + area_at(step_number, turn, inbox, rows, BOX)
+        area = area_at(step_number + 1, turn, inbox, rows, BOX)
+        squares = relax_at_sides(
             source_ptr, target_ptr, received_ptr, targets, area, tile, rows, True,
-            step_number < steps, has_norm, peers, GROUP, BOX, THIN, HAS_NORMS, True,
+            step_number < steps, has_norm, peers, GROUP, BOX, THIN, HAS_NORMS,
         )  # fmt: skip
-    else:
-        squares = relax_tile(
-            source_ptr, target_ptr, received_ptr, targets, area, tile, rows, True,
-            False, has_norm, peers, GROUP, BOX, THIN, HAS_NORMS, False,
-        )  # fmt: skip
+    else:  # most programs: they load nothing of the exchange
+        squares = relax_inside(
+            source_ptr, target_ptr, tile, rows, rank, True, has_norm, BOX, HAS_NORMS
+        )
     if HAS_NORMS:
         if has_norm:
             down, across, deep = tiles_of(rows, BOX)
@@ -178,10 +185,15 @@ class Pushed(Persistent):
 
     def space(self, problem: Stencil, hardware: Hardware) -> Space:
         space = step.tile_space(problem, hardware)
-        return {**space, "REGISTERS": (40, 48, 64, 96)} if hardware.backend == "cuda" else space
+        return {**space, "REGISTERS": (40, 48, 64)} if hardware.backend == "cuda" else space
 
     def seed_configs(self, problem: Stencil, hardware: Hardware) -> list[dict[str, Any]]:
-        return step.seeds_in(self.space(problem, hardware), problem, hardware)
+        guesses = [
+            config | {"REGISTERS": registers}
+            for registers in (48, 64)
+            for config in step.launched_configs(problem)
+        ]
+        return step.seeds_in(self.space(problem, hardware), guesses, problem, hardware)
 
 
 VARIANT = Pushed()

@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 
 from taxfree_kernels.hardware import Hardware
-from taxfree_kernels.spaces import power_of_2, within
+from taxfree_kernels.spaces import within
 from taxfree_kernels.stencil.problem import Stencil
 from taxfree_kernels.variant import Config, Space
 
@@ -35,8 +35,6 @@ class Box(NamedTuple):
         BLOCK_0, BLOCK_1, BLOCK_2: points of a block.
         BLOCKS: of a tile, one below the other.
         SPLIT: blocks beside each other in each of them.
-        QUADS: neighbours along the contiguous dimension are loaded for 4 points at a time.
-        STREAMS: rows of a tile go through registers.
     """
 
     COLUMNS: int
@@ -48,21 +46,18 @@ class Box(NamedTuple):
     BLOCK_2: int
     BLOCKS: int
     SPLIT: int = 1
-    QUADS: int = 0
-    STREAMS: int = 0
 
 
 class Block(NamedTuple):
     """A block of a tile, as run-time values.
 
     Args:
-        first_row, first_column, first_layer: where it begins.
+        first_row, first_column: where it begins.
         row, column, layer: its points: [BLOCK_0, 1, 1], [1, BLOCK_1, 1] and [1, 1, BLOCK_2].
     """
 
     first_row: Any
     first_column: Any
-    first_layer: Any
     row: Any
     column: Any
     layer: Any
@@ -135,7 +130,6 @@ def block_of(tile, number, rows, BOX: tl.constexpr):
     return Block(
         row,
         column,
-        layer,
         (row + tl.arange(0, BOX.BLOCK_0))[:, None, None],
         (column + tl.arange(0, BOX.BLOCK_1))[None, :, None],
         (layer + tl.arange(0, BOX.BLOCK_2))[None, None, :],
@@ -237,105 +231,81 @@ def is_shared(SIDE: tl.constexpr, BOX: tl.constexpr):
 
 
 @triton.jit
-def _neighbours(source_ptr, block, rows, face, SIDE: tl.constexpr, BOX: tl.constexpr):
-    """The neighbours at a side of all points; those at the side have them in `face`, if any."""
+def _neighbours(source_ptr, block, rows, faces, SIDE: tl.constexpr, BOX: tl.constexpr):
+    """The neighbours at a side of all points; those at the side have them in its face, if any."""
     ROW: tl.constexpr = BOX.COLUMNS * BOX.DEPTH
     SHIFT: tl.constexpr = (-ROW, ROW, -BOX.DEPTH, BOX.DEPTH)[SIDE]
     is_end = at_side(block, rows, SIDE, BOX)
     mask = inside(block, rows, BOX) & (is_end == 0)
     values = tl.load(source_ptr + offsets(block, BOX) + SHIFT, mask=mask, other=0.0)
-    if face is not None:
+    if faces is not None:
         if is_shared(SIDE, BOX):
-            values = tl.where(is_end, face, values)
+            values = tl.where(is_end, faces[SIDE], values)
     return values
 
 
 @triton.jit
-def _sums_beside(source_ptr, centre, block, rows, BOX: tl.constexpr):
-    """The sums of both neighbours along the contiguous dimension, where none are in faces.
-
-    Of 4 points beside each other, a thread has all neighbours but two.
-    """
-    SIZE: tl.constexpr = BOX.BLOCK_1 * BOX.BLOCK_2
-    QUADS: tl.constexpr = SIZE // 4
-    if BOX.DEPTH == 1:  # the contiguous dimension last, or threads would exchange points
-        centre = tl.permute(centre, (0, 2, 1))
-    odd_even = tl.reshape(centre, (BOX.BLOCK_0, QUADS, 2, 2))
-    even, odd = tl.split(odd_even)
+def _quads(points):
+    """The first, second, third and fourth of 4 points beside each other, each flat."""
+    even, odd = tl.split(tl.reshape(points, (points.numel // 4, 2, 2)))
     first, third = tl.split(even)
     second, fourth = tl.split(odd)
-    row = block.first_row + tl.arange(0, BOX.BLOCK_0)[:, None]
-    quad = tl.arange(0, QUADS)[None, :]
-    if BOX.DEPTH > 1:
-        column = block.first_column + quad // (BOX.BLOCK_2 // 4)
-        place = block.first_layer + quad % (BOX.BLOCK_2 // 4) * 4
-        at = (row * BOX.COLUMNS + column) * BOX.DEPTH + place
-        has = (row < rows) & (column < BOX.COLUMNS)
-        LENGTH: tl.constexpr = BOX.DEPTH
-    else:
-        place = block.first_column + quad * 4
-        at = row * BOX.COLUMNS + place
-        has = row < rows
-        LENGTH: tl.constexpr = BOX.COLUMNS
-    before = tl.load(source_ptr + at - 1, mask=has & (place > 0) & (place <= LENGTH), other=0.0)
-    after = tl.load(source_ptr + at + 4, mask=has & (place + 4 < LENGTH), other=0.0)
-    even = tl.join(before + second, second + fourth)
-    odd = tl.join(first + third, third + after)
-    sums = tl.reshape(tl.join(even, odd), centre.shape)
-    if BOX.DEPTH == 1:
-        sums = tl.permute(sums, (0, 2, 1))
-    return sums
+    return first, second, third, fourth
 
 
 @triton.jit
-def relaxed(source_ptr, block, rows, rank, above, below, before, after, BOX: tl.constexpr):
+def _sum_in_line(source_ptr, centre, at, has, is_first, is_last, IN_QUADS: tl.constexpr):
+    """The sums of both neighbours along the contiguous dimension.
+
+    Args:
+        at, has: of the points.
+        is_first, is_last: points without a neighbour before, or behind.
+        IN_QUADS: of 4 points beside each other, a thread has all neighbours but two: it loads 2
+            words in place of 8. The block is of one row, or threads would exchange points.
+    """
+    before = has & (is_first == 0)
+    behind = has & (is_last == 0)
+    if IN_QUADS:
+        first, second, third, fourth = _quads(centre)
+        at_first, _, _, at_fourth = _quads(at)
+        has_before, _, _, _ = _quads(tl.broadcast_to(before, centre.shape))
+        _, _, _, has_behind = _quads(tl.broadcast_to(behind, centre.shape))
+        zeroth = tl.load(source_ptr + at_first - 1, mask=has_before, other=0.0)
+        fifth = tl.load(source_ptr + at_fourth + 1, mask=has_behind, other=0.0)
+        even = tl.join(zeroth + second, second + fourth)
+        odd = tl.join(first + third, third + fifth)
+        total = tl.reshape(tl.join(even, odd), centre.shape)
+    else:
+        total = tl.load(source_ptr + at - 1, mask=before, other=0.0)
+        total += tl.load(source_ptr + at + 1, mask=behind, other=0.0)
+    return total
+
+
+@triton.jit
+def relaxed(source_ptr, block, rows, rank, faces, BOX: tl.constexpr):
     """A block before and after a step.
 
     Args:
-        above, below, before, after: neighbours that other ranks have, [1, BLOCK_1, BLOCK_2] of
-            rows, [BLOCK_0, 1, BLOCK_2] of columns; anything where there are none.
+        faces: for each side, the neighbours that another rank has: [1, BLOCK_1, BLOCK_2] of rows,
+            [BLOCK_0, 1, BLOCK_2] of columns; anything where there are none. None: no point of the
+            block is at a shared side.
     """
     has, at = inside(block, rows, BOX), offsets(block, BOX)
     centre = tl.load(source_ptr + at, mask=has, other=0.0)
-    total = _neighbours(source_ptr, block, rows, above, ABOVE, BOX)
-    total += _neighbours(source_ptr, block, rows, below, BELOW, BOX)
-    after = _mean(source_ptr, block, rows, rank, centre, total, before, after, BOX)
-    return centre, after
-
-
-@triton.jit
-def row_of(source_ptr, block, down, rows, BOX: tl.constexpr):
-    """The points of a block of one row, or of one so many rows down; 0 where there are none."""
-    at = offsets(block, BOX) + down * (BOX.COLUMNS * BOX.DEPTH)
-    has = inside(block, rows, BOX) & (block.row + down >= 0) & (block.row + down < rows)
-    return tl.load(source_ptr + at, mask=has, other=0.0)
-
-
-@triton.jit
-def relaxed_in(source_ptr, block, rows, rank, above, centre, below, BOX: tl.constexpr):
-    """A block of one row after a step, of which rows are there; without faces."""
-    return _mean(source_ptr, block, rows, rank, centre, above + below, None, None, BOX)
-
-
-@triton.jit
-def _mean(source_ptr, block, rows, rank, centre, total, before, after, BOX: tl.constexpr):
-    """A block after a step, from the sum of its neighbours in other rows."""
-    has, at = inside(block, rows, BOX), offsets(block, BOX)
-    IN_QUADS: tl.constexpr = BOX.QUADS and before is None
-    if IN_QUADS and BOX.DEPTH == 1:
-        total += _sums_beside(source_ptr, centre, block, rows, BOX)
-    else:
-        total_1 = _neighbours(source_ptr, block, rows, before, BEFORE, BOX)
-        total += total_1 + _neighbours(source_ptr, block, rows, after, AFTER, BOX)
+    total = _neighbours(source_ptr, block, rows, faces, ABOVE, BOX)
+    total += _neighbours(source_ptr, block, rows, faces, BELOW, BOX)
     stays = block.layer < 0
+    LINE: tl.constexpr = BOX.BLOCK_2 if BOX.DEPTH > 1 else BOX.BLOCK_1
+    IN_QUADS: tl.constexpr = faces is None and BOX.BLOCK_0 == 1 and LINE % 4 == 0
+    if BOX.DEPTH == 1 and IN_QUADS:
+        is_first, is_last = (block.column == 0), (block.column == BOX.COLUMNS - 1)
+        total += _sum_in_line(source_ptr, centre, at, has, is_first, is_last, IN_QUADS)
+    else:
+        total_1 = _neighbours(source_ptr, block, rows, faces, BEFORE, BOX)
+        total += total_1 + _neighbours(source_ptr, block, rows, faces, AFTER, BOX)
     if BOX.DEPTH > 1:
         is_first, is_last = block.layer == 0, block.layer == BOX.DEPTH - 1
-        if IN_QUADS:
-            total += _sums_beside(source_ptr, centre, block, rows, BOX)
-        else:
-            front = tl.load(source_ptr + at - 1, mask=has & (is_first == 0), other=0.0)
-            back = tl.load(source_ptr + at + 1, mask=has & (is_last == 0), other=0.0)
-            total += front + back
+        total += _sum_in_line(source_ptr, centre, at, has, is_first, is_last, IN_QUADS)
         total = total * (1 / 6)
         stays = is_first | is_last
     else:
@@ -343,7 +313,7 @@ def _mean(source_ptr, block, rows, rank, centre, total, before, after, BOX: tl.c
     for SIDE in tl.static_range(SIDES):
         is_edge = rank_at(rank, SIDE, BOX) < 0
         stays = stays | (at_side(block, rows, SIDE, BOX) & is_edge)
-    return tl.where(stays, centre, total)
+    return centre, tl.where(stays, centre, total)
 
 
 @triton.jit
@@ -359,8 +329,7 @@ def squared_change(before, after, block, rows, BOX: tl.constexpr):
 def box(problem: Stencil, config: Config) -> Box:
     """The constants of a problem in a config."""
     blocks = (config["BLOCK_0"], config["BLOCK_1"], config["BLOCK_2"], config["BLOCKS"])
-    quads = {key: config.get(key, 0) for key in ("QUADS", "STREAMS")}
-    return Box(problem.own_columns, problem.depth, problem.down, problem.across, *blocks, **quads)
+    return Box(problem.own_columns, problem.depth, problem.down, problem.across, *blocks)
 
 
 def thin(box: Box, hardware: Hardware, config: Config) -> Box:
@@ -399,51 +368,23 @@ def tile_space(problem: Stencil, hardware: Hardware) -> Space:
         blocks = (sizes(rows, 1, 2, 4), sizes(columns, 4, 8, 16, 32), sizes(depth, 32, 64, 128))
     names = ("BLOCK_0", "BLOCK_1", "BLOCK_2", "BLOCKS")
     space = dict(zip(names, (*blocks, sizes(rows, 1, 2, 4, 8, 16, 32)), strict=True))
-    return space | {"QUADS": (0, 1), "STREAMS": (0, 1), "num_warps": warps}
+    return space | {"num_warps": warps}
 
 
-def first_configs(problem: Stencil, hardware: Hardware) -> list[dict[str, int]]:
-    """What a search tries first: programs of few warps, or one of many, on each compute unit.
-
-    Few points a thread leave registers for others, which load while this one waits or stores.
-    Faces on four sides take so many that half as many threads fit.
-    """
-    units = hardware.compute_units
-    share = -(-problem.elements // units)
-    configs, names = [], ("BLOCK_0", "BLOCK_1", "BLOCK_2")
-    many = ((4, 4), (8, 2), (16, 1))
-    for warps, programs in many if problem.depth == 1 or problem.across == 1 else ((4, 2), (8, 1)):
-        tile = max(512, share // programs)
-        width, of_thread = (128, 8) if problem.depth == 1 else (64, 4)
-        points = min(of_thread * 32 * warps, power_of_2(tile, 512))
-        blocks = (points // width, width, 1) if problem.depth == 1 else (1, points // width, width)
-        configs.append(
-            dict(zip(names, blocks, strict=True))
-            | {
-                "BLOCKS": min(64 // of_thread, power_of_2(-(-tile // points), 1)),
-                "num_warps": warps,
-            }
-            | {"QUADS": 0, "STREAMS": 0, "PROGRAMS": programs * units, "REGISTERS": 48}
-        )
-    if 2048 < share <= 8192:
-        configs.reverse()
-    for warps, programs in ((4, 6), (4, 8), (8, 3)):
-        points = 128 * warps
-        blocks = (1, points, 1) if problem.depth == 1 else (1, points // 64, 64)
-        configs.append(
-            dict(zip(names, blocks, strict=True))
-            | {
-                "BLOCKS": min(32, power_of_2(max(1, share // programs // points // 4), 1)),
-                "num_warps": warps,
-            }
-            | {"QUADS": 1, "STREAMS": 1, "PROGRAMS": programs * units, "REGISTERS": 64}
-        )
-    return configs
+def launched_configs(problem: Stencil) -> list[dict[str, int]]:
+    """What a search tries first where a launch is a step: a program for each block."""
+    blocks = ((8, 128, 1), (1, 1024, 1)) if problem.depth == 1 else ((1, 8, 64), (1, 16, 64))
+    names = ("BLOCK_0", "BLOCK_1", "BLOCK_2")
+    return [
+        dict(zip(names, block, strict=True)) | {"BLOCKS": 1, "num_warps": 4} for block in blocks
+    ]
 
 
-def seeds_in(space: Space, problem: Stencil, hardware: Hardware) -> list[dict[str, Any]]:
-    """The first configs of a space that are legal, each once."""
-    found = [within(space, config) for config in first_configs(problem, hardware)]
+def seeds_in(
+    space: Space, guesses: list[dict[str, int]], problem: Stencil, hardware: Hardware
+) -> list[dict[str, Any]]:
+    """The configs of a space that are nearest to guesses and legal, each once."""
+    found = [within(space, config) for config in guesses]
     return [
         config
         for at, config in enumerate(found)
@@ -455,10 +396,6 @@ def tile_illegal_reason(problem: Stencil, hardware: Hardware, config: Config) ->
     """The reason not to run tiles of a config, or None."""
     if config["BLOCK_0"] * config["BLOCKS"] >= 2 * max(problem.own_rows, config["BLOCK_0"]):
         return "a tile has blocks without points"
-    if config["STREAMS"] and config["BLOCK_0"] > 1:
-        return "blocks of several rows do not stream"
-    if config["QUADS"] and config["BLOCK_1" if problem.depth == 1 else "BLOCK_2"] < 4:
-        return "a block is no 4 points wide"
     if hardware.backend == "interpreter":
         return None
     points = config["BLOCK_0"] * config["BLOCK_1"] * config["BLOCK_2"]

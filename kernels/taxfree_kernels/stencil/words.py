@@ -30,8 +30,6 @@ from taxfree_kernels.stencil.step import (
     rank_at,
     reaches,
     relaxed,
-    relaxed_in,
-    row_of,
     squared_change,
 )
 
@@ -46,74 +44,71 @@ class Inbox(NamedTuple):
 
 
 @triton.jit
-def relax_tile(
-    source_ptr, target_ptr, received_ptr, targets, area, tile, rows, is_right, sends, has_norm,
-    peers, GROUP: tl.constexpr, BOX: tl.constexpr, THIN: tl.constexpr, HAS_NORMS: tl.constexpr,
-    HAS_SIDES: tl.constexpr,
+def relax_inside(
+    source_ptr, target_ptr, tile, rows, rank, is_right, has_norm,
+    BOX: tl.constexpr, HAS_NORMS: tl.constexpr,
 ):  # fmt: skip
-    """A step of a tile; the sum of squares of what it changed.
-
-    Args:
-        THIN: the tile in blocks of fewer points, for those at shared sides.
-        HAS_SIDES: some blocks are there.
-    """
+    """A step of a tile that is at no shared side; the sum of squares of what it changed."""
     squares = tl.zeros((1,), tl.float64)
-    STREAMS: tl.constexpr = BOX.STREAMS and not HAS_SIDES
-    if STREAMS:
-        block = block_of(tile, 0, rows, BOX)
-        above = row_of(source_ptr, block, -1, rows, BOX)
-        centre = row_of(source_ptr, block, 0, rows, BOX)
-        below = row_of(source_ptr, block, 1, rows, BOX)
-        for number in range(blocks_of(tile, rows, BOX)):
-            block = block_of(tile, number, rows, BOX)
-            ahead = row_of(source_ptr, block, 2, rows, BOX)
-            values = relaxed_in(source_ptr, block, rows, peers.rank, above, centre, below, BOX)
-            values = tl.where(is_right, values, float("nan"))
-            tl.store(target_ptr + offsets(block, BOX), values, mask=inside(block, rows, BOX))
-            if HAS_NORMS:
-                if has_norm:
-                    squares += squared_change(centre, values, block, rows, BOX)
-            above, centre, below = centre, below, ahead
-    for number in range(0 if STREAMS else blocks_of(tile, rows, BOX)):
+    for number in range(blocks_of(tile, rows, BOX)):
         block = block_of(tile, number, rows, BOX)
-        beside = False
-        if HAS_SIDES:
-            beside = is_beside(block, peers.rank, rows, BOX)
-        if beside:
-            PARTS: tl.constexpr = BOX.BLOCK_0 * THIN.SPLIT
-            first = number * PARTS
-            for part in range(first, min(first + PARTS, blocks_of(tile, rows, THIN))):
-                squares += _relax_beside(
-                    source_ptr, target_ptr, received_ptr, targets, area,
-                    block_of(tile, part, rows, THIN), rows, is_right, sends, has_norm,
-                    peers, GROUP, THIN, HAS_NORMS,
-                )  # fmt: skip
-        else:
-            last, values = relaxed(source_ptr, block, rows, peers.rank, None, None, None, None, BOX)
-            values = tl.where(is_right, values, float("nan"))
-            tl.store(target_ptr + offsets(block, BOX), values, mask=inside(block, rows, BOX))
-            if HAS_NORMS:
-                if has_norm:
-                    squares += squared_change(last, values, block, rows, BOX)
+        last, values = relaxed(source_ptr, block, rows, rank, None, BOX)
+        squares += _stored(
+            last, values, target_ptr, block, rows, is_right, has_norm, BOX, HAS_NORMS
+        )
     return squares
 
 
 @triton.jit
-def _relax_beside(
-    source_ptr, target_ptr, received_ptr, targets, area, block, rows, is_right, sends, has_norm,
-    peers, GROUP: tl.constexpr, BOX: tl.constexpr, HAS_NORMS: tl.constexpr,
+def relax_at_sides(
+    source_ptr, target_ptr, received_ptr, targets, area, tile, rows, is_right, sends, has_norm,
+    peers, GROUP: tl.constexpr, BOX: tl.constexpr, THIN: tl.constexpr, HAS_NORMS: tl.constexpr,
 ):  # fmt: skip
-    """A step of a block at shared sides: it waits for halos, and sends its edges."""
-    above, has_above = _receive(received_ptr, block, rows, peers, GROUP, ABOVE, BOX)
-    below, has_below = _receive(received_ptr, block, rows, peers, GROUP, BELOW, BOX)
-    before, has_before = _receive(received_ptr, block, rows, peers, GROUP, BEFORE, BOX)
-    after, has_after = _receive(received_ptr, block, rows, peers, GROUP, AFTER, BOX)
-    is_right = is_right & has_above & has_below & has_before & has_after
-    last, values = relaxed(source_ptr, block, rows, peers.rank, above, below, before, after, BOX)
+    """The same of a tile at shared sides: it waits for halos, and sends its edges.
+
+    Args:
+        received_ptr: the words of this step.
+        area: where those of the next begin.
+        sends: there is a next step.
+        THIN: the tile in blocks of fewer points, for those that have faces.
+    """
+    PARTS: tl.constexpr = BOX.BLOCK_0 // THIN.BLOCK_0 * THIN.SPLIT  # of a block
+    squares = tl.zeros((1,), tl.float64)
+    for number in range(blocks_of(tile, rows, BOX)):
+        block = block_of(tile, number, rows, BOX)
+        if is_beside(block, peers.rank, rows, BOX):
+            first = number * PARTS
+            for part in range(first, min(first + PARTS, blocks_of(tile, rows, THIN))):
+                thin = block_of(tile, part, rows, THIN)
+                above, has_above = _receive(received_ptr, thin, rows, peers, GROUP, ABOVE, THIN)
+                below, has_below = _receive(received_ptr, thin, rows, peers, GROUP, BELOW, THIN)
+                before, has_before = _receive(received_ptr, thin, rows, peers, GROUP, BEFORE, THIN)
+                after, has_after = _receive(received_ptr, thin, rows, peers, GROUP, AFTER, THIN)
+                arrived = is_right & has_above & has_below & has_before & has_after
+                faces = (above, below, before, after)
+                last, values = relaxed(source_ptr, thin, rows, peers.rank, faces, THIN)
+                squares += _stored(
+                    last, values, target_ptr, thin, rows, arrived, has_norm, THIN, HAS_NORMS
+                )
+                if sends:
+                    values = tl.where(arrived, values, float("nan"))
+                    send(values, targets, area, thin, rows, peers, THIN)
+        else:
+            last, values = relaxed(source_ptr, block, rows, peers.rank, None, BOX)
+            squares += _stored(
+                last, values, target_ptr, block, rows, is_right, has_norm, BOX, HAS_NORMS
+            )
+    return squares
+
+
+@triton.jit
+def _stored(
+    last, values, target_ptr, block, rows, is_right, has_norm,
+    BOX: tl.constexpr, HAS_NORMS: tl.constexpr,
+):  # fmt: skip
+    """Store a block, and return the sum of squares of what has changed, if the step has a norm."""
     values = tl.where(is_right, values, float("nan"))
     tl.store(target_ptr + offsets(block, BOX), values, mask=inside(block, rows, BOX))
-    if sends:
-        send(values, targets, area, block, rows, peers, BOX)
     squares = tl.zeros((1,), tl.float64)
     if HAS_NORMS:
         if has_norm:
