@@ -31,6 +31,12 @@ class Repair(IntEnum):
     #: sender knew to have ended, such as the kernels before. Their stores need not be visible to
     #: it, but their memory may be reused.
     ENDED = 5
+    #: The same of what a rank's programs did to its own memory: a release to its device waits for
+    #: that, but not for stores that are on their way to a peer.
+    ENDED_HERE = 6
+
+
+ENDED = [Repair.ENDED, Repair.ENDED_HERE]
 
 
 def _repairs(*, releases: bool, acquires: bool, reaches: bool) -> np.ndarray:
@@ -70,8 +76,8 @@ class Actor:
     name: str
     call: int
     clocks: np.ndarray
-    #: its own clock before its first epoch, or at its last release: what it did by then has ended
-    ended: int = field(init=False)
+    #: For both kinds of ended, its own clock before its first epoch or at its last release, [2].
+    ended: np.ndarray = field(init=False)
     heard: dict[int, int] = field(default_factory=dict)  # rank -> call acquired from
     #: The last message read of each word and sender, for reports.
     taken: dict[tuple[int, Sender], Taken] = field(default_factory=dict)
@@ -85,7 +91,7 @@ class Actor:
     pending: dict[tuple[int, Sender, Scope], Message] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.ended = self.epoch
+        self.ended = np.full(2, self.epoch)
         self.step()
 
     @property
@@ -100,13 +106,13 @@ class Actor:
         np.maximum(self.clocks, clocks, out=self.clocks)
 
     def ended_before(self) -> np.ndarray:
-        """The clock of what this actor knows to have ended: int64 [slots].
+        """The clocks of what this actor knows to have ended: int64 [2, slots].
 
         What had when it began, what it acquired since, and what it did before its last release: a
         release waits for it.
         """
-        ended = self.clocks[Repair.ENDED].copy()
-        ended[self.slot] = self.ended
+        ended: np.ndarray = self.clocks[ENDED]  # a copy
+        ended[:, self.slot] = self.ended
         return ended
 
     def has_seen(self, slot: int, epoch: int, repair: Repair = Repair.AS_WRITTEN) -> bool:
@@ -159,7 +165,7 @@ class Messages:
         """
         self.is_signal |= releases or bool(actor.fenced)
         if releases and scope != "cta":
-            actor.ended = actor.epoch
+            actor.ended[1 if scope == "gpu" else slice(None)] = actor.epoch
         if not continues:
             self._by_sender.clear()
         self._add(Sender(actor.rank, scope, releases), actor.clocks, actor.call, access)

@@ -118,7 +118,7 @@ class Region:
     word_bytes: int = 0
     words: dict[int, Word] = field(default_factory=dict)
     reads: dict[int, np.ndarray] = field(default_factory=dict)
-    told: dict[int, np.ndarray] = field(default_factory=dict)  # word -> clock of ended kernels
+    told: dict[int, np.ndarray] = field(default_factory=dict)  # word -> clocks of what had ended
     found: set[int] = field(default_factory=set)  # Lamport words that their owner has seen arrive
     granule: int = field(init=False, default=_GRANULE)  # bytes; 1 once an access is so narrow
     written: np.ndarray = field(init=False)

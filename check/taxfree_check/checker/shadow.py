@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from taxfree_check.checker.clocks import Repair, covers
+from taxfree_check.checker.clocks import ENDED, Repair, covers
 from taxfree_check.checker.memory import Access, Conflict, Region, Stale, Word
 from taxfree_kernels.device.peers import EMPTY
 
@@ -27,7 +27,7 @@ class Shadow:
         self._begins = np.zeros(0, np.uint64)
         self._accesses: list[Access | None] = [None]
         self.newest_call = 0  # the last one that stored to symmetric memory where none had
-        self._times = np.zeros((3, 1024), np.int64)  # epoch, slot and call of each access
+        self._times = np.zeros((4, 1024), np.int64)  # epoch, slot, call and rank of each access
 
     def add(self, region: Region) -> None:
         """Declare memory; a region that is known is not declared again."""
@@ -84,7 +84,7 @@ class Shadow:
     ) -> Conflict | None:
         for numbers in self._last(access, region):
             earlier = numbers[granules]
-            wrong = self._unordered(access, earlier)
+            wrong = self._unordered(access, region, earlier)
             if conflict := self._conflict(access, region, granules, earlier, wrong):
                 return conflict
         return None
@@ -96,14 +96,16 @@ class Shadow:
             last += [reads for slot, reads in region.reads.items() if slot != access.actor.slot]
         return last
 
-    def _unordered(self, access: Access, earlier: np.ndarray) -> np.ndarray:
+    def _unordered(self, access: Access, region: Region, earlier: np.ndarray) -> np.ndarray:
         """Which of earlier accesses, by number, did not happen before this one.
 
         For a store it is enough that they have ended; a load has to see what they stored.
         """
-        repair = Repair.ENDED if access.writes else Repair.AS_WRITTEN
-        epochs, slots = self._times[:2, earlier]
-        return epochs > access.actor.clocks[repair][slots]
+        (epochs, slots, _, ranks), clocks = self._times[:, earlier], access.actor.clocks
+        if access.writes:
+            ended, ended_here = clocks[ENDED][:, slots]
+            return epochs > np.where(ranks == region.rank, ended_here, ended)
+        return epochs > clocks[Repair.AS_WRITTEN][slots]
 
     def _of_others(self, access: Access, earlier: np.ndarray) -> np.ndarray:
         """Which of earlier accesses, by number, are of other generations than this one."""
@@ -160,7 +162,7 @@ class Shadow:
             earlier = numbers[granules]
             if access.writes:
                 racing = (numbers is not region.written) & ~self._of_others(access, earlier)
-                wrong = self._unordered(access, earlier) & ~racing
+                wrong = self._unordered(access, region, earlier) & ~racing
             else:
                 wrong = self._times[2][earlier] > access.actor.call
             conflict = conflict or self._conflict(access, region, granules, earlier, wrong)
@@ -188,13 +190,13 @@ class Shadow:
         if not access.empties and arrived.any():
             return self._conflict(access, region, granules, last, arrived)
         is_empty = np.array([access.empties and word in region.found for word in words])
-        wrong = self._unordered(access, last) & ~is_empty
+        wrong = self._unordered(access, region, last) & ~is_empty
         conflict = self._conflict(access, region, granules, last, wrong)
         for slot, reads in region.reads.items():
             if slot != access.actor.slot:
                 earlier = reads[granules]
                 counts = access.empties | self._of_others(access, earlier)
-                wrong = self._unordered(access, earlier) & counts
+                wrong = self._unordered(access, region, earlier) & counts
                 conflict = conflict or self._conflict(access, region, granules, earlier, wrong)
         region.found.difference_update(words)
         self._note_words(access, region, granules, words)
@@ -212,7 +214,7 @@ class Shadow:
         region.reads_of(actor.slot)[granules] = number
         told = [region.told.get(word) for word in words]
         for ended in {id(clocks): clocks for clocks in told if clocks is not None}.values():
-            np.maximum(actor.clocks[Repair.ENDED], ended, out=actor.clocks[Repair.ENDED])
+            actor.clocks[ENDED] = np.maximum(actor.clocks[ENDED], ended)
 
     # -- atomics ----------------------------------------------------------------------------------
 
@@ -290,7 +292,8 @@ class Shadow:
         self._accesses.append(access)
         if number == self._times.shape[1]:
             self._times = np.concatenate([self._times, np.zeros_like(self._times)], axis=1)
-        self._times[:, number] = access.epoch, access.actor.slot, access.actor.call
+        actor = access.actor
+        self._times[:, number] = access.epoch, actor.slot, actor.call, actor.rank
         return number
 
     def _access(self, number: int) -> Access:

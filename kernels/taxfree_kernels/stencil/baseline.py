@@ -19,8 +19,7 @@ class BaselinePlan(LaunchesPlan):
 
     def __init__(self, problem: Stencil, fabric: Fabric, config: Config) -> None:
         self._group = fabric.group
-        # a program for each block: the hardware deals them out
-        config = step.first_configs(problem, fabric.hardware)[0] | {"BLOCKS": 1}
+        config = step.launched_configs(problem)[0]
         super().__init__(problem, fabric, config, awaits=False)
         self._stream = fabric.side_stream()
         self._add_squares = Kernel(add_squares, problem.norms)

@@ -100,7 +100,8 @@ class Copies(Variant):
         return step.tile_space(problem, hardware)
 
     def seed_configs(self, problem: Stencil, hardware: Hardware) -> list[dict[str, Any]]:
-        return step.seeds_in(self.space(problem, hardware), problem, hardware)
+        guesses = step.launched_configs(problem)
+        return step.seeds_in(self.space(problem, hardware), guesses, problem, hardware)
 
     def illegal_reason(self, problem: Stencil, hardware: Hardware, config: Config) -> str | None:
         return step.tile_illegal_reason(problem, hardware, config)

@@ -55,11 +55,13 @@ def _first_edges(u_ptr, edges_ptr, rank, rows, BOX: tl.constexpr):
 def _step(
     source_ptr, target_ptr, halo_ptr, edges_ptr, squares_ptr, norm,  # of a step
     tiles, first, control_ptr, heap_bases, rank, rows,  # of the size and the fabric
-    GROUP: tl.constexpr, BOX: tl.constexpr, HAS_NORM: tl.constexpr, AWAITS: tl.constexpr,
+    GROUP: tl.constexpr, BOX: tl.constexpr, HAS_NORM: tl.constexpr, BESIDE: tl.constexpr,
+    AWAITS: tl.constexpr,
 ):  # fmt: skip
     """A step of the tiles from place `first` on, a program for each.
 
     Args:
+        BESIDE: the tiles are at shared sides.
         AWAITS: wait for the neighbours' signals, and leave the generation.
     """
     program = tl.program_id(0)
@@ -74,14 +76,20 @@ def _step(
     squares = tl.zeros((1,), tl.float64)
     for number in range(blocks_of(tile, rows, BOX)):
         block = block_of(tile, number, rows, BOX)
-        above = _received(halo_ptr, block, rank, rows, ABOVE, BOX)
-        below = _received(halo_ptr, block, rank, rows, BELOW, BOX)
-        before = _received(halo_ptr, block, rank, rows, BEFORE, BOX)
-        after = _received(halo_ptr, block, rank, rows, AFTER, BOX)
-        last, values = relaxed(source_ptr, block, rows, rank, above, below, before, after, BOX)
+        if BESIDE:
+            above = _received(halo_ptr, block, rank, rows, ABOVE, BOX)
+            below = _received(halo_ptr, block, rank, rows, BELOW, BOX)
+            before = _received(halo_ptr, block, rank, rows, BEFORE, BOX)
+            after = _received(halo_ptr, block, rank, rows, AFTER, BOX)
+            last, values = relaxed(
+                source_ptr, block, rows, rank, (above, below, before, after), BOX
+            )
+        else:
+            last, values = relaxed(source_ptr, block, rows, rank, None, BOX)
         values = tl.where(arrived, values, float("nan"))
         tl.store(target_ptr + offsets(block, BOX), values, mask=inside(block, rows, BOX))
-        _store_edges(values, edges_ptr, block, rank, rows, BOX)
+        if BESIDE:
+            _store_edges(values, edges_ptr, block, rank, rows, BOX)
         if HAS_NORM:
             squares += squared_change(last, values, block, rows, BOX)
     if HAS_NORM:
@@ -200,12 +208,13 @@ class LaunchesPlan(Plan):
         constants |= {"GROUP": Group(problem.world_size, fabric.backend)}
         self._inner, self._sides = (
             {
-                has_norm: Kernel(
-                    _step, 0, {**constants, "HAS_NORM": has_norm, "AWAITS": waits}, options
-                )
-                for has_norm in (False, True)
+                norm: Kernel(_step, 0, {**constants, **beside, "HAS_NORM": norm}, options)
+                for norm in (False, True)
             }
-            for waits in (False, awaits)
+            for beside in (
+                {"BESIDE": False, "AWAITS": False},
+                {"BESIDE": True, "AWAITS": awaits},
+            )
         )
         self._sized = fabric.workspace.by_size(self._of_size)
 

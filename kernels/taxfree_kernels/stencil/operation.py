@@ -69,5 +69,8 @@ OPERATION = Operation(
     make_inputs=make_inputs,
     reference=reference,
     empty_output=empty_output,
-    first_variants=lambda problem: ("persistent",),
+    # what both buffers of a part do not find in a cache needs no persistent programs
+    first_variants=lambda problem: (
+        ("pushed",) if problem.cost.memory_bytes > 32 << 20 else ("persistent",)
+    ),
 )

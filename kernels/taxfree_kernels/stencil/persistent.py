@@ -29,10 +29,11 @@ import triton
 import triton.language as tl
 
 from taxfree_kernels.device import packets, sync
-from taxfree_kernels.device.peers import EMPTY, LAMPORT_SLOT_BYTES, Group, Peers, translate
+from taxfree_kernels.device.peers import LAMPORT_SLOT_BYTES, Group, Peers
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.launch import Kernel, compile_options
+from taxfree_kernels.spaces import power_of_2
 from taxfree_kernels.stencil import step
 from taxfree_kernels.stencil.norms import finish
 from taxfree_kernels.stencil.problem import AREAS, ITEM_BYTES, Stencil
@@ -41,20 +42,21 @@ from taxfree_kernels.stencil.step import (
     AFTER,
     BEFORE,
     BELOW,
-    SIDES,
-    at_side,
     block_of,
     blocks_of,
-    halo_offsets,
     inside,
-    is_shared,
     offsets,
-    rank_at,
-    reaches,
-    relaxed,
-    squared_change,
+    sides_of,
     tile_at,
     tiles_of,
+)
+from taxfree_kernels.stencil.words import (
+    Inbox,
+    area_at,
+    relax_at_sides,
+    relax_inside,
+    send,
+    words_at,
 )
 from taxfree_kernels.variant import Config, Plan, Space, Variant, resized
 
@@ -77,15 +79,6 @@ class Scratch(NamedTuple):
     counters_ptr: Any
 
 
-class Inbox(NamedTuple):
-    """Symmetric memory: Lamport words, and sums of squares, float64 [norms, WORLD]."""
-
-    words_ptr: Any
-    stride_words: Any
-    sums_ptr: Any
-    stride_sums: Any
-
-
 @triton.jit(do_not_specialize=["rank", "rows", "steps", "norm_every"])
 def _persistent(
     u_ptr, out_ptr,  # of a call
@@ -96,50 +89,45 @@ def _persistent(
     program, programs = tl.program_id(0), tl.num_programs(0)
     # before any store, so that AMD's compiler knows them to be the same in all lanes
     targets = (
-        _words_at(inbox.words_ptr, heap_bases, rank, ABOVE, BOX),
-        _words_at(inbox.words_ptr, heap_bases, rank, BELOW, BOX),
-        _words_at(inbox.words_ptr, heap_bases, rank, BEFORE, BOX),
-        _words_at(inbox.words_ptr, heap_bases, rank, AFTER, BOX),
+        words_at(inbox.words_ptr, heap_bases, rank, ABOVE, BOX),
+        words_at(inbox.words_ptr, heap_bases, rank, BELOW, BOX),
+        words_at(inbox.words_ptr, heap_bases, rank, BEFORE, BOX),
+        words_at(inbox.words_ptr, heap_bases, rank, AFTER, BOX),
     )
     peers = Peers(control_ptr, heap_bases, rank, sync.running_generation(control_ptr))
     turn = packets.running_turn(control_ptr)
     down, across, deep = tiles_of(rows, BOX)
     tiles = down * across * deep
     counters_ptr = scratch.counters_ptr + _FIRST_COUNTER
-    for place in range(program, tiles, programs):
+    for place in range(program, sides_of(rows, BOX), programs):
         tile = tile_at(place, False, rows, BOX)
         for number in range(blocks_of(tile, rows, BOX)):
             block = block_of(tile, number, rows, BOX)
-            values = tl.load(u_ptr + offsets(block, BOX), mask=inside(block, rows, BOX), other=0.0)
-            _send(values, targets, _area_at(1, turn, inbox, rows, BOX), block, rows, peers, BOX)
+            at, has = offsets(block, BOX), inside(block, rows, BOX)
+            values = tl.load(u_ptr + at, mask=has, other=0.0)
+            send(values, targets, area_at(1, turn, inbox, rows, BOX), block, rows, peers, BOX)
     source_ptr = u_ptr
     for step_number in range(1, steps + 1):
         target_ptr = out_ptr
         if (steps - step_number) % 2 == 1:
             target_ptr = scratch.other_ptr
-        received_ptr = inbox.words_ptr + _area_at(step_number, turn, inbox, rows, BOX)
+        area = area_at(step_number + 1, turn, inbox, rows, BOX)
+        received_ptr = inbox.words_ptr + area_at(step_number, turn, inbox, rows, BOX)
         for place in range(program, tiles, programs):
             tile = tile_at(place, step_number % 2 == 0, rows, BOX)
             is_right = _wait_for_tiles(tile, counters_ptr, step_number - 1, rows, peers, GROUP, BOX)
-            squares = tl.zeros((1,), tl.float64)
-            for number in range(blocks_of(tile, rows, BOX)):
-                block = block_of(tile, number, rows, BOX)
-                above, has_above = _receive(received_ptr, block, rows, peers, GROUP, ABOVE, BOX)
-                below, has_below = _receive(received_ptr, block, rows, peers, GROUP, BELOW, BOX)
-                before, has_before = _receive(received_ptr, block, rows, peers, GROUP, BEFORE, BOX)
-                after, has_after = _receive(received_ptr, block, rows, peers, GROUP, AFTER, BOX)
-                is_right = is_right & has_above & has_below & has_before & has_after
-                last, values = relaxed(
-                    source_ptr, block, rows, rank, above, below, before, after, BOX
+            has_norm = False
+            if HAS_NORMS:
+                has_norm = step_number % norm_every == 0
+            if place < sides_of(rows, BOX):
+                squares = relax_at_sides(
+                    source_ptr, target_ptr, received_ptr, targets, area, tile, rows, is_right,
+                    step_number < steps, has_norm, peers, GROUP, BOX, BOX, HAS_NORMS,
+                )  # fmt: skip
+            else:
+                squares = relax_inside(
+                    source_ptr, target_ptr, tile, rows, rank, is_right, has_norm, BOX, HAS_NORMS
                 )
-                values = tl.where(is_right, values, float("nan"))
-                tl.store(target_ptr + offsets(block, BOX), values, mask=inside(block, rows, BOX))
-                if step_number < steps:
-                    area = _area_at(step_number + 1, turn, inbox, rows, BOX)
-                    _send(values, targets, area, block, rows, peers, BOX)
-                if HAS_NORMS:
-                    if step_number % norm_every == 0:
-                        squares += squared_change(last, values, block, rows, BOX)
             if HAS_NORMS:
                 if step_number % norm_every == 0:
                     norm = step_number // norm_every - 1
@@ -163,28 +151,6 @@ def _persistent(
 
 
 @triton.jit
-def _area_words(rows, BOX: tl.constexpr):
-    """Words of a halo."""
-    of_rows = 2 * BOX.COLUMNS * BOX.DEPTH * (BOX.DOWN > 1)
-    return of_rows + 2 * rows * BOX.DEPTH * (BOX.ACROSS > 1)
-
-
-@triton.jit
-def _area_at(step_number, turn, inbox, rows, BOX: tl.constexpr):
-    """Where the words that a step receives begin, from the first slot."""
-    return turn % 3 * inbox.stride_words + step_number % 3 * _area_words(rows, BOX)
-
-
-@triton.jit
-def _words_at(words_ptr, heap_bases, rank, SIDE: tl.constexpr, BOX: tl.constexpr):
-    """The words of the rank at a side, or of this one where there is none."""
-    other = rank_at(rank, SIDE, BOX)
-    return translate(
-        words_ptr, Peers(None, heap_bases, rank, None), tl.where(other < 0, rank, other)
-    )
-
-
-@triton.jit
 def _wait_for_tiles(tile, counters_ptr, steps, rows, peers, GROUP: tl.constexpr, BOX: tl.constexpr):
     """Wait until a tile, and the tiles around it, have done so many steps; whether they have."""
     down, across, deep = tiles_of(rows, BOX)
@@ -196,36 +162,6 @@ def _wait_for_tiles(tile, counters_ptr, steps, rows, peers, GROUP: tl.constexpr,
     exists = exists & (layer >= 0) & (layer < deep)
     number = tl.where(exists, (row * across + column) * deep + layer, tile)
     return sync.wait_for_units(counters_ptr + number, steps, peers, GROUP, mask=exists)
-
-
-@triton.jit
-def _receive(
-    words_ptr, block, rows, peers, GROUP: tl.constexpr, SIDE: tl.constexpr, BOX: tl.constexpr
-):
-    """A block's neighbours at a side that another rank has, and whether they have arrived."""
-    at, has = halo_offsets(block, rows, SIDE, BOX)
-    words, arrived = tl.zeros(at.shape, tl.int32), tl.num_programs(0) > 0
-    if is_shared(SIDE, BOX):
-        other = rank_at(peers.rank, SIDE, BOX)
-        if (other >= 0) & reaches(block, rows, SIDE, BOX):
-            words, arrived = packets.receive(peers, words_ptr + at, other, GROUP, mask=has)
-            empty = tl.full(at.shape, EMPTY, tl.int32)
-            tl.store(words_ptr + at, empty, mask=has, cache_modifier=".wt")
-    return words.to(tl.float32, bitcast=True), arrived
-
-
-@triton.jit
-def _send(values, targets, area, block, rows, peers, BOX: tl.constexpr):
-    """Send the points of a block that other ranks need, to the opposite sides of their halos."""
-    words = values.to(tl.int32, bitcast=True)
-    for SIDE in tl.static_range(SIDES):
-        if is_shared(SIDE, BOX):
-            other = rank_at(peers.rank, SIDE, BOX)
-            if (other >= 0) & reaches(block, rows, SIDE, BOX):
-                at, has = halo_offsets(block, rows, SIDE ^ 1, BOX)
-                target_ptr = targets[SIDE] + area + at + tl.zeros_like(words)
-                mask = at_side(block, rows, SIDE, BOX) & has
-                packets.send(peers, target_ptr, words, other, mask=mask)
 
 
 class PersistentPlan(Plan):
@@ -284,6 +220,31 @@ class PersistentPlan(Plan):
         return out
 
 
+def _first_configs(problem: Stencil, units: int) -> list[dict[str, int]]:
+    """What a search tries first: programs of few warps, or one of many, on each compute unit.
+
+    Few points a thread leave registers for others, which load while this one waits or stores.
+    Faces on four sides take so many that half as many threads fit.
+    """
+    share = -(-problem.elements // units)
+    configs, names = [], ("BLOCK_0", "BLOCK_1", "BLOCK_2")
+    many = ((4, 4), (8, 2), (16, 1))
+    for warps, programs in many if problem.depth == 1 or problem.across == 1 else ((4, 2), (8, 1)):
+        tile = max(512, share // programs)
+        width, of_thread = (128, 8) if problem.depth == 1 else (64, 4)
+        points = min(of_thread * 32 * warps, power_of_2(tile, 512))
+        blocks = (points // width, width, 1) if problem.depth == 1 else (1, points // width, width)
+        configs.append(
+            dict(zip(names, blocks, strict=True))
+            | {
+                "BLOCKS": min(64 // of_thread, power_of_2(-(-tile // points), 1)),
+                "num_warps": warps,
+            }
+            | {"PROGRAMS": programs * units}
+        )
+    return configs[::-1] if 2048 < share <= 8192 else configs
+
+
 class Persistent(Variant):
     """All steps in one kernel."""
 
@@ -298,14 +259,15 @@ class Persistent(Variant):
     def space(self, problem: Stencil, hardware: Hardware) -> Space:
         units = hardware.compute_units
         # an interpreted rank runs one program after the other
-        times = (1,) if hardware.backend == "interpreter" else (1, 2, 4, 6)
+        times = (1,) if hardware.backend == "interpreter" else (1, 2, 4)
         return {
             **step.tile_space(problem, hardware),
             "PROGRAMS": tuple(units * each for each in times),
         }
 
     def seed_configs(self, problem: Stencil, hardware: Hardware) -> list[dict[str, Any]]:
-        return step.seeds_in(self.space(problem, hardware), problem, hardware)
+        guesses = _first_configs(problem, hardware.compute_units)
+        return step.seeds_in(self.space(problem, hardware), guesses, problem, hardware)
 
     def illegal_reason(self, problem: Stencil, hardware: Hardware, config: Config) -> str | None:
         return step.tile_illegal_reason(problem, hardware, config)

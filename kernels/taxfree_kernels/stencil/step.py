@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 
 from taxfree_kernels.hardware import Hardware
-from taxfree_kernels.spaces import power_of_2, within
+from taxfree_kernels.spaces import within
 from taxfree_kernels.stencil.problem import Stencil
 from taxfree_kernels.variant import Config, Space
 
@@ -33,7 +33,8 @@ class Box(NamedTuple):
         COLUMNS, DEPTH: of the part.
         DOWN, ACROSS: ranks that share the rows, and the columns.
         BLOCK_0, BLOCK_1, BLOCK_2: points of a block.
-        BLOCKS: of a tile.
+        BLOCKS: of a tile, one below the other.
+        SPLIT: blocks beside each other in each of them.
     """
 
     COLUMNS: int
@@ -44,6 +45,7 @@ class Box(NamedTuple):
     BLOCK_1: int
     BLOCK_2: int
     BLOCKS: int
+    SPLIT: int = 1
 
 
 class Block(NamedTuple):
@@ -66,9 +68,18 @@ def tiles_of(rows, BOX: tl.constexpr):
     """Tiles of a part along its rows, its columns and its depth."""
     return (
         tl.cdiv(rows, BOX.BLOCK_0 * BOX.BLOCKS),
-        tl.cdiv(BOX.COLUMNS, BOX.BLOCK_1),
+        tl.cdiv(BOX.COLUMNS, BOX.BLOCK_1 * BOX.SPLIT),
         tl.cdiv(BOX.DEPTH, BOX.BLOCK_2),
     )
+
+
+@triton.jit
+def sides_of(rows, BOX: tl.constexpr):
+    """Tiles of a part at shared sides."""
+    down, across, deep = tiles_of(rows, BOX)
+    side_rows = tl.minimum(down, 2 * (BOX.DOWN > 1))
+    side_columns = tl.minimum(across, 2 * (BOX.ACROSS > 1))
+    return (side_rows * across + (down - side_rows) * side_columns) * deep
 
 
 @triton.jit
@@ -105,15 +116,17 @@ def tile_at(place, backwards, rows, BOX: tl.constexpr):
 def blocks_of(tile, rows, BOX: tl.constexpr):
     """Blocks of a tile that have points."""
     _, across, deep = tiles_of(rows, BOX)
-    return tl.minimum(BOX.BLOCKS, tl.cdiv(rows, BOX.BLOCK_0) - tile // deep // across * BOX.BLOCKS)
+    left = tl.cdiv(rows, BOX.BLOCK_0) - tile // deep // across * BOX.BLOCKS
+    return tl.minimum(BOX.BLOCKS, left) * BOX.SPLIT
 
 
 @triton.jit
 def block_of(tile, number, rows, BOX: tl.constexpr):
     """A block of a tile, by their numbers."""
     _, across, deep = tiles_of(rows, BOX)
-    row = (tile // deep // across * BOX.BLOCKS + number) * BOX.BLOCK_0
-    column, layer = tile // deep % across * BOX.BLOCK_1, tile % deep * BOX.BLOCK_2
+    row = (tile // deep // across * BOX.BLOCKS + number // BOX.SPLIT) * BOX.BLOCK_0
+    column = (tile // deep % across * BOX.SPLIT + number % BOX.SPLIT) * BOX.BLOCK_1
+    layer = tile % deep * BOX.BLOCK_2
     return Block(
         row,
         column,
@@ -127,7 +140,7 @@ def block_of(tile, number, rows, BOX: tl.constexpr):
 def inside(block, rows, BOX: tl.constexpr):
     """Which points of a block the part has; broadcasts to it."""
     found = block.row < rows
-    if BOX.COLUMNS % BOX.BLOCK_1 != 0:
+    if BOX.COLUMNS % (BOX.BLOCK_1 * BOX.SPLIT) != 0:
         found = found & (block.column < BOX.COLUMNS)
     if BOX.DEPTH % BOX.BLOCK_2 != 0:
         found = found & (block.layer < BOX.DEPTH)
@@ -178,8 +191,18 @@ def reaches(block, rows, SIDE: tl.constexpr, BOX: tl.constexpr):
         found = block.first_row + BOX.BLOCK_0 >= rows
     elif SIDE == BEFORE:
         found = block.first_column == 0
-    else:
-        found = block.first_column + BOX.BLOCK_1 >= BOX.COLUMNS
+    else:  # thin blocks of a tile may have no points
+        last = BOX.COLUMNS - 1
+        found = (block.first_column <= last) & (block.first_column + BOX.BLOCK_1 > last)
+    return found
+
+
+@triton.jit
+def is_beside(block, rank, rows, BOX: tl.constexpr):
+    """Whether a block has points at a side that this rank shares."""
+    found = block.first_row < 0
+    for SIDE in tl.static_range(SIDES):
+        found = found | ((rank_at(rank, SIDE, BOX) >= 0) & reaches(block, rows, SIDE, BOX))
     return found
 
 
@@ -208,38 +231,82 @@ def is_shared(SIDE: tl.constexpr, BOX: tl.constexpr):
 
 
 @triton.jit
-def _neighbours(source_ptr, block, rows, face, SIDE: tl.constexpr, BOX: tl.constexpr):
-    """The neighbours at a side of all points; those at the side have them in `face`."""
+def _neighbours(source_ptr, block, rows, faces, SIDE: tl.constexpr, BOX: tl.constexpr):
+    """The neighbours at a side of all points; those at the side have them in its face, if any."""
     ROW: tl.constexpr = BOX.COLUMNS * BOX.DEPTH
     SHIFT: tl.constexpr = (-ROW, ROW, -BOX.DEPTH, BOX.DEPTH)[SIDE]
     is_end = at_side(block, rows, SIDE, BOX)
     mask = inside(block, rows, BOX) & (is_end == 0)
     values = tl.load(source_ptr + offsets(block, BOX) + SHIFT, mask=mask, other=0.0)
-    if is_shared(SIDE, BOX):
-        values = tl.where(is_end, face, values)
+    if faces is not None:
+        if is_shared(SIDE, BOX):
+            values = tl.where(is_end, faces[SIDE], values)
     return values
 
 
 @triton.jit
-def relaxed(source_ptr, block, rows, rank, above, below, before, after, BOX: tl.constexpr):
+def _quads(points):
+    """The first, second, third and fourth of 4 points beside each other, each flat."""
+    even, odd = tl.split(tl.reshape(points, (points.numel // 4, 2, 2)))
+    first, third = tl.split(even)
+    second, fourth = tl.split(odd)
+    return first, second, third, fourth
+
+
+@triton.jit
+def _sum_in_line(source_ptr, centre, at, has, is_first, is_last, IN_QUADS: tl.constexpr):
+    """The sums of both neighbours along the contiguous dimension.
+
+    Args:
+        at, has: of the points.
+        is_first, is_last: points without a neighbour before, or behind.
+        IN_QUADS: of 4 points beside each other, a thread has all neighbours but two: it loads 2
+            words in place of 8. The block is of one row, or threads would exchange points.
+    """
+    before = has & (is_first == 0)
+    behind = has & (is_last == 0)
+    if IN_QUADS:
+        first, second, third, fourth = _quads(centre)
+        at_first, _, _, at_fourth = _quads(at)
+        has_before, _, _, _ = _quads(tl.broadcast_to(before, centre.shape))
+        _, _, _, has_behind = _quads(tl.broadcast_to(behind, centre.shape))
+        zeroth = tl.load(source_ptr + at_first - 1, mask=has_before, other=0.0)
+        fifth = tl.load(source_ptr + at_fourth + 1, mask=has_behind, other=0.0)
+        even = tl.join(zeroth + second, second + fourth)
+        odd = tl.join(first + third, third + fifth)
+        total = tl.reshape(tl.join(even, odd), centre.shape)
+    else:
+        total = tl.load(source_ptr + at - 1, mask=before, other=0.0)
+        total += tl.load(source_ptr + at + 1, mask=behind, other=0.0)
+    return total
+
+
+@triton.jit
+def relaxed(source_ptr, block, rows, rank, faces, BOX: tl.constexpr):
     """A block before and after a step.
 
     Args:
-        above, below, before, after: neighbours that other ranks have, [1, BLOCK_1, BLOCK_2] of
-            rows, [BLOCK_0, 1, BLOCK_2] of columns; anything where there are none.
+        faces: for each side, the neighbours that another rank has: [1, BLOCK_1, BLOCK_2] of rows,
+            [BLOCK_0, 1, BLOCK_2] of columns; anything where there are none. None: no point of the
+            block is at a shared side.
     """
     has, at = inside(block, rows, BOX), offsets(block, BOX)
     centre = tl.load(source_ptr + at, mask=has, other=0.0)
-    total = _neighbours(source_ptr, block, rows, above, ABOVE, BOX)
-    total += _neighbours(source_ptr, block, rows, below, BELOW, BOX)
-    total_1 = _neighbours(source_ptr, block, rows, before, BEFORE, BOX)
-    total += total_1 + _neighbours(source_ptr, block, rows, after, AFTER, BOX)
+    total = _neighbours(source_ptr, block, rows, faces, ABOVE, BOX)
+    total += _neighbours(source_ptr, block, rows, faces, BELOW, BOX)
     stays = block.layer < 0
+    LINE: tl.constexpr = BOX.BLOCK_2 if BOX.DEPTH > 1 else BOX.BLOCK_1
+    IN_QUADS: tl.constexpr = faces is None and BOX.BLOCK_0 == 1 and LINE % 4 == 0
+    if BOX.DEPTH == 1 and IN_QUADS:
+        is_first, is_last = (block.column == 0), (block.column == BOX.COLUMNS - 1)
+        total += _sum_in_line(source_ptr, centre, at, has, is_first, is_last, IN_QUADS)
+    else:
+        total_1 = _neighbours(source_ptr, block, rows, faces, BEFORE, BOX)
+        total += total_1 + _neighbours(source_ptr, block, rows, faces, AFTER, BOX)
     if BOX.DEPTH > 1:
         is_first, is_last = block.layer == 0, block.layer == BOX.DEPTH - 1
-        front = tl.load(source_ptr + at - 1, mask=has & (is_first == 0), other=0.0)
-        back = tl.load(source_ptr + at + 1, mask=has & (is_last == 0), other=0.0)
-        total = (total + (front + back)) * (1 / 6)
+        total += _sum_in_line(source_ptr, centre, at, has, is_first, is_last, IN_QUADS)
+        total = total * (1 / 6)
         stays = is_first | is_last
     else:
         total = total * 0.25
@@ -265,6 +332,14 @@ def box(problem: Stencil, config: Config) -> Box:
     return Box(problem.own_columns, problem.depth, problem.down, problem.across, *blocks)
 
 
+def thin(box: Box, hardware: Hardware, config: Config) -> Box:
+    """The same tiles in blocks of a row, with a point for each thread where that many are."""
+    points = max(4, hardware.warp_size * config["num_warps"])
+    width = max(1, min(box.BLOCK_1, points // box.BLOCK_2))
+    blocks = box.BLOCK_0 * box.BLOCKS
+    return box._replace(BLOCK_0=1, BLOCK_1=width, BLOCKS=blocks, SPLIT=box.BLOCK_1 // width)
+
+
 def counts(problem: Stencil, constants: Box) -> tuple[int, int]:
     """Tiles at sides that are shared, and all tiles, of a part."""
     down = -(-problem.own_rows // (constants.BLOCK_0 * constants.BLOCKS))
@@ -288,44 +363,28 @@ def tile_space(problem: Stencil, hardware: Hardware) -> Space:
         blocks = (sizes(rows, 1, 4), sizes(columns, 4, 16), sizes(depth, 1, 8, 16)[-2:])
         warps = (1,)
     elif depth == 1:
-        blocks = (sizes(rows, 4, 8, 16, 32), sizes(columns, 64, 128, 256), (1,))
+        blocks = (sizes(rows, 1, 4, 8, 16, 32), sizes(columns, 64, 128, 256, 512, 1024), (1,))
     else:
         blocks = (sizes(rows, 1, 2, 4), sizes(columns, 4, 8, 16, 32), sizes(depth, 32, 64, 128))
     names = ("BLOCK_0", "BLOCK_1", "BLOCK_2", "BLOCKS")
-    space = dict(zip(names, (*blocks, sizes(rows, 1, 2, 4, 8, 16)), strict=True))
+    space = dict(zip(names, (*blocks, sizes(rows, 1, 2, 4, 8, 16, 32)), strict=True))
     return space | {"num_warps": warps}
 
 
-def first_configs(problem: Stencil, hardware: Hardware) -> list[dict[str, int]]:
-    """What a search tries first: programs of few warps, or one of many, on each compute unit.
-
-    Few points a thread leave registers for others, which load while this one waits or stores.
-    Faces on four sides take so many that half as many threads fit.
-    """
-    units = hardware.compute_units
-    share = -(-problem.elements // units)
-    configs = []
-    many = ((4, 4), (8, 2), (16, 1))
-    for warps, programs in many if problem.depth == 1 or problem.across == 1 else ((4, 2), (8, 1)):
-        tile = max(512, share // programs)
-        width, of_thread = (128, 8) if problem.depth == 1 else (64, 4)
-        points = min(of_thread * 32 * warps, power_of_2(tile, 512))
-        blocks = (points // width, width, 1) if problem.depth == 1 else (1, points // width, width)
-        names = ("BLOCK_0", "BLOCK_1", "BLOCK_2")
-        configs.append(
-            dict(zip(names, blocks, strict=True))
-            | {
-                "BLOCKS": min(64 // of_thread, power_of_2(-(-tile // points), 1)),
-                "num_warps": warps,
-            }
-            | {"PROGRAMS": programs * units}
-        )
-    return configs[::-1] if 2048 < share <= 8192 else configs
+def launched_configs(problem: Stencil) -> list[dict[str, int]]:
+    """What a search tries first where a launch is a step: a program for each block."""
+    blocks = ((8, 128, 1), (1, 1024, 1)) if problem.depth == 1 else ((1, 8, 64), (1, 16, 64))
+    names = ("BLOCK_0", "BLOCK_1", "BLOCK_2")
+    return [
+        dict(zip(names, block, strict=True)) | {"BLOCKS": 1, "num_warps": 4} for block in blocks
+    ]
 
 
-def seeds_in(space: Space, problem: Stencil, hardware: Hardware) -> list[dict[str, Any]]:
-    """The first configs of a space that are legal, each once."""
-    found = [within(space, config) for config in first_configs(problem, hardware)]
+def seeds_in(
+    space: Space, guesses: list[dict[str, int]], problem: Stencil, hardware: Hardware
+) -> list[dict[str, Any]]:
+    """The configs of a space that are nearest to guesses and legal, each once."""
+    found = [within(space, config) for config in guesses]
     return [
         config
         for at, config in enumerate(found)

@@ -178,6 +178,27 @@ def _told_by_words(
 
 
 @triton.jit
+def _stored_by_both(
+    box_ptr, counter_ptr, words_ptr, slot_words, control_ptr, heap_bases, rank,
+    GROUP: tl.constexpr, LANES: tl.constexpr, OWNER: tl.constexpr, SCOPE: tl.constexpr,
+):  # fmt: skip
+    """Rank 1 stores where rank 0 has stored, once words show that rank 0 has released since."""
+    generation = sync.running_generation(control_ptr)
+    peers = Peers(control_ptr, heap_bases, rank, generation)
+    lanes = tl.arange(0, LANES)
+    words = words_ptr + generation % 2 * slot_words + lanes
+    box = translate(box_ptr, peers, OWNER)
+    if rank == 0:
+        tl.store(box, 1.0)
+        tl.atomic_add(counter_ptr, 1, sem="release", scope=SCOPE)
+    packets.send(peers, translate(words, peers, 1 - rank), lanes, 1 - rank)
+    packets.receive(peers, words, 1 - rank, GROUP)
+    if rank == 1:
+        tl.store(box, 2.0)
+    sync.leave(control_ptr)
+
+
+@triton.jit
 def _first_of_two(data_ptr, box_ptr, GROUP: tl.constexpr):
     gdc_launch_dependents(GROUP)
     tl.store(box_ptr + tl.program_id(0), tl.load(data_ptr + tl.program_id(0)))
@@ -258,6 +279,21 @@ def flag_in_data(broken: str = "", seed: int = 0) -> ScheduleOutcome:
     if outcome.violation is None and wrong:
         return replace(outcome, violation=Violation(Reason.WRONG_RESULT, (str(wrong[0]),)))
     return outcome
+
+
+def stored_by_both(*, owner: int, scope: str, seed: int = 0) -> ScheduleOutcome:
+    """Rank 0 releases to `scope`, rank 1 stores to the same memory, which is of rank `owner`."""
+    constants = {"GROUP": Group(2, "interpreter"), "LANES": LANES, "OWNER": owner, "SCOPE": scope}
+
+    def setup(fabric: SimulatedFabric) -> list:
+        kernel = Kernel(_stored_by_both, 1, constants)
+        boxes = fabric.heap.empty(CALLS, torch.float32)
+        counter = torch.zeros(1, dtype=torch.int32)
+        words = fabric.pool.ll_slots(LANES)
+        ends = (fabric.pool.control, fabric.heap_bases, fabric.rank)
+        return [lambda box=box: kernel(box, counter, *words, *ends) for box in boxes.split(1)]
+
+    return Simulation(2).run(setup, seed)
 
 
 def handshake(*, waits_first: bool, seed: int = 0) -> ScheduleOutcome:

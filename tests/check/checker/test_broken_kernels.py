@@ -37,6 +37,10 @@ MISTAKES = {
     "one slot of words": (partial(broken.flag_in_data, "one slot"), Reason.LIFETIME),
     "one word for all": (partial(broken.flag_in_data, "one word"), Reason.WRONG_RESULT),
     "early kernel that waits late": (partial(broken.early, "waits late"), Reason.NO_WAIT),
+    "release to the device before a word, for a peer's memory": (
+        partial(broken.stored_by_both, owner=1, scope="gpu"),
+        Reason.NO_WAIT,
+    ),
     "data that words announce": (partial(broken.flag_in_data, "other data"), Reason.NO_WAIT),
 }
 
@@ -47,6 +51,8 @@ TWINS = {
     "handshake": partial(broken.handshake, waits_first=False),
     "empty message signalled": partial(broken.one_way, signals_empty=True, awaits_empty=True),
     "whole words": broken.flag_in_data,
+    "release to the device before a word": partial(broken.stored_by_both, owner=0, scope="gpu"),
+    "release to all before a word": partial(broken.stored_by_both, owner=1, scope="sys"),
     "early kernel that waits": broken.early,
 }
 

@@ -1,0 +1,168 @@
+"""A step of a tile whose halo is Lamport words, which neighbours have sent before.
+
+Words show by themselves that they have arrived. Those of step s lie in area s % 3, and the tile
+that has read them makes them EMPTY.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import triton
+import triton.language as tl
+
+from taxfree_kernels.device import packets
+from taxfree_kernels.device.peers import EMPTY, Peers, translate
+from taxfree_kernels.stencil.step import (
+    ABOVE,
+    AFTER,
+    BEFORE,
+    BELOW,
+    SIDES,
+    at_side,
+    block_of,
+    blocks_of,
+    halo_offsets,
+    inside,
+    is_beside,
+    is_shared,
+    offsets,
+    rank_at,
+    reaches,
+    relaxed,
+    squared_change,
+)
+
+
+class Inbox(NamedTuple):
+    """Symmetric memory: Lamport words, and sums of squares, float64 [norms, WORLD]."""
+
+    words_ptr: Any
+    stride_words: Any
+    sums_ptr: Any
+    stride_sums: Any
+
+
+@triton.jit
+def relax_inside(
+    source_ptr, target_ptr, tile, rows, rank, is_right, has_norm,
+    BOX: tl.constexpr, HAS_NORMS: tl.constexpr,
+):  # fmt: skip
+    """A step of a tile that is at no shared side; the sum of squares of what it changed."""
+    squares = tl.zeros((1,), tl.float64)
+    for number in range(blocks_of(tile, rows, BOX)):
+        block = block_of(tile, number, rows, BOX)
+        last, values = relaxed(source_ptr, block, rows, rank, None, BOX)
+        squares += _stored(
+            last, values, target_ptr, block, rows, is_right, has_norm, BOX, HAS_NORMS
+        )
+    return squares
+
+
+@triton.jit
+def relax_at_sides(
+    source_ptr, target_ptr, received_ptr, targets, area, tile, rows, is_right, sends, has_norm,
+    peers, GROUP: tl.constexpr, BOX: tl.constexpr, THIN: tl.constexpr, HAS_NORMS: tl.constexpr,
+):  # fmt: skip
+    """The same of a tile at shared sides: it waits for halos, and sends its edges.
+
+    Args:
+        received_ptr: the words of this step.
+        area: where those of the next begin.
+        sends: there is a next step.
+        THIN: the tile in blocks of fewer points, for those that have faces.
+    """
+    PARTS: tl.constexpr = BOX.BLOCK_0 // THIN.BLOCK_0 * THIN.SPLIT  # of a block
+    squares = tl.zeros((1,), tl.float64)
+    for number in range(blocks_of(tile, rows, BOX)):
+        block = block_of(tile, number, rows, BOX)
+        if is_beside(block, peers.rank, rows, BOX):
+            first = number * PARTS
+            for part in range(first, min(first + PARTS, blocks_of(tile, rows, THIN))):
+                thin = block_of(tile, part, rows, THIN)
+                above, has_above = _receive(received_ptr, thin, rows, peers, GROUP, ABOVE, THIN)
+                below, has_below = _receive(received_ptr, thin, rows, peers, GROUP, BELOW, THIN)
+                before, has_before = _receive(received_ptr, thin, rows, peers, GROUP, BEFORE, THIN)
+                after, has_after = _receive(received_ptr, thin, rows, peers, GROUP, AFTER, THIN)
+                arrived = is_right & has_above & has_below & has_before & has_after
+                faces = (above, below, before, after)
+                last, values = relaxed(source_ptr, thin, rows, peers.rank, faces, THIN)
+                squares += _stored(
+                    last, values, target_ptr, thin, rows, arrived, has_norm, THIN, HAS_NORMS
+                )
+                if sends:
+                    values = tl.where(arrived, values, float("nan"))
+                    send(values, targets, area, thin, rows, peers, THIN)
+        else:
+            last, values = relaxed(source_ptr, block, rows, peers.rank, None, BOX)
+            squares += _stored(
+                last, values, target_ptr, block, rows, is_right, has_norm, BOX, HAS_NORMS
+            )
+    return squares
+
+
+@triton.jit
+def _stored(
+    last, values, target_ptr, block, rows, is_right, has_norm,
+    BOX: tl.constexpr, HAS_NORMS: tl.constexpr,
+):  # fmt: skip
+    """Store a block, and return the sum of squares of what has changed, if the step has a norm."""
+    values = tl.where(is_right, values, float("nan"))
+    tl.store(target_ptr + offsets(block, BOX), values, mask=inside(block, rows, BOX))
+    squares = tl.zeros((1,), tl.float64)
+    if HAS_NORMS:
+        if has_norm:
+            squares += squared_change(last, values, block, rows, BOX)
+    return squares
+
+
+@triton.jit
+def _area_words(rows, BOX: tl.constexpr):
+    """Words of a halo."""
+    of_rows = 2 * BOX.COLUMNS * BOX.DEPTH * (BOX.DOWN > 1)
+    return of_rows + 2 * rows * BOX.DEPTH * (BOX.ACROSS > 1)
+
+
+@triton.jit
+def area_at(step_number, turn, inbox, rows, BOX: tl.constexpr):
+    """Where the words that a step receives begin, from the first slot."""
+    return turn % 3 * inbox.stride_words + step_number % 3 * _area_words(rows, BOX)
+
+
+@triton.jit
+def words_at(words_ptr, heap_bases, rank, SIDE: tl.constexpr, BOX: tl.constexpr):
+    """The words of the rank at a side, or of this one where there is none."""
+    other = rank_at(rank, SIDE, BOX)
+    return translate(
+        words_ptr, Peers(None, heap_bases, rank, None), tl.where(other < 0, rank, other)
+    )
+
+
+@triton.jit
+def _receive(
+    words_ptr, block, rows, peers, GROUP: tl.constexpr, SIDE: tl.constexpr, BOX: tl.constexpr
+):
+    """A block's neighbours at a side that another rank has, and whether they have arrived."""
+    at, has = halo_offsets(block, rows, SIDE, BOX)
+    words, arrived = tl.zeros(at.shape, tl.int32), tl.num_programs(0) > 0
+    if is_shared(SIDE, BOX):
+        other = rank_at(peers.rank, SIDE, BOX)
+        if (other >= 0) & reaches(block, rows, SIDE, BOX):
+            words, arrived = packets.receive(peers, words_ptr + at, other, GROUP, mask=has)
+            empty = tl.full(at.shape, EMPTY, tl.int32)
+            tl.store(words_ptr + at, empty, mask=has, cache_modifier=".wt")
+    return words.to(tl.float32, bitcast=True), arrived
+
+
+@triton.jit
+def send(values, targets, area, block, rows, peers, BOX: tl.constexpr):
+    """Send the points of a block that other ranks need, to the opposite sides of their halos."""
+    words = values.to(tl.int32, bitcast=True)
+    for SIDE in tl.static_range(SIDES):
+        if is_shared(SIDE, BOX):
+            other = rank_at(peers.rank, SIDE, BOX)
+            if (other >= 0) & reaches(block, rows, SIDE, BOX):
+                at, has = halo_offsets(block, rows, SIDE ^ 1, BOX)
+                target_ptr = targets[SIDE] + area + at + tl.zeros_like(words)
+                mask = at_side(block, rows, SIDE, BOX) & has
+                packets.send(peers, target_ptr, words, other, mask=mask)
