@@ -138,7 +138,7 @@ def run_vllm(fabric: Any, folder: str) -> Any:
                 x = torch.zeros(3, layer.weight.shape[1], dtype=torch.bfloat16)
                 residual, norm_weight = x.new_zeros(3, WIDTH), x.new_zeros(WIDTH)
                 layer(x)
-                own = x, layer.weight, layer.bias, residual, norm_weight, 1e-6
+                own = x, layer.weight, None, None, layer.bias, residual, norm_weight, 1e-6
                 module._row_parallel_rms_norm(*own, group.coordinator.unique_name)
     return found
 

@@ -22,7 +22,19 @@ MODELS: dict[str, dict[str, Any]] = {
     "Qwen3": {"head_dim": 8},
     "Mixtral": {"num_local_experts": 2},
     "Phi3": {"pad_token_id": 0},
+    "Glm4": {"head_dim": 8, "pad_token_id": 0},
+    "Olmo2": {},
+    "GptOss": {
+        "head_dim": 8,
+        "num_local_experts": 2,
+        "num_experts_per_tok": 2,
+        "layer_types": ["full_attention"],
+    },
 }
+#: model -> kinds of row-parallel layers that its plan has; of others two
+ROWWISE = {"Mixtral": 1, "GptOss": 0}
+#: model -> what its plan has besides the head, which communicates
+OTHERS = {"Mixtral": ["moe_tp_experts MixtralExperts"]}
 NEW_TOKENS = 6
 
 
@@ -76,7 +88,9 @@ def generate(fabric: Any, model: str, folder: str, dtype: str) -> Any:
     with torch.no_grad():
         eager = loaded(ids).logits
         torch.compiler.reset()
-        compiled = torch.compile(loaded, fullgraph=model != "Mixtral", backend="aot_eager")
+        compiled = torch.compile(
+            loaded, fullgraph="experts" not in str(MODELS[model]), backend="aot_eager"
+        )
         is_same = torch.equal(compiled(ids).logits, eager)
     kinds = {kind for kinds in runtime.stats().values() for kind in kinds}
     return alone, found, is_same, taxfree.report().layers, kinds
@@ -93,14 +107,12 @@ def test_tokens_are_those_of_one_process(ranks: Ranks, tmp_path: Path, model: st
         assert found == [alone] * 2
         assert is_same
         row = [set(ran) for layer, ran in layers.items() if layer.startswith("rowwise")]
-        assert row == [{"matmul_all_reduce"}] * (1 if model == "Mixtral" else 2)
+        assert row == [{"matmul_all_reduce"}] * ROWWISE.get(model, 2)
         others = {layer: set(ran) for layer, ran in layers.items() if "rowwise" not in layer}
-        assert set(others) == {
-            "colwise_gather_output Linear",  # the head
-            *(["moe_tp_experts MixtralExperts"] if model == "Mixtral" else []),
-        }
+        assert set(others) == {"colwise_gather_output Linear", *OTHERS.get(model, ())}
         assert all(ran == {"library: no operation does this"} for ran in others.values())
-        assert "exact" in kinds <= {"exact", "neighbour"}
+        assert kinds <= {"exact", "neighbour"}
+        assert ("exact" in kinds) == (row != [])
 
 
 def test_what_is_not_served_runs_the_library_and_is_counted(ranks: Ranks, tmp_path: Path) -> None:
