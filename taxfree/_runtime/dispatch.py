@@ -38,7 +38,7 @@ from taxfree_tuning_db.lookup import LIBRARY_STEP
 
 _MODES = ("graph", "eager")
 _BASELINE: tuple[str, dict[str, Any]] = (BASELINE.variant, {})
-#: host time of a call with copies, which calls in a row hide: on H100s one that takes 386 us of them
+#: host time of a call with copies, which calls in a row hide: on H100s one that takes 386 us there
 #: took 605 in a compiled training step, where the library took 414
 _COPIES_US = 220.0
 _WORTH_A_PLAN = 0.97  # of the winner's eager time: a slower variant gets no eager plan of its own
