@@ -67,7 +67,7 @@ def _send_first(
 
 
 @triton.jit(do_not_specialize=["step_number", "rank", "rows", "steps", "norm_every"])
-def _pushed_step(
+def _step(
     source_ptr, target_ptr, step_number,  # of a step
     squares_ptr, inbox, control_ptr, heap_bases, rank,  # of the plan and the fabric
     rows, steps, norm_every,  # of the size
@@ -142,7 +142,7 @@ class PushedPlan(Plan):
         if fabric.backend == "cuda":
             options["maxnreg"] = config["REGISTERS"]
         constants |= {"THIN": step.thin(box, fabric.hardware, config), **norms}
-        self._step = Kernel(_pushed_step, 0, constants, options)
+        self._step = Kernel(_step, 0, constants, options)
         self._sized = fabric.workspace.by_size(self._of_size)
         self.launches = problem.steps + 2
 
