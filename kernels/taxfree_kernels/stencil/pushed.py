@@ -165,7 +165,7 @@ class Pushed(Persistent):
     def seed_configs(self, problem: Stencil, hardware: Hardware) -> list[dict[str, Any]]:
         guesses = [
             config | {"REGISTERS": registers}
-            for registers in (48, 64)
+            for registers in (64, 48)
             for config in step.launched_configs(problem)
         ]
         return step.seeds_in(self.space(problem, hardware), guesses, problem, hardware)
