@@ -157,7 +157,7 @@ PROBLEMS = {
         drawn={"rows": 48, "columns": 35, "depth": 9},
         crowd={"columns": 8, "across": 4},
         repeated={"norm_every": 1},
-        alone=("baseline", "persistent"),
+        alone=("baseline", "persistent", "pushed"),
     ),
 }
 #: flash_decode's variants that push words which carry their flag, if told to

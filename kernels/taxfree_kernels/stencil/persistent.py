@@ -38,25 +38,17 @@ from taxfree_kernels.stencil import step
 from taxfree_kernels.stencil.norms import finish
 from taxfree_kernels.stencil.problem import AREAS, ITEM_BYTES, Stencil
 from taxfree_kernels.stencil.step import (
-    ABOVE,
-    AFTER,
-    BEFORE,
-    BELOW,
-    block_of,
-    blocks_of,
-    inside,
-    offsets,
     sides_of,
     tile_at,
     tiles_of,
 )
 from taxfree_kernels.stencil.words import (
-    Inbox,
     area_at,
+    inbox_of,
     relax_at_sides,
     relax_inside,
-    send,
-    words_at,
+    send_first,
+    targets_of,
 )
 from taxfree_kernels.variant import Config, Plan, Space, Variant, resized
 
@@ -87,13 +79,7 @@ def _persistent(
     GROUP: tl.constexpr, BOX: tl.constexpr, HAS_NORMS: tl.constexpr,
 ):  # fmt: skip
     program, programs = tl.program_id(0), tl.num_programs(0)
-    # before any store, so that AMD's compiler knows them to be the same in all lanes
-    targets = (
-        words_at(inbox.words_ptr, heap_bases, rank, ABOVE, BOX),
-        words_at(inbox.words_ptr, heap_bases, rank, BELOW, BOX),
-        words_at(inbox.words_ptr, heap_bases, rank, BEFORE, BOX),
-        words_at(inbox.words_ptr, heap_bases, rank, AFTER, BOX),
-    )
+    targets = targets_of(inbox.words_ptr, heap_bases, rank, BOX)
     peers = Peers(control_ptr, heap_bases, rank, sync.running_generation(control_ptr))
     turn = packets.running_turn(control_ptr)
     down, across, deep = tiles_of(rows, BOX)
@@ -101,11 +87,7 @@ def _persistent(
     counters_ptr = scratch.counters_ptr + _FIRST_COUNTER
     for place in range(program, sides_of(rows, BOX), programs):
         tile = tile_at(place, False, rows, BOX)
-        for number in range(blocks_of(tile, rows, BOX)):
-            block = block_of(tile, number, rows, BOX)
-            at, has = offsets(block, BOX), inside(block, rows, BOX)
-            values = tl.load(u_ptr + at, mask=has, other=0.0)
-            send(values, targets, area_at(1, turn, inbox, rows, BOX), block, rows, peers, BOX)
+        send_first(u_ptr, targets, area_at(1, turn, inbox, rows, BOX), tile, rows, peers, BOX)
     source_ptr = u_ptr
     for step_number in range(1, steps + 1):
         target_ptr = out_ptr
@@ -177,11 +159,7 @@ class PersistentPlan(Plan):
             ((max(problem.norms, 1) * tiles,), torch.float64),
         )
         self._counters = fabric.workspace.counters(_FIRST_COUNTER.value + tiles)
-        words = AREAS * 2 * sum(problem.halo)
-        self._inbox = Inbox(
-            *fabric.pool.lamport_slots(words),
-            *fabric.pool.slots(max(problem.norms, 1) * problem.world_size, torch.float64),
-        )
+        self._inbox = inbox_of(problem, fabric)
         self._ends = (fabric.pool.control, fabric.heap_bases, fabric.rank)
         options = compile_options(fabric.backend, config)
         if fabric.backend != "interpreter":

@@ -21,27 +21,19 @@ from taxfree_kernels.launch import Kernel, compile_options
 from taxfree_kernels.stencil import step
 from taxfree_kernels.stencil.norms import finish
 from taxfree_kernels.stencil.persistent import Persistent
-from taxfree_kernels.stencil.problem import AREAS, Stencil
+from taxfree_kernels.stencil.problem import Stencil
 from taxfree_kernels.stencil.step import (
-    ABOVE,
-    AFTER,
-    BEFORE,
-    BELOW,
-    block_of,
-    blocks_of,
-    inside,
-    offsets,
     sides_of,
     tile_at,
     tiles_of,
 )
 from taxfree_kernels.stencil.words import (
-    Inbox,
     area_at,
+    inbox_of,
     relax_at_sides,
     relax_inside,
-    send,
-    words_at,
+    send_first,
+    targets_of,
 )
 from taxfree_kernels.variant import Config, Plan, Space, resized
 
@@ -51,23 +43,15 @@ def _send_first(
     u_ptr, inbox, control_ptr, heap_bases, rank, rows, GROUP: tl.constexpr, BOX: tl.constexpr
 ):  # fmt: skip
     """Send what other ranks need for the first step, a program for each tile."""
-    targets = (
-        words_at(inbox.words_ptr, heap_bases, rank, ABOVE, BOX),
-        words_at(inbox.words_ptr, heap_bases, rank, BELOW, BOX),
-        words_at(inbox.words_ptr, heap_bases, rank, BEFORE, BOX),
-        words_at(inbox.words_ptr, heap_bases, rank, AFTER, BOX),
-    )
+    targets = targets_of(inbox.words_ptr, heap_bases, rank, BOX)
     peers = Peers(control_ptr, heap_bases, rank, sync.running_generation(control_ptr))
     area = area_at(1, packets.running_turn(control_ptr), inbox, rows, BOX)
     tile = tile_at(tl.program_id(0), False, rows, BOX)
-    for number in range(blocks_of(tile, rows, BOX)):
-        block = block_of(tile, number, rows, BOX)
-        values = tl.load(u_ptr + offsets(block, BOX), mask=inside(block, rows, BOX), other=0.0)
-        send(values, targets, area, block, rows, peers, BOX)
+    send_first(u_ptr, targets, area, tile, rows, peers, BOX)
 
 
 @triton.jit(do_not_specialize=["step_number", "rank", "rows", "steps", "norm_every"])
-def _pushed_step(
+def _step(
     source_ptr, target_ptr, step_number,  # of a step
     squares_ptr, inbox, control_ptr, heap_bases, rank,  # of the plan and the fabric
     rows, steps, norm_every,  # of the size
@@ -80,13 +64,7 @@ def _pushed_step(
     if HAS_NORMS:
         has_norm = step_number % norm_every == 0
     if program < sides_of(rows, BOX):
-        # before any store, so that AMD's compiler knows them to be the same in all lanes
-        targets = (
-            words_at(inbox.words_ptr, heap_bases, rank, ABOVE, BOX),
-            words_at(inbox.words_ptr, heap_bases, rank, BELOW, BOX),
-            words_at(inbox.words_ptr, heap_bases, rank, BEFORE, BOX),
-            words_at(inbox.words_ptr, heap_bases, rank, AFTER, BOX),
-        )
+        targets = targets_of(inbox.words_ptr, heap_bases, rank, BOX)
         peers = Peers(control_ptr, heap_bases, rank, sync.running_generation(control_ptr))
         turn = packets.running_turn(control_ptr)
         received_ptr = inbox.words_ptr + area_at(step_number, turn, inbox, rows, BOX)
@@ -128,10 +106,7 @@ class PushedPlan(Plan):
             ((problem.elements,), torch.float32),
             ((max(problem.norms, 1) * step.counts(problem, box)[1],), torch.float64),
         )
-        self._inbox = Inbox(
-            *fabric.pool.lamport_slots(AREAS * 2 * sum(problem.halo)),
-            *fabric.pool.slots(max(problem.norms, 1) * problem.world_size, torch.float64),
-        )
+        self._inbox = inbox_of(problem, fabric)
         self._ends = (fabric.pool.control, fabric.heap_bases, fabric.rank)
         constants: dict[str, Any] = {"GROUP": Group(problem.world_size, fabric.backend)}
         norms = {"HAS_NORMS": problem.norms > 0}
@@ -139,10 +114,10 @@ class PushedPlan(Plan):
         self._finish = Kernel(_finish, 1, {**constants, **norms}, options)
         constants["BOX"] = box
         self._send_first = Kernel(_send_first, 0, constants, options)
-        if fabric.backend == "cuda":
+        if "REGISTERS" in config:
             options["maxnreg"] = config["REGISTERS"]
         constants |= {"THIN": step.thin(box, fabric.hardware, config), **norms}
-        self._step = Kernel(_pushed_step, 0, constants, options)
+        self._step = Kernel(_step, 0, constants, options)
         self._sized = fabric.workspace.by_size(self._of_size)
         self.launches = problem.steps + 2
 
@@ -190,7 +165,7 @@ class Pushed(Persistent):
     def seed_configs(self, problem: Stencil, hardware: Hardware) -> list[dict[str, Any]]:
         guesses = [
             config | {"REGISTERS": registers}
-            for registers in (48, 64)
+            for registers in (64, 48)
             for config in step.launched_configs(problem)
         ]
         return step.seeds_in(self.space(problem, hardware), guesses, problem, hardware)

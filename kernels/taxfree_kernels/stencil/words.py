@@ -8,11 +8,14 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+import torch
 import triton
 import triton.language as tl
 
 from taxfree_kernels.device import packets
 from taxfree_kernels.device.peers import EMPTY, Peers, translate
+from taxfree_kernels.fabric.base import Fabric
+from taxfree_kernels.stencil.problem import AREAS, Stencil
 from taxfree_kernels.stencil.step import (
     ABOVE,
     AFTER,
@@ -41,6 +44,23 @@ class Inbox(NamedTuple):
     stride_words: Any
     sums_ptr: Any
     stride_sums: Any
+
+
+def inbox_of(problem: Stencil, fabric: Fabric) -> Inbox:
+    """The inbox of a problem's calls."""
+    return Inbox(
+        *fabric.pool.lamport_slots(AREAS * 2 * sum(problem.halo)),
+        *fabric.pool.slots(max(problem.norms, 1) * problem.world_size, torch.float64),
+    )
+
+
+@triton.jit
+def send_first(u_ptr, targets, area, tile, rows, peers, BOX: tl.constexpr):
+    """Send what other ranks need of a tile for the first step."""
+    for number in range(blocks_of(tile, rows, BOX)):
+        block = block_of(tile, number, rows, BOX)
+        values = tl.load(u_ptr + offsets(block, BOX), mask=inside(block, rows, BOX), other=0.0)
+        _send(values, targets, area, block, rows, peers, BOX)
 
 
 @triton.jit
@@ -92,7 +112,7 @@ def relax_at_sides(
                 )
                 if sends:
                     values = tl.where(arrived, values, float("nan"))
-                    send(values, targets, area, thin, rows, peers, THIN)
+                    _send(values, targets, area, thin, rows, peers, THIN)
         else:
             last, values = relaxed(source_ptr, block, rows, peers.rank, None, BOX)
             squares += _stored(
@@ -130,11 +150,25 @@ def area_at(step_number, turn, inbox, rows, BOX: tl.constexpr):
 
 
 @triton.jit
-def words_at(words_ptr, heap_bases, rank, SIDE: tl.constexpr, BOX: tl.constexpr):
+def _words_at(words_ptr, heap_bases, rank, SIDE: tl.constexpr, BOX: tl.constexpr):
     """The words of the rank at a side, or of this one where there is none."""
     other = rank_at(rank, SIDE, BOX)
     return translate(
         words_ptr, Peers(None, heap_bases, rank, None), tl.where(other < 0, rank, other)
+    )
+
+
+@triton.jit
+def targets_of(words_ptr, heap_bases, rank, BOX: tl.constexpr):
+    """For each side, the words of the rank there.
+
+    To be called before any store, so that AMD's compiler knows them to be the same in all lanes.
+    """
+    return (
+        _words_at(words_ptr, heap_bases, rank, ABOVE, BOX),
+        _words_at(words_ptr, heap_bases, rank, BELOW, BOX),
+        _words_at(words_ptr, heap_bases, rank, BEFORE, BOX),
+        _words_at(words_ptr, heap_bases, rank, AFTER, BOX),
     )
 
 
@@ -155,7 +189,7 @@ def _receive(
 
 
 @triton.jit
-def send(values, targets, area, block, rows, peers, BOX: tl.constexpr):
+def _send(values, targets, area, block, rows, peers, BOX: tl.constexpr):
     """Send the points of a block that other ranks need, to the opposite sides of their halos."""
     words = values.to(tl.int32, bitcast=True)
     for SIDE in tl.static_range(SIDES):

@@ -44,6 +44,8 @@ from taxfree_kernels.stencil import copies as stencil_copies
 from taxfree_kernels.stencil import launches as stencil_launches
 from taxfree_kernels.stencil import norms as stencil_norms
 from taxfree_kernels.stencil import persistent as stencil
+from taxfree_kernels.stencil import pushed as stencil_pushed
+from taxfree_kernels.stencil import words as stencil_words
 from taxfree_kernels.stencil.problem import Stencil
 from taxfree_kernels.variant import Problem
 from tests.check.checker.mutate import Mutant, mutants
@@ -276,14 +278,30 @@ GROUPS = {
         ("persistent", MIXED),
         (
             stencil._persistent,
-            stencil._area_at,
-            stencil._words_at,
             stencil._wait_for_tiles,
-            stencil._receive,
-            stencil._send,
+            stencil_words.area_at,
+            stencil_words._words_at,
+            stencil_words.relax_at_sides,
+            stencil_words._receive,
+            stencil_words._send,
+            stencil_words.send_first,
             stencil_norms.finish,
         ),
-        of_words=("send", "receive", "_wait_for_tiles", "wait_for_units"),
+        of_words=(
+            "send",
+            "receive",
+            "relax_at_sides",
+            "send_first",
+            "_wait_for_tiles",
+            "wait_for_units",
+        ),
+        problems=_ONE_STEP,
+    ),
+    "stencil: pushed": Group(
+        "stencil",
+        ("pushed",),
+        (stencil_pushed._send_first, stencil_pushed._step, stencil_pushed._finish),
+        of_words=("send_first", "relax_at_sides"),
         problems=_ONE_STEP,
     ),
     "stencil: copies": Group(
@@ -356,7 +374,7 @@ HARMLESS = (
     ),
     (
         "stencil: persistent",
-        "_area_at: two slots of Lamport words",
+        "area_at: two slots of Lamport words",
         "turns are those of other operations, between whose calls a test finds it",
     ),
     *(

@@ -38,7 +38,7 @@ from taxfree_kernels.hardware import KNOWN
 from taxfree_kernels.launch import Kernel
 from taxfree_kernels.matmul_all_reduce.problem import MatmulAllReduce
 from taxfree_kernels.matmul_reduce_scatter.problem import MatmulReduceScatter
-from taxfree_kernels.stencil import persistent
+from taxfree_kernels.stencil import words
 from taxfree_kernels.stencil.problem import Stencil
 from taxfree_kernels.variant import (
     Ready,
@@ -294,7 +294,7 @@ def _violations_between_sums(seeds: Sequence[int]) -> Iterator[str]:
 def test_a_stencil_borrows_words_of_the_turn_to_come():
     assert list(_violations_between_sums(range(6))) == []
     (two_slots,) = (
-        each for each in mutants([persistent._area_at]) if "turn" in ast.unparse(each.replacement)
+        each for each in mutants([words.area_at]) if "turn" in ast.unparse(each.replacement)
     )
     with two_slots.installed():
         assert next(_violations_between_sums(range(6)), "").startswith("payload lifetime")
