@@ -231,10 +231,11 @@ def first_specialized_configs(
         }  # fmt: skip
     elif rows <= 64:
         guess = skinny | {"num_stages": {16: 10, 32: 9}.get(rows, 7)}
-    elif rows == 128:
+    elif rows == 128 and not problem.is_fp8:  # whose sums and products do not fit registers so
         guess = skinny | {"BLOCK_K": 64, "num_stages": 9}
-    elif rows == 256:
-        guess = _SQUARE | {"SPLIT_K": 2, "GROUP_M": 2, "num_stages": 7}
+    elif rows <= 256:
+        stages = 6 if problem.is_fp8 else 7  # 16 KiB turn a product, whose rows have scales
+        guess = _SQUARE | {"SPLIT_K": 2, "GROUP_M": 2, "num_stages": stages}
     else:
         guess = (_SQUARE if rows == 512 else _WIDE) | {"SPLIT_K": 1, "GROUP_M": 4}
     guesses = for_fp8(problem, [sent | guess])

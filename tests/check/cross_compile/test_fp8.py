@@ -36,6 +36,7 @@ CASES = {
         *((GATHER, name, scales)
           for name in ("push_tma", "push_specialized")
           for scales in SCALES),
+        *((GATHER, "push_specialized", "channel", m) for m in (128, 256)),
     ],
     # elsewhere a gather waits for the scales of its blocks
     "mi300x": [*((SUM, "push_two_shot_lamport", scales) for scales in SCALES),
@@ -45,8 +46,9 @@ CASES = {
 CASES["mi350x"] = CASES["mi300x"]
 for device, cases in CASES.items():
     hardware = KNOWN[device]
-    for op, name, scales in cases:
+    for op, name, scales, *rows in cases:
         wire = {"m": 1024, "fp8_wire": True} if (op, name, scales) in SENT else {"m": 16}
+        wire |= {"m": m for m in rows}
         problem = problem_class(op)(
             n=8192, k=2048, dtype="bfloat16", world_size=2, x_dtype="fp8", scales=scales, **wire
         )
@@ -82,7 +84,7 @@ MATRIX = {
 @pytest.mark.parametrize("triton", TRITONS)
 def test_fp8_compiles_well_for_all_devices(triton: str) -> None:
     found = json.loads(run_python("-c", COMPILE, triton=triton))
-    assert len(found) == 43
+    assert len(found) == 45
     for device, case, violations, kinds in found:
         if triton in BEFORE_3_8 and device != "h200":
             continue  # refused there
