@@ -226,7 +226,7 @@ def _first_configs(problem: Stencil, units: int) -> list[dict[str, int]]:
 class Persistent(Variant):
     """All steps in one kernel."""
 
-    plan_class = PersistentPlan
+    plan_class: ClassVar[type[Plan]] = PersistentPlan
     co_resident = True
 
     def unsupported_reason(self, problem: Stencil, hardware: Hardware) -> str | None:
