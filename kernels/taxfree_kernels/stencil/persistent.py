@@ -22,7 +22,7 @@ EMPTY again. So this call takes no turn of Lamport words: the next one may have 
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 import triton
