@@ -158,6 +158,12 @@ class Pushed(Persistent):
     plan_class = PushedPlan
     co_resident = False
 
+    def unsupported_reason(self, problem: Stencil, hardware: Hardware) -> str | None:
+        if hardware.backend == "hip":
+            # who computes them behind a branch stores to peers lane by lane
+            return "AMD's compiler does not know addresses of peers to be the same in all lanes"
+        return super().unsupported_reason(problem, hardware)
+
     def space(self, problem: Stencil, hardware: Hardware) -> Space:
         space = step.tile_space(problem, hardware)
         return {**space, "REGISTERS": (40, 48, 64)} if hardware.backend == "cuda" else space
