@@ -11,6 +11,8 @@ from taxfree_kernels.stencil.launches import shared_sides
 from taxfree_kernels.stencil.operation import make_inputs, reference, relaxed
 from taxfree_kernels.stencil.problem import Stencil
 from taxfree_kernels.variant import variants
+from tests.kernels.contract import complaints
+from tests.kernels.tasks import Case
 from tests.taxfree.runtime_tasks import runtime_of
 
 HOST = torch.device("cpu")
@@ -113,3 +115,18 @@ def test_results_have_the_same_bits_however_the_domain_is_cut(ranks):
     rows, columns = ([torch.tensor(u) for u, _ in way] for way in (by_rows, by_columns))
     assert torch.equal(torch.cat(rows), torch.cat(columns, 1))
     assert len({tuple(norms) for way in (by_rows, by_columns) for _, norms in way}) == 1
+
+
+@pytest.mark.parametrize("variant", ["persistent", "pushed"])
+def test_tiles_at_sides_may_be_of_several_blocks_and_reach_beyond_the_part(ranks, variant):
+    """Of several rows, which thin blocks cut; the last of these have no points."""
+    plane = {"rows": 32, "columns": 7, "steps": 3}
+    volume = {"rows": 9, "columns": 6, "depth": 9, "steps": 3, "across": 2}
+    cases = [
+        Case(variant, fields, tile | {"BLOCK_0": 4, "BLOCKS": 2}, op="stencil")
+        for fields, tile in (
+            (plane, {"BLOCK_1": 16, "BLOCK_2": 1}),
+            (volume, {"BLOCK_1": 16, "BLOCK_2": 8}),
+        )
+    ]
+    assert complaints(ranks, 2, cases) == []

@@ -29,14 +29,14 @@ import triton
 import triton.language as tl
 
 from taxfree_kernels.device import packets, sync
-from taxfree_kernels.device.peers import LAMPORT_SLOT_BYTES, Group, Peers
+from taxfree_kernels.device.peers import Group, Peers
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.launch import Kernel, compile_options
 from taxfree_kernels.spaces import power_of_2
 from taxfree_kernels.stencil import step
 from taxfree_kernels.stencil.norms import finish
-from taxfree_kernels.stencil.problem import AREAS, ITEM_BYTES, Stencil
+from taxfree_kernels.stencil.problem import Stencil
 from taxfree_kernels.stencil.step import (
     sides_of,
     tile_at,
@@ -49,6 +49,7 @@ from taxfree_kernels.stencil.words import (
     relax_inside,
     send_first,
     targets_of,
+    too_large_reason,
 )
 from taxfree_kernels.variant import Config, Plan, Space, Variant, resized
 
@@ -230,9 +231,7 @@ class Persistent(Variant):
     co_resident = True
 
     def unsupported_reason(self, problem: Stencil, hardware: Hardware) -> str | None:
-        if AREAS * 2 * ITEM_BYTES * sum(problem.halo) > LAMPORT_SLOT_BYTES:
-            return "halos are larger than a slot of words"
-        return None
+        return too_large_reason(problem)
 
     def space(self, problem: Stencil, hardware: Hardware) -> Space:
         units = hardware.compute_units

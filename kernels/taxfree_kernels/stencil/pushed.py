@@ -20,7 +20,6 @@ from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.launch import Kernel, compile_options
 from taxfree_kernels.stencil import step
 from taxfree_kernels.stencil.norms import finish
-from taxfree_kernels.stencil.persistent import Persistent
 from taxfree_kernels.stencil.problem import Stencil
 from taxfree_kernels.stencil.step import (
     sides_of,
@@ -34,8 +33,9 @@ from taxfree_kernels.stencil.words import (
     relax_inside,
     send_first,
     targets_of,
+    too_large_reason,
 )
-from taxfree_kernels.variant import Config, Plan, Space, resized
+from taxfree_kernels.variant import Config, Plan, Space, Variant, resized
 
 
 @triton.jit(do_not_specialize=["rank", "rows"])
@@ -152,23 +152,33 @@ class PushedPlan(Plan):
         return out
 
 
-class Pushed(Persistent):
+class Pushed(Variant):
     """Steps as launches, whose kernels send halos."""
 
     plan_class = PushedPlan
-    co_resident = False
+
+    def unsupported_reason(self, problem: Stencil, hardware: Hardware) -> str | None:
+        if hardware.backend == "hip":
+            # who computes them behind a branch stores to peers lane by lane
+            return "AMD's compiler does not know addresses of peers to be the same in all lanes"
+        return too_large_reason(problem)
 
     def space(self, problem: Stencil, hardware: Hardware) -> Space:
         space = step.tile_space(problem, hardware)
-        return {**space, "REGISTERS": (40, 48, 64)} if hardware.backend == "cuda" else space
+        return {**space, "REGISTERS": (40, 48, 64, 96)} if hardware.backend == "cuda" else space
 
     def seed_configs(self, problem: Stencil, hardware: Hardware) -> list[dict[str, Any]]:
+        # faces on four sides take more
+        most = 96 if problem.down > 1 and problem.across > 1 else 64
         guesses = [
             config | {"REGISTERS": registers}
-            for registers in (64, 48)
+            for registers in (most, 48)
             for config in step.launched_configs(problem)
         ]
         return step.seeds_in(self.space(problem, hardware), guesses, problem, hardware)
+
+    def illegal_reason(self, problem: Stencil, hardware: Hardware, config: Config) -> str | None:
+        return step.tile_illegal_reason(problem, hardware, config)
 
 
 VARIANT = Pushed()

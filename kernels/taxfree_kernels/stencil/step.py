@@ -363,7 +363,7 @@ def tile_space(problem: Stencil, hardware: Hardware) -> Space:
         blocks = (sizes(rows, 1, 4), sizes(columns, 4, 16), sizes(depth, 1, 8, 16)[-2:])
         warps = (1,)
     elif depth == 1:
-        blocks = (sizes(rows, 1, 4, 8, 16, 32), sizes(columns, 64, 128, 256, 512, 1024), (1,))
+        blocks = ((1, *sizes(rows, 4, 8, 16, 32)), sizes(columns, 64, 128, 256, 512, 1024), (1,))
     else:
         blocks = (sizes(rows, 1, 2, 4), sizes(columns, 4, 8, 16, 32), sizes(depth, 32, 64, 128))
     names = ("BLOCK_0", "BLOCK_1", "BLOCK_2", "BLOCKS")

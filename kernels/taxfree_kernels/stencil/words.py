@@ -13,9 +13,9 @@ import triton
 import triton.language as tl
 
 from taxfree_kernels.device import packets
-from taxfree_kernels.device.peers import EMPTY, Peers, translate
+from taxfree_kernels.device.peers import EMPTY, LAMPORT_SLOT_BYTES, Peers, translate
 from taxfree_kernels.fabric.base import Fabric
-from taxfree_kernels.stencil.problem import AREAS, Stencil
+from taxfree_kernels.stencil.problem import AREAS, ITEM_BYTES, Stencil
 from taxfree_kernels.stencil.step import (
     ABOVE,
     AFTER,
@@ -52,6 +52,13 @@ def inbox_of(problem: Stencil, fabric: Fabric) -> Inbox:
         *fabric.pool.lamport_slots(AREAS * 2 * sum(problem.halo)),
         *fabric.pool.slots(max(problem.norms, 1) * problem.world_size, torch.float64),
     )
+
+
+def too_large_reason(problem: Stencil) -> str | None:
+    """Why a problem's halos fit no inbox, or None."""
+    if AREAS * 2 * ITEM_BYTES * sum(problem.halo) > LAMPORT_SLOT_BYTES:
+        return "halos are larger than a slot of words"
+    return None
 
 
 @triton.jit
