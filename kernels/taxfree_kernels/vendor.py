@@ -173,7 +173,7 @@ def scaled_mm(
             padded = _padded(a, rows), weight, bias, _padded(a_scale, rows), weight_scale
             scaled_mm(whole, *padded, scales, is_fast)
             return out.copy_(whole[: len(a)])
-        if len(weight_scale) % _ALIGNED and weight_scale.shape[1] > 1:
+        if len(weight_scale) % _ALIGNED:
             # and those of a weight's blocks alike; it also takes such of each column, side by side
             weight_scale = weight_scale.repeat_interleave(BLOCK, 1)[:, : weight.shape[1]]
             weight_scale = weight_scale.contiguous()

@@ -373,8 +373,8 @@ def test_the_kernel_quantises_as_the_reference_does(ranks):
     assert found == []
 
 
-@pytest.mark.parametrize(("m", "k"), [(1, 512), (6, 260), (8, 260)])
-def test_the_library_gets_scales_of_blocks_in_columns_of_16_bytes(monkeypatch, m, k):
+@pytest.mark.parametrize(("m", "n", "k"), [(1, 300, 512), (6, 300, 260), (8, 64, 200)])
+def test_the_library_gets_scales_of_blocks_in_columns_of_16_bytes(monkeypatch, m, n, k):
     def of_cublas(a, weight, a_scale, weight_scale, bias, out_dtype, use_fast_accum, out):
         assert len(a) % 4 == 0
         assert a_scale.stride() == (1, len(a))
@@ -384,7 +384,7 @@ def test_the_library_gets_scales_of_blocks_in_columns_of_16_bytes(monkeypatch, m
         return out.copy_(product(a, a_scale, weight, weight_scale) + bias)
 
     monkeypatch.setattr(torch, "_scaled_mm", of_cublas)
-    x, weight = operands("block", m, k=k)
+    x, weight = operands("block", m, n, k)
     (a, a_scale), (b, b_scale) = quantised(x, "block"), quantised_weight(weight, "block")
     bias, out = torch.randn(b.shape[1]), torch.empty(m, b.shape[1])
     scaled_mm(out, a, b, bias, a_scale, b_scale, "block", is_fast=False)

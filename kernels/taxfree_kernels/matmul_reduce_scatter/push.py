@@ -93,16 +93,16 @@ def send_to_owners(
     if is_whole:
         cols = shard_col + tl.arange(0, TILE.BLOCK_N)
         own_ptr = slot_ptr + peers.rank.to(tl.int64) * shard.stride_source
-        target_ptr = translate(own_ptr, peers, owner)
-        target_ptr += shard_row.to(tl.int64) * shard.stride_row
+        inbox_ptr = translate(own_ptr, peers, owner)
+        target_ptr = inbox_ptr + shard_row.to(tl.int64) * shard.stride_row
         mask = (rows < m)[:, None] & (cols < shard.stride_row)[None, :]
         target = target_ptr[:, None] + cols[None, :]
         WIRE: tl.constexpr = slot_ptr.dtype.element_ty
         if WIRE.primitive_bitwidth == 8:
             part, scale = rows_in_fp8(tl.where((cols < shard.columns)[None, :], acc, 0.0), WIRE)
-            scales_ptr = tl.cast(own_ptr + shard.scales, tl.pointer_type(tl.float32))
+            scales_ptr = tl.cast(inbox_ptr + shard.scales, tl.pointer_type(tl.float32))
             at_row = shard_row.to(tl.int64) * owner_tiles + shard_col // TILE.BLOCK_N
-            tl.store(translate(scales_ptr, peers, owner) + at_row, scale, mask=rows < m)
+            tl.store(scales_ptr + at_row, scale, mask=rows < m)
             tl.store(target, part, mask=mask)
         else:
             tl.store(target, acc.to(WIRE), mask=mask)
