@@ -24,11 +24,13 @@ SEEDS = _LENGTHS = 3
 
 #: What the inner dimension grows by, seed by seed: a loop over it has one step, then enough for
 #: what the compiler peels off it. Senders of the gather need more to use all lanes. Room in a bag
-#: is a constant of kernels: each length would be another kernel.
-_LONGER = {"all_gather_matmul": (0, 64, 576), "embedding_all_to_all": (0, 0, 0)}
+#: is a constant of kernels: each length would be another kernel. Steps are a stencil's.
+_LONGER = {
+    "all_gather_matmul": (0, 64, 576), "embedding_all_to_all": (0, 0, 0), "stencil": (0, 4, 16)
+}  # fmt: skip
 _BY_DEFAULT = (0, 64, 192)
 _OF_FP8 = (0, 128, 512)  # a step of it is twice as long
-_WIDER = 192  # a window
+_WIDER, _HIGHER = 192, 6  # a window, a stencil
 #: operation -> small problems in fp8, on two ranks: of tokens and channels, of blocks, ...
 _IN_FP8: dict[str, tuple[dict[str, Any], ...]] = {
     "all_gather_matmul": (
@@ -42,7 +44,7 @@ _IN_FP8: dict[str, tuple[dict[str, Any], ...]] = {
     "matmul_reduce_scatter": ({"m": 5, "n": 136, "k": 72, "scales": "block"},),
 }
 _KEYS_IN_FP8 = {"attention": "tensor", "flash_decode": "head"}
-_INNER = ("k", "kv_len_per_rank", "length", "bag", "columns")
+_INNER = ("k", "kv_len_per_rank", "length", "bag", "steps")
 
 
 @dataclass(frozen=True)
@@ -52,7 +54,7 @@ class ExecutedCheck:
     Args:
         op, variant, problem, config: what ran.
         architecture: it was compiled for.
-        runs: one for each seed, then one with a silent rank.
+        runs: one for each seed, then two with a silent rank.
         hits: which instructions of its kernels were executed.
     """
 
@@ -69,7 +71,7 @@ class ExecutedCheck:
         return [run for run in self.runs if run.verdict != "right"]
 
     def replay(self, shown: ExecutedCall) -> str:
-        """The command that repeats one of the runs, and the one with a silent rank."""
+        """The command that repeats one of the runs, and those with a silent rank."""
         return (
             f"taxfree check --executed {selection(self.op, self.variant, self.problem)} "
             f"--arch {self.architecture} --first-seed {shown.seed} --seeds 1"
@@ -114,11 +116,14 @@ def check(
 
 
 def tiny_problems(op: str, world_size: int) -> list[Problem]:
-    """Problems to execute by default: a window shows some blocks of keys, so that a loop runs."""
-    tiny = [
-        _grown(problem, "window", _WIDER) if getattr(problem, "window", 0) else problem
-        for problem in operation_shapes(op).tiny(world_size)
-    ]
+    """Problems to execute by default: a window shows some blocks of keys, so that a loop runs.
+
+    A rank has several tiles of a stencil, which wait for one another.
+    """
+    tiny = list(operation_shapes(op).tiny(world_size))
+    tiny = [_grown(each, "window", _WIDER) if getattr(each, "window", 0) else each for each in tiny]
+    if op == "stencil":
+        tiny = [_grown(each, "rows", _HIGHER) for each in tiny]
     if op in _KEYS_IN_FP8:
         return [*tiny, replace(tiny[0], kv_scales=_KEYS_IN_FP8[op])]
     made, common = problem_class(op), {"dtype": "bfloat16", "x_dtype": "fp8"}
@@ -145,7 +150,8 @@ def check_config(
 
     Args:
         problem: its inner dimension grows with the seed, modulo 3.
-        seeds: one run each; the first one also draws the run in which the last rank is silent.
+        seeds: one run each; the first one also draws those in which the first or last rank is
+            silent.
 
     Returns:
         What the runs showed. It has none if the library serves the problem.
@@ -168,7 +174,8 @@ def check_config(
             return ExecutedCheck(op, variant, problem, config, architecture, [], [])
         runs.append(shown)
     by_all = _hits(programs)
-    runs.append(tried(problem, seeds[0], silent=problem.world_size - 1))
+    for rank in (0, problem.world_size - 1):  # a neighbour at one side, and at the other
+        runs.append(tried(problem, seeds[0], silent=rank))
     hits = [
         Hits(key, programs[key].listing, by_all.get(key, frozenset()), every)
         for key, every in _hits(programs).items()
