@@ -221,7 +221,13 @@ def _first_configs(problem: Stencil, units: int) -> list[dict[str, int]]:
             }
             | {"PROGRAMS": programs * units}
         )
-    return configs[::-1] if 2048 < share <= 8192 else configs
+    if 2048 < share <= 8192:
+        configs.reverse()
+    if problem.across == 1:  # as fast or faster where blocks are rows
+        block = (1, 512, 1) if problem.depth == 1 else (1, 4, 128)
+        tiles = {"BLOCKS": min(16, power_of_2(-(-share // 4 // 512), 1)), "num_warps": 4}
+        configs.insert(1, dict(zip(names, block, strict=True)) | tiles | {"PROGRAMS": 4 * units})
+    return configs
 
 
 class Persistent(Variant):
