@@ -116,7 +116,8 @@ def _persistent(
                     norm = step_number // norm_every - 1
                     place_of_tile = scratch.squares_ptr + norm * tiles + tile
                     tl.store(place_of_tile + tl.arange(0, 1), squares)
-            sync.count_units(counters_ptr + tile, 1, GROUP)
+            # Who gave up may be ahead of the program that had this tile in the last step.
+            sync.count_units(counters_ptr + tile, is_right.to(tl.int32), GROUP)
         source_ptr = target_ptr
     if sync.arrive(scratch.counters_ptr, programs, GROUP):
         lanes = tl.arange(0, _CLEARED)
