@@ -80,6 +80,13 @@ def test_variants_that_the_oldest_triton_compiles_are_right_but_for_its_write_ba
         require_right(checked)
 
 
+@needs_3_8
+def test_a_stencil_that_gives_up_is_right_where_some_programs_are_far_ahead():
+    """Tiles have other programs in the next step."""
+    out = run_python("-m", "tests.check.executed.ahead")
+    assert json.loads(out) == {"silent 0": [], "silent 1": []}
+
+
 @needs_before_3_8
 def test_polls_of_buffers_that_the_oldest_triton_compiles_without_their_acquire_are_found():
     ((checked,), _) = executed(cases(*POLLS_OF_BUFFERS, 2, (0, 1))[:1], "gfx942", triton=OLDEST)
