@@ -30,7 +30,7 @@ _LONGER = {
 }  # fmt: skip
 _BY_DEFAULT = (0, 64, 192)
 _OF_FP8 = (0, 128, 512)  # a step of it is twice as long
-_WIDER, _HIGHER = 192, 6  # a window, a stencil
+_WIDER, _HIGHER = 192, 12  # a window, a stencil
 #: operation -> small problems in fp8, on two ranks: of tokens and channels, of blocks, ...
 _IN_FP8: dict[str, tuple[dict[str, Any], ...]] = {
     "all_gather_matmul": (
@@ -118,7 +118,7 @@ def check(
 def tiny_problems(op: str, world_size: int) -> list[Problem]:
     """Problems to execute by default: a window shows some blocks of keys, so that a loop runs.
 
-    A rank has several tiles of a stencil, which wait for one another.
+    A rank has three tiles of a stencil, one of them at no side.
     """
     tiny = list(operation_shapes(op).tiny(world_size))
     tiny = [_grown(each, "window", _WIDER) if getattr(each, "window", 0) else each for each in tiny]
