@@ -115,7 +115,7 @@ class PushedPlan(Plan):
         constants["BOX"] = box
         self._send_first = Kernel(_send_first, 0, constants, options)
         if "REGISTERS" in config:
-            options["maxnreg"] = config["REGISTERS"]
+            options = options | {"maxnreg": config["REGISTERS"]}
         constants |= {"THIN": step.thin(box, fabric.hardware, config), **norms}
         self._step = Kernel(_step, 0, constants, options)
         self._sized = fabric.workspace.by_size(self._of_size)

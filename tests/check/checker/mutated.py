@@ -299,7 +299,7 @@ GROUPS = {
     ),
     "stencil: pushed": Group(
         "stencil",
-        ("pushed",),
+        ("pushed", MIXED),
         (stencil_pushed._send_first, stencil_pushed._step, stencil_pushed._finish),
         of_words=("send_first", "relax_at_sides"),
         problems=_ONE_STEP,
