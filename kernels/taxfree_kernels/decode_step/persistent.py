@@ -6,9 +6,12 @@ shared memory, in the order of the phases, and waits for nothing but room in the
 multiply, as activations allow.
 
 Phases of a layer: products of q, k and v; attention, with the norms and the rotary embedding of q
-and k; o; gate and up; down. RMSNorm: each program has the whole residual in registers. It adds the
-sums of o or down (see ``sums``), multiplies by the weight of the norm, and the products by the
-reciprocal of the root of the mean square.
+and k; o; gate and up; down. RMSNorm: each program has the whole residual. It adds the sums of o or
+down (see ``sums``), multiplies by the weight of the norm, and the products by the reciprocal of the
+root of the mean square.
+
+Slabs of rows and blocks of sums are loops: all code runs once a layer, and what does not stay in the
+instruction caches is read again while everybody waits (docs/lab/decode_step.md).
 
 Programs hand other activations on by counting done units in one word, which all wait for. A program
 also counts itself in each such phase: so no buffer is written again that another program still
