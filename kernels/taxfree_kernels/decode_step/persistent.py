@@ -10,7 +10,7 @@ and k; o; gate and up; down. RMSNorm: each program has the whole residual. It ad
 down (see ``sums``), multiplies by the weight of the norm, and the products by the reciprocal of the
 root of the mean square.
 
-Slabs of rows and blocks of sums are loops: all code runs once a layer, and what does not stay in the
+Slabs of rows and blocks of sums are loops: all code runs once a layer, and what does not stay in
 instruction caches is read again while everybody waits (docs/lab/decode_step.md).
 
 Programs hand other activations on by counting done units in one word, which all wait for. A program
