@@ -54,13 +54,14 @@ def _first_edges(u_ptr, edges_ptr, rank, rows, BOX: tl.constexpr):
 @triton.jit(do_not_specialize=["norm", "tiles", "first", "rank", "rows"])
 def _step(
     source_ptr, target_ptr, halo_ptr, edges_ptr, squares_ptr, norm,  # of a step
-    tiles, first, control_ptr, heap_bases, rank, rows,  # of the size and the fabric
+    tiles, first, pool, rank, rows,  # of the size and the fabric
     GROUP: tl.constexpr, BOX: tl.constexpr, HAS_NORM: tl.constexpr, BESIDE: tl.constexpr,
     AWAITS: tl.constexpr,
 ):  # fmt: skip
     """A step of the tiles from place `first` on, a program for each.
 
     Args:
+        pool: pointers to its control words and to the bases of heaps.
         BESIDE: the tiles are at shared sides.
         AWAITS: wait for the neighbours' signals, and leave the generation.
     """
@@ -68,7 +69,7 @@ def _step(
     tile = tile_at(first + program, False, rows, BOX)
     arrived = program >= 0
     if AWAITS:
-        peers = Peers(control_ptr, heap_bases, rank, sync.running_generation(control_ptr))
+        peers = Peers(pool[0], pool[1], rank, sync.running_generation(pool[0]))
         for SIDE in tl.static_range(SIDES):
             other = rank_at(rank, SIDE, BOX)
             if other >= 0:
@@ -95,7 +96,7 @@ def _step(
     if HAS_NORM:
         tl.store(squares_ptr + norm * tiles + tile + tl.arange(0, 1), squares)
     if AWAITS:
-        sync.leave(control_ptr)
+        sync.leave(pool[0])
 
 
 @triton.jit
@@ -222,7 +223,7 @@ class LaunchesPlan(Plan):
         """Of so many rows of the whole domain."""
         problem, fabric = resized(self._problem, rows=rows), self._fabric
         shared, tiles = step.counts(problem, self._box)
-        ends = (fabric.pool.control, fabric.heap_bases, fabric.rank, problem.own_rows)
+        ends = ((fabric.pool.control, fabric.heap_bases), fabric.rank, problem.own_rows)
 
         def resize(kernels: dict[bool, Kernel], first: int, count: int) -> dict[bool, Kernel]:
             last = (tiles, first, *ends)
@@ -232,7 +233,7 @@ class LaunchesPlan(Plan):
             problem.elements,
             shared_sides(problem, fabric.rank),
             tiles,
-            self._first_edges.resized(shared, ends[2:]),
+            self._first_edges.resized(shared, ends[1:]),
             resize(self._sides, 0, shared),
             resize(self._inner, shared, tiles - shared),
             *self._scratch(),
