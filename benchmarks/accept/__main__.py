@@ -352,7 +352,7 @@ def main() -> int:
     kept = _passed(path, sources) if options.long else {}
     created = datetime.now(UTC).isoformat(timespec="seconds")
     record: dict[str, Any] = {"schema": 1, "created": created, "gpu": gpu, "ranks": options.gpus}
-    record |= {"sources": sources, "steps": []}
+    record["sources"] = sources
     failed = False
     with tempfile.TemporaryDirectory() as folder:
         chosen = [

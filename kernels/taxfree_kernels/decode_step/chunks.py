@@ -194,10 +194,9 @@ def rolled(end):
 @gluon.jit
 def part_of_slabs(part, K: gl.constexpr, MODEL: gl.constexpr, WORK: gl.constexpr):
     """The first slab of a part of down's rows, and the one behind its last."""
-    SLABS: gl.constexpr = slabs_in(K, MODEL.BATCH)
-    MOST: gl.constexpr = (SLABS + WORK.DOWN_PARTS - 1) // WORK.DOWN_PARTS
+    MOST: gl.constexpr = first_slab(K, 1, WORK.DOWN_PARTS, MODEL.BATCH)
     first = part * MOST
-    return first, gl.minimum(first + MOST, SLABS)
+    return first, gl.minimum(first + MOST, slabs_in(K, MODEL.BATCH))
 
 
 # ---- the loader -----------------------------------------------------------------------------

@@ -22,7 +22,7 @@ EMPTY again. So this call takes no turn of Lamport words: the next one may have 
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -37,11 +37,7 @@ from taxfree_kernels.spaces import power_of_2
 from taxfree_kernels.stencil import step
 from taxfree_kernels.stencil.norms import finish
 from taxfree_kernels.stencil.problem import Stencil
-from taxfree_kernels.stencil.step import (
-    sides_of,
-    tile_at,
-    tiles_of,
-)
+from taxfree_kernels.stencil.step import sides_of, tile_at, tiles_of
 from taxfree_kernels.stencil.words import (
     area_at,
     inbox_of,
@@ -234,7 +230,7 @@ def _first_configs(problem: Stencil, units: int) -> list[dict[str, int]]:
 class Persistent(Variant):
     """All steps in one kernel."""
 
-    plan_class: ClassVar[type[Plan]] = PersistentPlan
+    plan_class = PersistentPlan
     co_resident = True
 
     def unsupported_reason(self, problem: Stencil, hardware: Hardware) -> str | None:

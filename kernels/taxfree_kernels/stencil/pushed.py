@@ -21,11 +21,7 @@ from taxfree_kernels.launch import Kernel, compile_options
 from taxfree_kernels.stencil import step
 from taxfree_kernels.stencil.norms import finish
 from taxfree_kernels.stencil.problem import Stencil
-from taxfree_kernels.stencil.step import (
-    sides_of,
-    tile_at,
-    tiles_of,
-)
+from taxfree_kernels.stencil.step import sides_of, tile_at, tiles_of
 from taxfree_kernels.stencil.words import (
     area_at,
     inbox_of,
