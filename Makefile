@@ -10,6 +10,9 @@ GPUS ?=
 CALLS ?= 1000000
 BASE ?= main
 
+# Tests start hundreds of processes, of which each would compile the sources anew.
+export PYTHONDONTWRITEBYTECODE :=
+
 # The date whose part of long lists `make test` takes.
 ifndef SAMPLE
 SAMPLE := $(shell date -u +%F)

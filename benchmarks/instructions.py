@@ -44,7 +44,7 @@ OLDEST_TRITON = ROOT / ".tritons" / "3.6.0"
 _TARGETS = {"h200": 3, "mi300x": 1}  # target -> problems of a variant that are compiled for it
 _TIMEOUT_S = 600.0
 
-Digest = dict[str, str]  # "ttir" and "assembly", or "error" and why
+Digest = dict[str, str]  # "ttir" and "assembly"; of what did not compile "error" and why
 Pools = Mapping[str, CompilePool]  # by version of Triton
 
 
@@ -179,8 +179,6 @@ def _answers(
 
 
 def _same(was: Digest, now: Digest) -> bool:
-    if "error" in was and "error" in now:
-        return True
     return any(was.get(form) == digest for form, digest in now.items())
 
 
@@ -198,6 +196,16 @@ def silent_changes(before: Digests, now: Digests) -> list[str]:
         f"state why its times stay good (--write, --because)\n" + "\n".join(lines)
         for kernel, lines in changed.items()
         if not _is_explained(before.statements.get(kernel), *now.statements[kernel])
+    ]
+
+
+def failures(now: Digests) -> list[str]:
+    """What did not compile, perhaps in time: it has no digests that could be written."""
+    return [
+        f"{case} does not compile under Triton {triton}: {digest['error']}"
+        for case, digests in now.cases.items()
+        for triton, digest in digests.items()
+        if "error" in digest
     ]
 
 
@@ -247,7 +255,7 @@ def main() -> int:
         }
         now = today(before, dict(options.because))
         now.cases = compiled(now.cases, pools)
-    told = silent_changes(before, now)
+    told = failures(now) + silent_changes(before, now)
     if options.write:
         if not told:
             files.write(path, now.text())

