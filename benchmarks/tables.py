@@ -141,10 +141,8 @@ def update(text: str, root: Path) -> str:
     return with_blocks(
         text,
         {
-            "results": lambda block: _titled(rows(block), where(block), _table, CAPTION),
-            "evolution": lambda block: _titled(
-                rows(block), where(block), _evolution_table, EVOLUTION_CAPTION
-            ),
+            "results": lambda block: tables(rows(block), where(block)),
+            "evolution": lambda block: evolution(rows(block), where(block)),
             "summary": lambda block: summary(root, block["file"]),
             "highlights": lambda block: highlights(root, block["file"]),
             "model": lambda block: models(
@@ -160,6 +158,16 @@ def update(text: str, root: Path) -> str:
             ),
         },
     )
+
+
+def tables(rows: Iterable[Row], where: Mapping[str, str]) -> str:
+    """The tables of the rows whose problems have these fields, in Markdown."""
+    return _titled(rows, where, _table, CAPTION)
+
+
+def evolution(rows: Iterable[Row], where: Mapping[str, str]) -> str:
+    """The effect of each step, for the rows whose problems have these fields, in Markdown."""
+    return _titled(rows, where, _evolution_table, EVOLUTION_CAPTION)
 
 
 def summary(root: Path, machine: str) -> str:
@@ -356,10 +364,7 @@ def _titled(
     table_of: Callable[[Sequence[Sequence[Row]]], str],
     caption: str,
 ) -> str:
-    """Tables of the rows whose problems have these fields, in Markdown.
-
-    There is one for problems that differ in one field only, below a title of the other fields.
-    """
+    """A table for problems that differ in one field only, below a title of the other fields."""
     chosen = [row for row in rows if all(str(row.problem[f]) == v for f, v in where.items())]
     by_title: dict[str, list[list[Row]]] = {}
     for group in by_problem(chosen):

@@ -176,7 +176,7 @@ MODELS = [
     Row("a model's config is not there", "shapes --model none.json", USAGE,
         "model config 'none.json' cannot be read", "check the path"),
     Row("a model's config has no end", "shapes --model /dev/zero", USAGE,
-        "has more than 16777216 characters", "check the path"),
+        "model config '/dev/zero' cannot be read: File too large", "check the path"),
     Row("a model that is not known", "shapes --model llama-3.1-71b", USAGE,
         "model 'llama-3.1-71b' is neither a file nor a known model", "did you mean"),
     Row("an operation that serves no layer", "shapes --model deepseek-v3 --op flash_decode", USAGE,

@@ -494,7 +494,7 @@ class TestSaved:
             (("--from", FILE, "--fabric", "host"), 2, "--from takes only"),
             (("--from", "none.json"), 2, "none.json cannot be read: No such file"),
             (("--from", RESULTS / "attention"), 2, "cannot be read"),
-            (("--from", Path(__file__)), 2, "is no saved explanation"),
+            (("--from", Path(__file__)), 2, "cannot be read as JSON"),
         ],
     )
     def test_what_it_cannot_show_is_refused(self, cli, options, code, error):
