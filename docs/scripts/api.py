@@ -39,7 +39,7 @@ _LINE = 100
 
 def document() -> str:
     """The page, as it should be."""
-    names = [name for name in taxfree.__all__ if name != "__version__"]
+    names = sorted(name for name in taxfree.__all__ if name != "__version__")
     parts, left = [_HEAD], {name: getattr(taxfree, name) for name in names}
     for title, belongs in _GROUPS.items():
         chosen = {name: named for name, named in left.items() if belongs(named)}
