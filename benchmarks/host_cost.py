@@ -112,8 +112,8 @@ def _cost(fabric: Fabric, runtime: Runtime, problem: Any) -> LibraryCost:
     running = entry.eager or entry.plan
     with mock.patch.object(running, "run", lambda *tensors: tensors[-1]):
         timed = [lambda: running(*inputs, out), dispatch, method, allocate]
-        nothing, given, called, allocation = _fastest(fabric, timed, _CALLS, _SAMPLES)
-    added = given - nothing, called - nothing - allocation
+        nothing, dispatched, called, allocation = _fastest(fabric, timed, _CALLS, _SAMPLES)
+    added = dispatched - nothing, called - nothing - allocation
     return LibraryCost(op_of(problem), str(problem), choice.variant, *whole, *added)
 
 

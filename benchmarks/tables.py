@@ -263,7 +263,7 @@ def scaled(rows: Sequence[Row], machine: str) -> str:
         if ours and library:
             speedup = library.median_us / ours.median_us
             lines.setdefault(name, {})[_size(group)] = f"{ours.median_us:.1f} ({speedup:.2f})"
-    cells = [[name, *(found.get(m, "") for m in sizes)] for name, found in lines.items()]
+    cells = [[name, *(by_size.get(m, "") for m in sizes)] for name, by_size in lines.items()]
     header = ["", *(f"m={m}" for m in sizes)]
     return f"{table(header, cells, text=[0])}\n{FP8_CAPTION}{_age(rows)}\n"
 
@@ -275,8 +275,8 @@ def models(documents: Sequence[Mapping[str, Any]], wanted: Sequence[str]) -> str
         documents: of ``taxfree bench --model --out``, all on as many GPUs of one kind.
         wanted: these modes.
     """
-    found = [row for document in documents for row in document["rows"] if row["mode"] in wanted]
-    rows = sorted(found, key=_of_phase)
+    every = (row for document in documents for row in document["rows"])
+    rows = sorted((row for row in every if row["mode"] in wanted), key=_of_phase)
     modes = sorted(
         {(row["path"], row["mode"]) for row in rows},
         key=lambda mode: (mode[0] != "torch", wanted.index(mode[1])),

@@ -54,7 +54,7 @@ def _obstacle(path: Path) -> int | None:
         if not folder.is_dir():
             return errno.ENOTDIR
         touched = [folder, file]
-    is_allowed = all(os.access(place, os.W_OK) for place in touched if place.exists())
+    is_allowed = all(os.access(entry, os.W_OK) for entry in touched if entry.exists())
     return None if is_allowed else errno.EACCES
 
 

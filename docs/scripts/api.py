@@ -59,11 +59,11 @@ def _class(name: str, cls: type[Any]) -> Iterator[str]:
         yield _code(_signature(f"taxfree.{name}", cls))
     derived = f"Of `{cls.__bases__[0].__name__}`. " if issubclass(cls, Exception) else ""
     yield derived + _markdown(cls)
-    for member, found in _members(cls):
-        if isinstance(found, property | cached_property):
-            yield f"#### `{name}.{member}`\n\n{_markdown(found)}"
+    for member, named in _members(cls):
+        if isinstance(named, property | cached_property):
+            yield f"#### `{name}.{member}`\n\n{_markdown(named)}"
         else:
-            yield from _function(f"{name}.{member}", found, level=4)
+            yield from _function(f"{name}.{member}", named, level=4)
 
 
 def _members(cls: type[Any]) -> Iterator[tuple[str, Any]]:
