@@ -34,7 +34,7 @@ _GROUPS = {
 _SECTION = re.compile(r"^(Args|Returns|Raises):$", re.MULTILINE)
 _ENTRY = re.compile(r"^([\w, ]+): ", re.MULTILINE)
 _ROLE = re.compile(r":(?:class|func|meth|mod):`~?([^`]+)`")
-_LINE = 100
+_LINE, _HEADING = 100, 64
 
 
 def document() -> str:
@@ -86,9 +86,12 @@ def _members(cls: type[Any]) -> Iterator[tuple[str, Any]]:
 
 
 def _function(name: str, function: Any, level: int = 3) -> Iterator[str]:
-    called = name.split(".")[-1] if "." in name else f"taxfree.{name}"
-    yield f"{'#' * level} `{name}`\n"
-    yield _code(_signature(called, function))
+    whole, called = (name, name.split(".")[-1]) if "." in name else (f"taxfree.{name}",) * 2
+    heading = _signature(whole, function)
+    is_short = len(heading) <= _HEADING
+    yield f"{'#' * level} `{heading if is_short else name}`\n"
+    if not is_short:
+        yield _code(_signature(called, function))
     yield _markdown(function)
 
 
