@@ -1,58 +1,36 @@
-"""Measures the host time of a call.
+"""Measures the host time of eager calls of the library's paths, and what dispatch adds.
 
-    python -m benchmarks.host_cost            # of our variants, up to the launch, without a GPU
-    python -m benchmarks.host_cost --gpus 2   # of the library's paths, and what dispatch adds
+    python -m benchmarks.host_cost --gpus 2
 
-Without a GPU, a record makes every fused variant the winner of a problem on eight H200s, at its
-default config. The runtime calls it with tensors that have no memory. Its kernels are compiled, but
-a no-op replaces Triton's launcher. The remaining time is the Python time of an eager call in the
-runtime, the plan and Triton: of one size again and again, and of the first and second calls of many
-prepared sizes.
-
-With ranks, nothing is on record. Eager calls of the library's plans are timed with and without the
-runtime. What the runtime adds is also timed alone: plans do nothing then.
+Nothing is on record. Calls of the library's plans are timed with and without the runtime. What the
+runtime adds is also timed alone: plans do nothing then.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
-import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, replace
+from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
 import torch
-import triton
 
-from benchmarks import host_cost_ranks
-from benchmarks.commands import call_of, exit_code, keep, parser, positive, record_of
-from taxfree import fingerprints
-from taxfree._runtime.plans import rows_of
+from benchmarks.commands import exit_code, keep, parser, positive
+from taxfree._runtime.collectives import vote
+from taxfree._runtime.ready import ready_plans
 from taxfree._runtime.runtime import Runtime
-from taxfree_check.cross_compile.compile import AbsentDevice, target_of
-from taxfree_check.cross_compile.record import GhostFabric
-from taxfree_kernels.fabric.heap import arena_bytes
-from taxfree_kernels.hardware import KNOWN
-from taxfree_kernels.meta import meta_tensors
-from taxfree_kernels.variant import op_of, problem_class, resized, variants
+from taxfree_kernels.fabric.base import Fabric
+from taxfree_kernels.variant import Ready, op_of, operation, problem_class, variants
 from taxfree_tune import devices
 from taxfree_tune.measuring.groups import deadline_s, group_for
 
-H200 = KNOWN["h200"]
-PROBLEMS: dict[str, dict[str, Any]] = {
-    "all_gather_matmul": {"m": 64, "n": 3584, "k": 8192, "gather_dim": 1},
-    "matmul_all_reduce": {"m": 64, "n": 8192, "k": 3584},
-    "matmul_reduce_scatter": {"m": 64, "n": 8192, "k": 3584},
-    "flash_decode": {
-        "batch": 16, "q_heads": 96, "kv_heads": 12, "head_dim": 128, "kv_len_per_rank": 8192,
-    },
-}  # fmt: skip
-#: of the library's paths; small, so that a host cannot wait for its device
+#: small, so that a host cannot wait for its device
 LIBRARY: list[tuple[str, dict[str, Any]]] = [
     ("all_gather_matmul", {"m": 16, "n": 256, "k": 512, "gather_dim": 0}),
     ("all_gather_matmul", {"m": 16, "n": 256, "k": 512, "gather_dim": 1, "bias": True}),
@@ -65,95 +43,131 @@ LIBRARY: list[tuple[str, dict[str, Any]]] = [
     ("attention", {"batch": 1, "length": 64, "q_heads": 8, "kv_heads": 1, "head_dim": 128}),
 ]  # fmt: skip
 FOLDER = Path(__file__).parent / "results" / "host_cost"
-_WORLD = 8
-_SAMPLES, _CALLS = 9, 2000
+_CALLS, _SAMPLES = 20, 40  # so many calls in a row fit the device's queue
+_INTERPRETED = 2, 3  # of calls that take milliseconds
 
 
-class _Rank(GhostFabric):
-    """One rank of a group whose peers agree to everything."""
+@dataclass(frozen=True)
+class LibraryCost:
+    """Host time of eager calls of one problem, in microseconds; the slowest rank's.
 
-    has_graphs = False
-    group = SimpleNamespace(group_name="ghost")  # type: ignore[assignment]
+    Args:
+        problem: as text.
+        library: the variant.
+        library_us: of its plan.
+        dispatched_us: of the runtime, which runs the same for a given problem.
+        given_us, method_us: what the runtime adds to a plan: of a given problem, and of a call of
+            its method; the latter without the allocation of what it returns.
+    """
 
-
-class _Utils:
-    def load_binary(self, *given: Any) -> tuple[int, int, int, int, int]:
-        return 0, 0, 32, 0, 1024
-
-    def get_device_properties(self, device: Any) -> dict[str, int]:
-        return {"max_shared_mem": 1 << 18}
-
-
-class _IdleDevice(AbsentDevice):
-    """Launches by doing nothing."""
-
-    utils = _Utils()
-
-    def launcher_cls(self, source: Any, metadata: Any) -> Any:
-        return lambda *given: None
+    op: str
+    problem: str
+    library: str
+    library_us: float
+    dispatched_us: float
+    given_us: float
+    method_us: float
 
 
-def microseconds(call: Callable[[], object]) -> float:
-    """Time per call, the minimum over samples of many calls: other load can only add to it."""
-    samples = []
-    for _ in range(_SAMPLES):
-        begin = time.perf_counter()
-        for _ in range(_CALLS):
-            call()
-        samples.append((time.perf_counter() - begin) / _CALLS * 1e6)
-    return min(samples)
+@torch.no_grad()
+def time_library(fabric: Fabric, problems: Sequence[Any]) -> list[LibraryCost]:
+    """Time the library's path of problems; collective.
+
+    All are timed twice, and the shorter times hold: a busy host can be slow for all that a problem
+    is timed in one go.
+    """
+    runtime = Runtime.on_fabric(fabric, [])
+    runtime.prepare(problems)
+    rounds = [[_cost(fabric, runtime, problem) for problem in problems] for _ in range(2)]
+    return [replace(one, **_least(one, other)) for one, other in zip(*rounds, strict=True)]
 
 
-def runtime_for(problem: Any, variant: str) -> Runtime:
-    """A runtime that runs a variant, prepared for the sizes that its record serves."""
-    rank = _Rank(_WORLD, H200, arena_bytes(problem.slot_bytes))
-    runtime = Runtime.on_fabric(rank, [record_of(problem, variant, H200, "graph")])
-    with mock.patch("taxfree._runtime.collectives.vote", lambda group, value: [value] * _WORLD):
-        runtime.prepare([problem.for_rows(rows_of(problem) // 2 + 1, rows_of(problem))])
-    return runtime
+def _least(*costs: LibraryCost) -> dict[str, float]:
+    names = [field.name for field in fields(LibraryCost) if field.name.endswith("_us")]
+    return {name: min(getattr(cost, name) for cost in costs) for name in names}
 
 
-def _call(runtime: Runtime, problem: Any) -> Callable[[], Any]:
-    return call_of(runtime, problem, meta_tensors(problem)[:-1])
+def _cost(fabric: Fabric, runtime: Runtime, problem: Any) -> LibraryCost:
+    op = operation(op_of(problem))
+    inputs = op.make_inputs(problem, fabric.rank, 1, fabric.device)
+    out = op.empty_output(problem, fabric.device)
+    choice = runtime.choice(problem).of("eager")
+    variant = variants(op_of(problem))[choice.variant]
+    (plan,) = ready_plans(fabric, [partial(variant.plan, problem, fabric, choice.config)])
+    assert isinstance(plan, Ready), plan
+    shape = tuple(out.shape)
+
+    def dispatch() -> None:
+        runtime.call(problem, inputs, out)
+
+    def allocate() -> Any:
+        made = inputs[0].new_empty(shape)
+        return made.unbind() if getattr(problem, "rms_norm", False) else made
+
+    calls, samples = (_CALLS, _SAMPLES) if fabric.has_graphs else _INTERPRETED
+    whole = _fastest(fabric, [lambda: plan(*inputs, out), dispatch], calls, samples)
+    entry = runtime._plans.find(problem)
+    assert entry is not None
+    method = _call_of(runtime, problem, inputs)
+    running = entry.eager or entry.plan
+    with mock.patch.object(running, "run", lambda *tensors: tensors[-1]):
+        timed = [lambda: running(*inputs, out), dispatch, method, allocate]
+        nothing, dispatched, called, allocation = _fastest(fabric, timed, _CALLS, _SAMPLES)
+    added = dispatched - nothing, called - nothing - allocation
+    return LibraryCost(op_of(problem), str(problem), choice.variant, *whole, *added)
 
 
-def first_and_second_calls(problem: Any, variant: str) -> tuple[float, float]:
-    """Median microseconds of the first and of the second call of each size that is served."""
-    runtime, name = runtime_for(problem, variant), fingerprints.rows_field(op_of(problem))
-    _call(runtime, problem)()  # compiles, as preparing does on a device
-    sizes = range(rows_of(problem) // 2 + 1, rows_of(problem))
-    problems = [resized(problem, **{name: size}) for size in sizes]
-    calls = [
-        _call(runtime, problem)
-        for problem in problems
-        if runtime.choice(problem).variant == variant  # which may not serve all sizes
-    ]
-    first, second = (statistics.median(map(_timed, calls)) for _ in range(2))
-    return first, second
+def _fastest(
+    fabric: Fabric, functions: Sequence[Callable[[], Any]], calls: int, samples: int
+) -> list[float]:
+    """Microseconds per call until the host is free again: the least of the samples.
+
+    Other load can only add to it.
+    """
+    times: list[list[float]] = [[] for _ in functions]
+    for turn in range(samples + 1):
+        for function, samples_us in zip(functions, times, strict=True):
+            fabric.barrier()
+            begin = time.perf_counter()
+            for _ in range(calls):
+                function()
+            if turn:  # the first time, all is cold
+                samples_us.append((time.perf_counter() - begin) / calls * 1e6)
+    everyone = vote(fabric.group, [min(of_function) for of_function in times])
+    return [max(ranks) for ranks in zip(*everyone, strict=True)]
 
 
-def _timed(call: Callable[[], object]) -> float:
-    begin = time.perf_counter()
-    call()
-    return (time.perf_counter() - begin) * 1e6
+def _call_of(runtime: Runtime, problem: Any, inputs: Any) -> Callable[[], Any]:
+    """A call of the runtime's method on the inputs that an operation makes."""
+    op = op_of(problem)
+    taken = {"matmul_all_reduce": 4, "flash_decode": 5, "matmul_reduce_scatter": 2}.get(op, 3)
+    arguments, options = inputs[:taken], dict[str, Any]()
+    if op == "all_gather_matmul":
+        options["gather_dim"] = problem.gather_dim
+    if op == "attention":
+        options |= {"causal": problem.causal, "cu_seqlens": inputs[3]}
+    if getattr(problem, "rms_norm", False):
+        x, weight, bias, residual, norm_weight, eps = inputs
+        arguments = (x, weight, norm_weight, bias, residual, float(eps))
+        op = "matmul_all_reduce_rms_norm"
+    return partial(getattr(runtime, op), *arguments, **options)
 
 
 def main() -> int:
     """Run the command line; returns the exit code."""
     made = parser(__doc__)
-    made.add_argument("--gpus", type=positive, help="time the library's paths on so many ranks")
+    made.add_argument("--gpus", type=positive, default=2, help="ranks")
     options = made.parse_args()
-    return exit_code(lambda: _of_library(options) if options.gpus else _of_ours())
+    return exit_code(lambda: _time_all(options))
 
 
-def _of_library(options: argparse.Namespace) -> None:
+def _time_all(options: argparse.Namespace) -> None:
     """Print a table, and keep a record."""
     fabric = devices.fabric_for(options.fabric)
     devices.require(fabric, options.gpus)
     problems = [problem_class(op)(world_size=options.gpus, **fields) for op, fields in LIBRARY]
     with group_for(problems, fabric) as group:
-        limit = deadline_s(group.hardware)
-        costs = group.call(host_cost_ranks.time_library, limit, problems=problems)[0]
+        costs = group.call(time_library, deadline_s(group.hardware), problems=problems)[0]
         print("| | library | us | dispatched | added to a given problem | to a method |")
         print("| --- | --- | ---: | ---: | ---: | ---: |")
         for cost in costs:
@@ -164,23 +178,7 @@ def _of_library(options: argparse.Namespace) -> None:
         keep({"rows": rows}, group, fabric, FOLDER, options.out)
 
 
-def _of_ours() -> None:
-    """Print a table."""
-    triton.runtime.driver.set_active(_IdleDevice(target_of(H200)))
-    torch.set_num_threads(1)
-    print("| | variant | us | first call | second | ratio |")
-    print("| --- | --- | ---: | ---: | ---: | ---: |")
-    for op, fields in PROBLEMS.items():
-        problem = problem_class(op)(world_size=_WORLD, **fields)
-        for name, variant in variants(op).items():
-            if not variant.fused or variant.unsupported_reason(problem, H200) is not None:
-                continue
-            us = microseconds(_call(runtime_for(problem, name), problem))
-            pairs = [first_and_second_calls(problem, name) for _ in range(3)]
-            first, second = (min(pair) for pair in zip(*pairs, strict=True))
-            costs = f"{us:.1f} | {first:.1f} | {second:.1f} | {first / second:.2f}"
-            print(f"| {op} | `{name}` | {costs} |", flush=True)
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    from benchmarks import host_cost  # whose task has a module that workers find
+
+    sys.exit(host_cost.main())

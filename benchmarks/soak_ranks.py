@@ -264,11 +264,11 @@ class _Bank:
     """
 
     def __init__(self, fabric: Fabric, op: str, problem: Any) -> None:
-        found, rank, device = operation(op), fabric.rank, fabric.device
-        made = [found.make_inputs(problem, rank, s, _CPU, integers=True) for s in range(SETS)]
-        results = [found.reference(problem, rank, s, _CPU, integers=True) for s in range(SETS)]
+        of_op, rank, device = operation(op), fabric.rank, fabric.device
+        made = [of_op.make_inputs(problem, rank, s, _CPU, integers=True) for s in range(SETS)]
+        results = [of_op.reference(problem, rank, s, _CPU, integers=True) for s in range(SETS)]
         self.size = getattr(problem, rows_field(op))
-        self.out = found.empty_output(problem, device)
+        self.out = of_op.empty_output(problem, device)
         self.results = torch.stack(results).to(self.out.dtype).to(device)
         static = _STATIC.get(op, _WEIGHT)
         self.parts: list[tuple[torch.Tensor, torch.Tensor]] = []
@@ -281,8 +281,8 @@ class _Bank:
             self.parts.append((rows, row))
             self.inputs = _either(self.inputs, _unpacked(row, part[0]))
             self.sets = [
-                _either(before, _unpacked(own, tensors))
-                for before, own, tensors in zip(self.sets, rows, part, strict=True)
+                _either(before, _unpacked(packed, tensors))
+                for before, packed, tensors in zip(self.sets, rows, part, strict=True)
             ]
 
     @cached_property
@@ -467,8 +467,8 @@ class Soak:
             self.left_out.append((member, plan.why))
             return
         counters = (self._call, self._wrong, self._first)
-        shared, own = 1000 * self._seed, 1000 * self._seed + self._fabric.rank
-        streams = (shared, own + 100, own + 300, own + 200)
+        shared, of_rank = 1000 * self._seed, 1000 * self._seed + self._fabric.rank
+        streams = (shared, of_rank + 100, of_rank + 300, of_rank + 200)
         self._callers.append(
             _Caller(self._fabric, plan, self._bank(member), len(self.members), counters, streams)
         )

@@ -60,11 +60,11 @@ class StepSoak:
         self._positions = torch.full_like(self._given, asked.context, dtype=torch.int32)
         self.errors = []
         first, chosen = [], []
-        for each in self._tokens:
-            self._given.copy_(each)
+        for token in self._tokens:
+            self._given.copy_(token)
             chosen.append(step(self._given, self._positions).clone())
             first.append(step._kernel.logits.clone())
-            error = bench.error(step.logits, bench.exact_logits(each))
+            error = bench.error(step.logits, bench.exact_logits(token))
             self.errors.append(error)
             if not error <= allowed:
                 raise WrongResult(f"relative error {error:.3g}, {allowed:.3g} is allowed")
@@ -82,12 +82,12 @@ class StepSoak:
 
     def _all_tokens(self) -> None:
         """A step of each token, compared."""
-        for each, first, chosen in zip(self._tokens, self._first, self._chosen, strict=True):
-            self._given.copy_(each)
-            found = self._step(self._given, self._positions)
+        for token, first, chosen in zip(self._tokens, self._first, self._chosen, strict=True):
+            self._given.copy_(token)
+            next_token = self._step(self._given, self._positions)
             logits = self._step._kernel.logits
             kind = _BITS[logits.element_size()]
-            differs = (logits.view(kind) != first.view(kind)).any() | (found != chosen).any()
+            differs = (logits.view(kind) != first.view(kind)).any() | (next_token != chosen).any()
             self.mismatches += differs
 
     def run(self, turns: int) -> None:
@@ -136,40 +136,40 @@ def _soak(options: Any) -> None:
     devices.require(fabric, options.gpus)
     model, dtype = model_to_bench(options.model, options.gpus, options.layers, None)
     asked = StepToTune(model, dtype, options.gpus, options.batch, options.context)
-    found: dict[str, Any] = {
+    record: dict[str, Any] = {
         "model": options.model, "problem": asdict(asked.problem), "config": options.config,
         "tokens": options.tokens,
     }  # fmt: skip
     before = {}
     if options.out is not None and options.out.exists():
         before = json.loads(options.out.read_text(encoding="utf-8"))
-        if {name: before[name] for name in found} != found:
+        if {name: before[name] for name in record} != record:
             raise TaxfreeError(f"{options.out} is of another soak", "give another --out")
-    found["steps"] = before.get("steps", 0)
+    record["steps"] = before.get("steps", 0)
     with group_for([asked.sums], fabric) as group:
         begins = group.call(
             begin, DEADLINE_S, asked=asked, config=options.config, tokens=options.tokens
         )
-        found["digests"] = [each["digest"] for each in begins]
-        found["relative_error"] = max(each for one in begins for each in one["errors"])
-        if before and before["digests"] != found["digests"]:
+        record["digests"] = [of_rank["digest"] for of_rank in begins]
+        record["relative_error"] = max(max(of_rank["errors"]) for of_rank in begins)
+        if before and before["digests"] != record["digests"]:
             raise WrongResult("the first logits have other bits than in the run before")
-        turns, found["mismatches"] = 1, 0
+        turns, record["mismatches"] = 1, 0
         try:
-            while found["steps"] < options.steps and time.monotonic() - begun < options.seconds:
-                at = time.monotonic()
-                left = -(-(options.steps - found["steps"]) // options.tokens)
+            while record["steps"] < options.steps and time.monotonic() - begun < options.seconds:
+                began = time.monotonic()
+                left = -(-(options.steps - record["steps"]) // options.tokens)
                 turns = min(turns, left)
                 differing = group.call(go_on, DEADLINE_S, turns=turns)
-                found["steps"] += turns * options.tokens
-                found["mismatches"] = sum(differing)
-                print(f"{found['steps']:,} steps, {found['mismatches']} mismatches", flush=True)
-                if found["mismatches"]:
+                record["steps"] += turns * options.tokens
+                record["mismatches"] = sum(differing)
+                print(f"{record['steps']:,} steps, {record['mismatches']} mismatches", flush=True)
+                if record["mismatches"]:
                     raise WrongResult(f"{differing} steps of the ranks have other bits")
-                took = time.monotonic() - at
+                took = time.monotonic() - began
                 turns = max(1, min(4 * turns, int(turns * _ROUND_S / took)))
         finally:
-            keep(found, group, fabric, FOLDER, options.out)
+            keep(record, group, fabric, FOLDER, options.out)
 
 
 if __name__ == "__main__":

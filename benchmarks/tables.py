@@ -11,7 +11,6 @@ length of the KV cache. Other kinds:
     evolution FILE      a table per combination, with a row per step, each of which removes one tax
     summary MACHINE     a few problems of all operations, from the machine's result files
     highlights MACHINE  a line per operation
-    attention FILE      attention on one GPU
     scaled FILES        problems in fp8, beside 16 bits, a column per M; FILES may have a *
     accept FILE         a run of the acceptance script; with rows=models that of models alone
     model FILES         whole models, of ``taxfree bench --model``; FILES may have a *; of these
@@ -108,15 +107,6 @@ HIGHLIGHTS_CAPTION = (
     "Speed-up over the library's fastest path, in a graph or eager: of what dispatch picks today "
     "in a graph, and of our fastest variant there, from the same measurements."
 )
-#: variant -> as the table of attention on one GPU names it
-ATTENTIONS = {
-    "flashinfer": "FlashInfer",
-    "torch_cudnn": "cuDNN",
-    "torch_sdpa": "PyTorch's choice",
-    "torch_flash": "FlashAttention",
-    "torch_flex": "FlexAttention",
-}
-ATTENTION_CAPTION = "Microseconds in a graph; ours at its best config; bound: bytes / memory rate."
 FP8_CAPTION = (
     "Microseconds in a graph of what dispatch picks, median of the slowest rank; in brackets as a "
     "multiple of the library's fastest path, in fp8 that of inputs which are quantised before."
@@ -148,9 +138,6 @@ def update(text: str, root: Path) -> str:
     def where(block: Block) -> dict[str, str]:
         return dict(word.split("=", 1) for word in block["where"].split())
 
-    def document(block: Block) -> Any:
-        return json.loads((root / block["file"]).read_text(encoding="utf-8"))
-
     return with_blocks(
         text,
         {
@@ -158,7 +145,6 @@ def update(text: str, root: Path) -> str:
             "evolution": lambda block: evolution(rows(block), where(block)),
             "summary": lambda block: summary(root, block["file"]),
             "highlights": lambda block: highlights(root, block["file"]),
-            "attention": lambda block: attention(rows(block)),
             "model": lambda block: models(
                 [json.loads(path.read_bytes()) for path in sorted(root.glob(block["file"]))],
                 where(block)["modes"].split(","),
@@ -167,7 +153,9 @@ def update(text: str, root: Path) -> str:
                 [row for path in sorted(root.glob(block["file"])) for row in rows_of(path)],
                 Path(block["file"]).name,
             ),
-            "accept": lambda block: acceptance(document(block), where(block)),
+            "accept": lambda block: acceptance(
+                json.loads((root / block["file"]).read_bytes()), where(block)
+            ),
         },
     )
 
@@ -275,27 +263,9 @@ def scaled(rows: Sequence[Row], machine: str) -> str:
         if ours and library:
             speedup = library.median_us / ours.median_us
             lines.setdefault(name, {})[_size(group)] = f"{ours.median_us:.1f} ({speedup:.2f})"
-    cells = [[name, *(found.get(m, "") for m in sizes)] for name, found in lines.items()]
+    cells = [[name, *(by_size.get(m, "") for m in sizes)] for name, by_size in lines.items()]
     header = ["", *(f"m={m}" for m in sizes)]
     return f"{table(header, cells, text=[0])}\n{FP8_CAPTION}{_age(rows)}\n"
-
-
-def attention(rows: Iterable[Row]) -> str:
-    """Attention on one GPU beside other implementations, in Markdown.
-
-    Args:
-        rows: of a result file that has rows of other libraries, too.
-    """
-    header = ["batch", "keys", "bound", "ours", "of the bound", *ATTENTIONS.values()]
-    lines, shown = [], [row for row in rows if row.mode == "graph"]
-    for group in by_problem(shown):
-        ours = fastest([row for row in group if row.variant not in ATTENTIONS])
-        assert ours is not None
-        problem = group[0].problem
-        times = [f"{ours.t_bound_us:.1f}", _us(ours), f"{1 / ours.x_bound:.0%}"]
-        others = [_us(fastest([row for row in group if row.variant == v])) for v in ATTENTIONS]
-        lines.append([str(problem["batch"]), str(problem["kv_len_per_rank"]), *times, *others])
-    return f"{table(header, lines)}\n{ATTENTION_CAPTION}{_age(shown)}\n"
 
 
 def models(documents: Sequence[Mapping[str, Any]], wanted: Sequence[str]) -> str:
@@ -305,8 +275,8 @@ def models(documents: Sequence[Mapping[str, Any]], wanted: Sequence[str]) -> str
         documents: of ``taxfree bench --model --out``, all on as many GPUs of one kind.
         wanted: these modes.
     """
-    found = [row for document in documents for row in document["rows"] if row["mode"] in wanted]
-    rows = sorted(found, key=_of_phase)
+    every = (row for document in documents for row in document["rows"])
+    rows = sorted((row for row in every if row["mode"] in wanted), key=_of_phase)
     modes = sorted(
         {(row["path"], row["mode"]) for row in rows},
         key=lambda mode: (mode[0] != "torch", wanted.index(mode[1])),

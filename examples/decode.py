@@ -41,19 +41,19 @@ def advance() -> None:
 with torch.no_grad():
     logits, cache = model(prompt, return_dict=False)[:2]
     tokens = logits[:, -1].argmax(-1)
-    found = [tokens.clone()]
+    chosen = [tokens.clone()]
     step = taxfree.decode_step(model, batch, capacity=length + NEW_TOKENS)
     positions = torch.full_like(tokens, step.take(cache), dtype=torch.int32)
     run = advance
     for _ in range(NEW_TOKENS - 1):
         run()
-        found.append(tokens.clone())
+        chosen.append(tokens.clone())
         if run is advance and torch.cuda.is_available():  # the first call planned and compiled
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph):
                 advance()
             run = graph.replay
-    ours = torch.stack(found, dim=1)
+    ours = torch.stack(chosen, dim=1)
     everything = model.generate(
         prompt,
         attention_mask=torch.ones_like(prompt),
@@ -67,8 +67,9 @@ with torch.no_grad():
 if dist.get_rank() == 0:
     for i in range(batch):
         print(f"step      {ours[i].tolist()}\ngenerate  {theirs[i].tolist()}")
-        for at in (ours[i] != theirs[i]).nonzero()[:1, 0].tolist():
-            gap = (scores[i, at, theirs[i, at]] - scores[i, at, ours[i, at]]) / scores[i, at].std()
-            print(f"token {at} differs: the two logits are {gap:.4f} standard deviations apart")
+        for first in (ours[i] != theirs[i]).nonzero()[:1, 0].tolist():
+            logits = scores[i, first]
+            gap = (logits[theirs[i, first]] - logits[ours[i, first]]) / logits.std()
+            print(f"token {first} differs: the two logits are {gap:.4f} standard deviations apart")
     print(taxfree.report())
 dist.destroy_process_group()

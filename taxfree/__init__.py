@@ -16,86 +16,60 @@ from typing import TYPE_CHECKING, Any
 from taxfree._version import __version__
 
 if TYPE_CHECKING:
-    from taxfree._runtime.autotune import autotune
-    from taxfree._runtime.autotuning import Autotuned
-    from taxfree._runtime.dispatch import Choice
-    from taxfree._runtime.runtime import Memory, Runtime
-    from taxfree._runtime.startup import init
-    from taxfree.errors import NoRecord, TaxfreeError, UsageError
-    from taxfree.models.decode import ModelStep, decode_step
-    from taxfree.models.parallel import enable
-    from taxfree.models.report import Report, count_calls, report
-    from taxfree_kernels.all_gather_matmul.problem import AllGatherMatmul
-    from taxfree_kernels.attention.problem import Attention
-    from taxfree_kernels.embedding_all_to_all.problem import EmbeddingAllToAll
-    from taxfree_kernels.errors import FabricUnavailable, PeerTimeout
-    from taxfree_kernels.flash_decode.problem import FlashDecode
-    from taxfree_kernels.matmul_all_reduce.problem import MatmulAllReduce
-    from taxfree_kernels.matmul_reduce_scatter.problem import MatmulReduceScatter
-    from taxfree_kernels.quantise import quantise, silu_and_mul_quantise
-    from taxfree_kernels.stencil.problem import Stencil
-    from taxfree_kernels.variant import SizeRange
+    from taxfree._runtime.autotune import autotune as autotune
+    from taxfree._runtime.autotuning import Autotuned as Autotuned
+    from taxfree._runtime.dispatch import Choice as Choice
+    from taxfree._runtime.runtime import Memory as Memory
+    from taxfree._runtime.runtime import Runtime as Runtime
+    from taxfree._runtime.startup import init as init
+    from taxfree.errors import NoRecord as NoRecord
+    from taxfree.errors import TaxfreeError as TaxfreeError
+    from taxfree.errors import UsageError as UsageError
+    from taxfree.models.decode import ModelStep as ModelStep
+    from taxfree.models.decode import decode_step as decode_step
+    from taxfree.models.parallel import enable as enable
+    from taxfree.models.report import Report as Report
+    from taxfree.models.report import count_calls as count_calls
+    from taxfree.models.report import report as report
+    from taxfree_kernels.all_gather_matmul.problem import AllGatherMatmul as AllGatherMatmul
+    from taxfree_kernels.attention.problem import Attention as Attention
+    from taxfree_kernels.embedding_all_to_all.problem import EmbeddingAllToAll as EmbeddingAllToAll
+    from taxfree_kernels.errors import FabricUnavailable as FabricUnavailable
+    from taxfree_kernels.errors import PeerTimeout as PeerTimeout
+    from taxfree_kernels.flash_decode.problem import FlashDecode as FlashDecode
+    from taxfree_kernels.matmul_all_reduce.problem import MatmulAllReduce as MatmulAllReduce
+    from taxfree_kernels.matmul_reduce_scatter.problem import (
+        MatmulReduceScatter as MatmulReduceScatter,
+    )
+    from taxfree_kernels.quantise import quantise as quantise
+    from taxfree_kernels.quantise import silu_and_mul_quantise as silu_and_mul_quantise
+    from taxfree_kernels.stencil.problem import Stencil as Stencil
+    from taxfree_kernels.variant import SizeRange as SizeRange
 
-_HOMES = {
-    "AllGatherMatmul": "taxfree_kernels.all_gather_matmul.problem",
-    "Autotuned": "taxfree._runtime.autotuning",
-    "Choice": "taxfree._runtime.dispatch",
-    "FabricUnavailable": "taxfree_kernels.errors",
-    "MatmulAllReduce": "taxfree_kernels.matmul_all_reduce.problem",
-    "MatmulReduceScatter": "taxfree_kernels.matmul_reduce_scatter.problem",
-    "Attention": "taxfree_kernels.attention.problem",
-    "EmbeddingAllToAll": "taxfree_kernels.embedding_all_to_all.problem",
-    "FlashDecode": "taxfree_kernels.flash_decode.problem",
-    "Memory": "taxfree._runtime.runtime",
-    "ModelStep": "taxfree.models.decode",
-    "NoRecord": "taxfree.errors",
-    "PeerTimeout": "taxfree_kernels.errors",
-    "Report": "taxfree.models.report",
-    "Runtime": "taxfree._runtime.runtime",
-    "SizeRange": "taxfree_kernels.variant",
-    "Stencil": "taxfree_kernels.stencil.problem",
-    "TaxfreeError": "taxfree.errors",
-    "UsageError": "taxfree.errors",
-    "autotune": "taxfree._runtime.autotune",
-    "count_calls": "taxfree.models.report",
-    "decode_step": "taxfree.models.decode",
-    "enable": "taxfree.models.parallel",
-    "init": "taxfree._runtime.startup",
-    "quantise": "taxfree_kernels.quantise",
-    "report": "taxfree.models.report",
-    "silu_and_mul_quantise": "taxfree_kernels.quantise",
+_MODULES = {
+    "taxfree._runtime.autotune": "autotune",
+    "taxfree._runtime.autotuning": "Autotuned",
+    "taxfree._runtime.dispatch": "Choice",
+    "taxfree._runtime.runtime": "Memory Runtime",
+    "taxfree._runtime.startup": "init",
+    "taxfree.errors": "NoRecord TaxfreeError UsageError",
+    "taxfree.models.decode": "ModelStep decode_step",
+    "taxfree.models.parallel": "enable",
+    "taxfree.models.report": "Report count_calls report",
+    "taxfree_kernels.all_gather_matmul.problem": "AllGatherMatmul",
+    "taxfree_kernels.attention.problem": "Attention",
+    "taxfree_kernels.embedding_all_to_all.problem": "EmbeddingAllToAll",
+    "taxfree_kernels.errors": "FabricUnavailable PeerTimeout",
+    "taxfree_kernels.flash_decode.problem": "FlashDecode",
+    "taxfree_kernels.matmul_all_reduce.problem": "MatmulAllReduce",
+    "taxfree_kernels.matmul_reduce_scatter.problem": "MatmulReduceScatter",
+    "taxfree_kernels.quantise": "quantise silu_and_mul_quantise",
+    "taxfree_kernels.stencil.problem": "Stencil",
+    "taxfree_kernels.variant": "SizeRange",
 }
+_HOMES = {name: module for module, names in _MODULES.items() for name in names.split()}
 
-__all__ = [
-    "AllGatherMatmul",
-    "Attention",
-    "Autotuned",
-    "Choice",
-    "EmbeddingAllToAll",
-    "FabricUnavailable",
-    "FlashDecode",
-    "MatmulAllReduce",
-    "MatmulReduceScatter",
-    "Memory",
-    "ModelStep",
-    "NoRecord",
-    "PeerTimeout",
-    "Report",
-    "Runtime",
-    "SizeRange",
-    "Stencil",
-    "TaxfreeError",
-    "UsageError",
-    "__version__",
-    "autotune",
-    "count_calls",
-    "decode_step",
-    "enable",
-    "init",
-    "quantise",
-    "report",
-    "silu_and_mul_quantise",
-]
+__all__ = ["__version__", *_HOMES]
 
 
 def __getattr__(name: str) -> Any:

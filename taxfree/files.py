@@ -3,11 +3,29 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 from pathlib import Path
+from typing import Any
 
-from taxfree.errors import TaxfreeError
+from taxfree.errors import TaxfreeError, UsageError
 from taxfree_tuning_db import files
+
+
+def read_json(path: Path, hint: str) -> Any:
+    """The document of a JSON file.
+
+    Raises:
+        UsageError: it cannot be read, or is no JSON; with the hint.
+    """
+    try:
+        return json.loads(files.read_text(path))
+    except OSError as error:
+        raise UsageError(
+            f"{path} cannot be read: {error.strerror}", f"check the path; {hint}"
+        ) from error
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{path} cannot be read as JSON", hint) from error
 
 
 def require_writable(path: Path) -> None:
@@ -32,11 +50,11 @@ def _obstacle(path: Path) -> int | None:
         return errno.EISDIR
     touched, file = [path], files.replaced_by(path)
     if file is not None:
-        folder = next(each for each in file.parents if each.exists())
+        folder = next(parent for parent in file.parents if parent.exists())
         if not folder.is_dir():
             return errno.ENOTDIR
         touched = [folder, file]
-    is_allowed = all(os.access(each, os.W_OK) for each in touched if each.exists())
+    is_allowed = all(os.access(entry, os.W_OK) for entry in touched if entry.exists())
     return None if is_allowed else errno.EACCES
 
 

@@ -40,7 +40,7 @@ class FieldSpec:
 def field_specs(problem: type[Problem]) -> Mapping[str, FieldSpec]:
     """Return how the fields of a problem dataclass are written."""
     types = get_type_hints(problem)
-    return {each.name: FieldSpec(types[each.name], each.default) for each in fields(problem)}
+    return {field.name: FieldSpec(types[field.name], field.default) for field in fields(problem)}
 
 
 def require_operation(op: str) -> None:

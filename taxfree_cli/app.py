@@ -166,9 +166,9 @@ def _refuse_repeats(command: Any, arguments: Sequence[str]) -> None:
         for option in getattr(command, "params", ())
         if option.param_type_name == "option" and not (option.multiple or option.is_flag)
     ]
-    given = [name.partition("=")[0] for name in names]
+    words = [word.partition("=")[0] for word in names]
     for option in options:
-        if sum(name in option.opts for name in given) > 1:
+        if sum(word in option.opts for word in words) > 1:
             raise UsageError(f"{option.opts[0]} is given twice", "give it once")
 
 

@@ -147,8 +147,8 @@ def print_phase(result: PhaseResult) -> None:
             console.print(Text(line, style="" if outcome.state == "refused" else "red"))
     kinds = Counter(kind for ran in result.problems.values() for kind in ran)
     if kinds:
-        found = ", ".join(f"{count} {kind}" for kind, count in kinds.items())
-        console.print(f"taxfree's problems: {found}", markup=False, highlight=False)
+        counts = ", ".join(f"{count} {kind}" for kind, count in kinds.items())
+        console.print(f"taxfree's problems: {counts}", markup=False, highlight=False)
     console.print()
 
 

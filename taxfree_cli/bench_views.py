@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from taxfree.problems import format_problem
-from taxfree_cli.output import print_lines, print_table, results, width_of
+from taxfree_cli.output import fitting_table, print_lines, print_table, results
 from taxfree_tune.measuring.results import Row, RowComparison, fastest
 
 if TYPE_CHECKING:
@@ -31,37 +31,24 @@ def bounds_line(bounds: Bounds) -> str:
     return line if bounds.t_gemm_us is None else f"{line}, gemm alone {us(bounds.t_gemm_us)} us"
 
 
-@dataclass(frozen=True)
-class _Column:
-    """A column of the table of a problem.
-
-    Args:
-        heading: above it.
-        cell: what stands in it for a row.
-        rank: how much it matters; where the terminal is narrow, the highest ranks go first.
-        is_number: numbers stand on the right.
-        compares: with hardware or with the library.
-    """
-
-    heading: str
-    cell: Callable[[Row], str]
-    rank: int
-    is_number: bool = True
-    compares: bool = False
-
-
-_COLUMNS = (
-    _Column("mode", lambda row: row.mode, 2, is_number=False),
-    _Column("us", lambda row: us(row.median_us), 0),
-    _Column("x bound", lambda row: f"{row.x_bound:.2f}", 1, compares=True),
-    _Column("vs eager", lambda row: _times(row.speedup_eager), 4, compares=True),
-    _Column("vs graph", lambda row: _times(row.speedup_graph), 3, compares=True),
-    _Column("±us", lambda row: us(row.iqr_us, 2), 5),
-    _Column("skew us", lambda row: us(row.skew_us, 2), 7),
-    _Column("#wrong", lambda row: str(row.wrong), 6),
-    _Column("TFLOP/s", lambda row: f"{row.tflops:.1f}", 8, compares=True),
-    _Column("GB/s", lambda row: f"{row.gbps:.0f}", 9, compares=True),
-)
+#: heading -> cell of a row
+_COLUMNS: dict[str, Callable[[Row], str]] = {
+    "mode": lambda row: row.mode,
+    "us": lambda row: us(row.median_us),
+    "x bound": lambda row: f"{row.x_bound:.2f}",
+    "vs eager": lambda row: _times(row.speedup_eager),
+    "vs graph": lambda row: _times(row.speedup_graph),
+    "±us": lambda row: us(row.iqr_us, 2),
+    "skew us": lambda row: us(row.skew_us, 2),
+    "#wrong": lambda row: str(row.wrong),
+    "TFLOP/s": lambda row: f"{row.tflops:.1f}",
+    "GB/s": lambda row: f"{row.gbps:.0f}",
+}
+_COMPARISONS = ("x bound", "vs eager", "vs graph", "TFLOP/s", "GB/s")  # hardware, or the library
+#: what goes first where the terminal is narrow
+_LEFT_OUT = (
+    "GB/s", "TFLOP/s", "skew us", "#wrong", "±us", "vs eager", "vs graph", "mode", "x bound",
+)  # fmt: skip
 
 
 def print_problem(result: ProblemResult) -> None:
@@ -104,27 +91,20 @@ def problem_table(rows: Sequence[Row], width: int, is_interpreted: bool = False)
     """
     others = [row for row in rows if row.variant != "dispatch"]  # it runs one of them
     best = None if is_interpreted else fastest(others or rows)
-    shown = [column for column in _COLUMNS if not (is_interpreted and column.compares)]
-    columns = [column for column in shown if any(column.cell(row) for row in rows)]
+    columns = {
+        heading: [cell(row) for row in rows]
+        for heading, cell in _COLUMNS.items()
+        if not (is_interpreted and heading in _COMPARISONS)
+    }
+    columns = {heading: cells for heading, cells in columns.items() if any(cells)}
     names = [f"{'*' if row is best else ' '}{row.variant}" for row in rows]
-    while True:
-        headings = [" variant", *(column.heading for column in columns)]
-        cells = [
-            [name, *(column.cell(row) for column in columns)]
-            for name, row in zip(names, rows, strict=True)
-        ]
-        if width_of([headings, *cells]) <= width or len(columns) == 1:
-            break
-        columns.remove(max(columns, key=lambda column: column.rank))
-    table = Table(box=None, pad_edge=False)
-    table.add_column(headings[0], overflow="fold")
-    for column in columns:
-        table.add_column(
-            column.heading, justify="right" if column.is_number else "left", no_wrap=True
-        )
-    for row, shown_cells in zip(rows, cells, strict=True):
-        table.add_row(*map(Text, shown_cells), style="bold" if row is best else "")
-    return table
+    return fitting_table(
+        [[" variant", *columns], *zip(names, *columns.values(), strict=True)],
+        width,
+        leave_out=_LEFT_OUT,
+        left=(" variant", "mode"),
+        styles=["bold" if row is best else "" for row in rows],
+    )
 
 
 def _times(ratio: float | None) -> str:

@@ -21,21 +21,21 @@ def show_executed(checks: Iterable[ExecutedCheck], json: bool) -> None:
         WrongResult: a run is not right.
         TaxfreeError: nothing was executed.
     """
-    found = []
+    finished = []
     for checked in checks:
         verdict = checked.wrong[0].verdict if checked.wrong else "right"
         note(f"{checked.op} {checked.variant}, {checked.problem}: {verdict}")
-        found.append(checked)
+        finished.append(checked)
     if json:
-        print_json({"checks": [checked.as_json() for checked in found]})
+        print_json({"checks": [checked.as_json() for checked in finished]})
     else:
-        _print(found)
-    if not found:
+        _print(finished)
+    if not finished:
         raise TaxfreeError(
             "nothing to execute: no kernels for AMD GPUs serve what was asked for",
             "give another --op, --variant or --shapes",
         )
-    wrong = [checked for checked in found if checked.wrong]
+    wrong = [checked for checked in finished if checked.wrong]
     if wrong:
         names = list(dict.fromkeys(f"{checked.op} {checked.variant}" for checked in wrong))
         raise WrongResult(f"not right when executed: {', '.join(names)}", "see the report above")

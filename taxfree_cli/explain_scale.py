@@ -52,13 +52,21 @@ def explain_scale(
     is_asked = shape_options.picks()
     op = None if shape_options.op or shape_options.shapes else DEFAULT_OP
     asked = [
-        each
-        for each in known
-        if op in (None, each.op)
-        and any(is_asked(each.op, {**each.problem, "world_size": world}) for world in each.times)
+        record
+        for record in known
+        if op in (None, record.op)
+        and any(
+            is_asked(record.op, {**record.problem, "world_size": size}) for size in record.times
+        )
     ]
-    calls = [(each, [c for w in ranks for c in scaling.scaled(each, w, between)]) for each in asked]
-    calls = [(each, found) for each, found in calls if found]
+    scaled = [
+        (
+            record,
+            [call for world_size in ranks for call in scaling.scaled(record, world_size, between)],
+        )
+        for record in asked
+    ]
+    calls = [(record, modelled) for record, modelled in scaled if modelled]
     if not calls:
         raise NoRecord(
             f"no record of {scaling.GPU} is of these problems", "`taxfree db list` shows them"
@@ -66,11 +74,11 @@ def explain_scale(
     note("modelled: nothing was measured on these ranks; docs/scaling.md says how")
     said = _errors(scaling.left_out(known, _LARGEST))
     if json:
-        documents = [_json(each, found) for each, found in calls]
+        documents = [_json(*modelled) for modelled in calls]
         print_json({"schema": 1, "modelled": True, "errors": said, "problems": documents})
     else:
-        for each, found in calls:
-            _print(each, found)
+        for modelled in calls:
+            _print(*modelled)
         print_lines(said)
     if plot is not None:
         from taxfree_tune.reporting.pictures import save_scaled
@@ -79,8 +87,8 @@ def explain_scale(
 
 
 def _ranks(scale: str) -> list[int]:
-    found = re.fullmatch(r"(\d{1,4})\.\.(\d{1,4})", scale)
-    least, most = map(int, found.groups()) if found else (0, 0)
+    match = re.fullmatch(r"(\d{1,4})\.\.(\d{1,4})", scale)
+    least, most = map(int, match.groups()) if match else (0, 0)
     if not 2 <= least <= most <= _MOST:
         raise UsageError(f"--scale {scale!r} is no range of ranks", f"such as 2..64, to {_MOST}")
     doubled = [least]
@@ -94,8 +102,8 @@ def _link(text: str | None) -> Link | None:
 
     if text is None:
         return None
-    found = re.fullmatch(r"(\d{1,6}(?:\.\d+)?),(\d{1,6}(?:\.\d+)?)", text)
-    rate, us = map(float, found.groups()) if found else (0.0, 0.0)
+    match = re.fullmatch(r"(\d{1,6}(?:\.\d+)?),(\d{1,6}(?:\.\d+)?)", text)
+    rate, us = map(float, match.groups()) if match else (0.0, 0.0)
     if rate <= 0:
         raise UsageError(f"--link {text!r} is no link", "GB/s of a rank and us one way, as 50,5")
     return Link(rate * 1e9, us)
@@ -105,8 +113,8 @@ def _errors(left_out: Sequence[tuple[str, float, float]]) -> list[str]:
     """How wrong the model is where it can be known."""
     lines = []
     for op in dict.fromkeys(op for op, *_ in left_out):
-        ours = [abs(apart) for each, apart, _ in left_out if each == op]
-        library = [abs(apart) for each, _, apart in left_out if each == op]
+        of_op = [errors for name, *errors in left_out if name == op]
+        ours, library = ([abs(error) for error in errors] for errors in zip(*of_op, strict=True))
         lines.append(
             f"{op}: {_LARGEST} ranks modelled from fewer are {median(ours):.0%} off in the median "
             f"of {len(ours)} records, {max(ours):.0%} at worst; the library's {median(library):.0%}"
@@ -118,7 +126,7 @@ def _errors(left_out: Sequence[tuple[str, float, float]]) -> list[str]:
 def _json(problem: Recorded, calls: Sequence[Scaled]) -> dict[str, object]:
     from taxfree_tune.cost.scaling import crossing
 
-    rows = [asdict(each) | {"us": each.us, "is_modelled": not each.is_recorded} for each in calls]
+    rows = [asdict(call) | {"us": call.us, "is_modelled": not call.is_recorded} for call in calls]
     return {
         "op": problem.op,
         "problem": dict(problem.problem),
@@ -130,13 +138,13 @@ def _json(problem: Recorded, calls: Sequence[Scaled]) -> dict[str, object]:
 def _print(problem: Recorded, calls: Sequence[Scaled]) -> None:
     from taxfree_tune.cost.scaling import LIBRARY, PARTS, crossing
 
-    library = {each.ranks: each.us for each in calls if each.way == LIBRARY}
+    library = {call.ranks: call.us for call in calls if call.way == LIBRARY}
     rows = [
         (
-            each.ranks, each.nodes, each.way, *(each.parts[part] for part in PARTS), each.us,
-            library[each.ranks] / each.us, "recorded" if each.is_recorded else "modelled",
+            call.ranks, call.nodes, call.way, *(call.parts[part] for part in PARTS), call.us,
+            library[call.ranks] / call.us, "recorded" if call.is_recorded else "modelled",
         )
-        for each in calls
+        for call in calls
     ]  # fmt: skip
     columns = ["ranks", "nodes", "way", *PARTS, "us", "speed-up", "the sum is"]
     print_table(columns, rows, f"{_title(problem)}, parts modelled")
@@ -165,7 +173,7 @@ def _drawn(calls: Sequence[tuple[Recorded, list[Scaled]]]) -> list[dict[str, obj
             "us": us,
             "depth": depth,
         }
-        for problem, found in calls
-        for call in found
+        for problem, modelled in calls
+        for call in modelled
         for depth, (part, us) in enumerate(call.parts.items())
     ]

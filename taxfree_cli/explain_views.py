@@ -12,7 +12,7 @@ from rich.text import Text
 
 from taxfree.problems import format_problem
 from taxfree_cli.bench_views import bounds_line, us
-from taxfree_cli.output import results, width_of
+from taxfree_cli.output import fitting_table, results, width_of
 from taxfree_cli.record_views import words
 
 if TYPE_CHECKING:
@@ -203,13 +203,11 @@ def _ranks(accounts: Sequence[Account], width: int) -> Table:
     parts = [part.name for part in accounts[0].parts]
     by_part = [("rank", "eager", *parts, "residual"), *_rank_rows(accounts, by_part=True)]
     if width_of(by_part) <= width:
-        return _rendered(by_part)
+        return fitting_table(by_part, width)
     taxes = list(dict.fromkeys(part.tax for part in accounts[0].parts))
     short = [tax.replace("bulk synchronous", "bulk") for tax in taxes]
     by_tax = [("rank", "eager", *short, "residual"), *_rank_rows(accounts, by_part=False)]
-    while width_of(by_tax) > width and len(by_tax[0]) > 2:
-        by_tax = [row[:-1] for row in by_tax]
-    return _rendered(by_tax)
+    return fitting_table(by_tax, width, leave_out=["residual", *reversed(short)])
 
 
 def _rank_rows(accounts: Sequence[Account], *, by_part: bool) -> list[tuple[str, ...]]:
@@ -223,18 +221,6 @@ def _rank_rows(accounts: Sequence[Account], *, by_part: bool) -> list[tuple[str,
         figures = (account.t_eager_us, *times, account.residual_us)
         rows.append((str(account.rank), *map(_signed, figures)))
     return rows
-
-
-_Cells = list[tuple[str, ...]]
-
-
-def _rendered(cells: _Cells) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for title in cells[0]:
-        table.add_column(title, justify="right", no_wrap=True)
-    for row in cells[1:]:
-        table.add_row(*map(Text, row))
-    return table
 
 
 # -- timelines --
@@ -338,19 +324,15 @@ def sweep_title(explained: Sequence[Explanation]) -> str:
 def sweep(explained: Sequence[Explanation], width: int) -> Table:
     """The table of `print_sweep`; columns that do not fit are left out."""
     differ = varying([explanation.problem for explanation in explained])
-    names = list(_SWEEP)
-    while True:
-        cells: _Cells = [(*differ, "variant", *names)]
-        for explanation in explained:
-            for pipeline in explanation.pipelines:
-                fields = (str(explanation.problem[name]) for name in differ)
-                account = pipeline.slowest
-                shown = _TIMED if account.no_account else names
-                figures = (_SWEEP[name](account) if name in shown else "-" for name in names)
-                cells.append((*fields, _marked(pipeline, explanation.is_modelled), *figures))
-        if width_of(cells) <= width or len(names) == 1:
-            return _rendered(cells)
-        names.pop()
+    rows = [(*differ, "variant", *_SWEEP)]
+    for explanation in explained:
+        fields = [str(explanation.problem[name]) for name in differ]
+        for pipeline in explanation.pipelines:
+            account = pipeline.slowest
+            shown = _TIMED if account.no_account else _SWEEP
+            figures = (cell(account) if name in shown else "-" for name, cell in _SWEEP.items())
+            rows.append((*fields, _marked(pipeline, explanation.is_modelled), *figures))
+    return fitting_table(rows, width, leave_out=list(_SWEEP)[:0:-1])
 
 
 def _marked(pipeline: Pipeline, is_modelled: bool) -> str:

@@ -9,7 +9,8 @@ import json
 import os
 import sys
 import textwrap
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
+from itertools import zip_longest
 from typing import TextIO, TypeVar
 
 from rich.cells import cell_len
@@ -112,19 +113,49 @@ def print_table(
         title: a line above the table.
     """
     headings, cells = list(columns), [list(row) for row in rows]
-    above = Text(title, style="table.title") if title else None
-    table = Table(title=above, title_justify="left", box=None, pad_edge=False)
-    for index, heading in enumerate(headings):
-        numbers = bool(cells) and all(isinstance(row[index], int | float) for row in cells)
-        table.add_column(heading, justify="right" if numbers else "left", overflow="fold")
-    for row in cells:
-        table.add_row(*(Text(_shown(value)) for value in row))
     console = results()
     if width_of([headings, *cells]) <= console.width:
+        words = [
+            heading
+            for heading, *column in zip(headings, *cells, strict=True)
+            if not (column and all(isinstance(cell, int | float) for cell in column))
+        ]
+        table = fitting_table([headings, *(map(_shown, row) for row in cells)], left=words)
+        table.title = Text(title, style="table.title") if title else None
+        table.title_justify = "left"
         console.print(table)
     else:
         lines = folded(_listed(headings, cells) if narrow is None else narrow)
         print_lines([*filter(None, [title]), *lines])
+
+
+def fitting_table(
+    rows: Iterable[Iterable[str]],
+    width: int = _UNWATCHED_WIDTH,
+    leave_out: Iterable[str] = (),
+    left: Container[str] = (),
+    styles: Iterable[str] = (),
+) -> Table:
+    """A table to be printed; columns that do not fit are left out.
+
+    Args:
+        rows: the headings, then cells.
+        leave_out: columns that may go, in this order, if they are there.
+        left: columns of words, which stand on the left.
+        styles: of the rows below the headings; none by default.
+    """
+    kept = [list(row) for row in rows]
+    for heading in leave_out:
+        if heading in kept[0] and width_of(kept) > width:
+            gone = kept[0].index(heading)
+            kept = [row[:gone] + row[gone + 1 :] for row in kept]
+    table = Table(box=None, pad_edge=False)
+    for heading in kept[0]:
+        table.add_column(heading, justify="left" if heading in left else "right", no_wrap=True)
+    table.columns[0].no_wrap, table.columns[0].overflow = False, "fold"
+    for row, style in zip_longest(kept[1:], styles, fillvalue=""):
+        table.add_row(*map(Text, row), style=style)
+    return table
 
 
 def width_of(rows: Iterable[Sequence[object]]) -> int:

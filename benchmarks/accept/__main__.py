@@ -93,16 +93,16 @@ class Step:
             failures = [f"ended after {self.seconds:g} s"]
         finally:
             _end(process)
-        found: dict[str, Any] = {"name": self.name, "seconds": round(time.monotonic() - begin, 1)}
+        entry: dict[str, Any] = {"name": self.name, "seconds": round(time.monotonic() - begin, 1)}
         if failures:
-            found["said"] = (said or out)[-2000:]
+            entry["said"] = (said or out)[-2000:]
         if self.judge is not None:
             try:
-                found["figures"], wrong = self.judge(out)
+                entry["figures"], wrong = self.judge(out)
                 failures += wrong
             except (ValueError, LookupError) as error:
                 failures.append(f"its output is not what it should be: {error!r}")
-        return found | {"failures": failures}
+        return entry | {"failures": failures}
 
 
 def in_turn(left: Sequence[Step], deadline: float) -> Iterator[dict[str, Any]]:
@@ -214,7 +214,7 @@ def tuned(out: str) -> tuple[Any, list[str]]:
 def autotuned(out: str) -> tuple[Any, list[str]]:
     """What was tuned in the ranks of a program, and what it took."""
     document, wrong = same(out)
-    left = [each for each in document["rows"] if each["winner"] is None]
+    left = [row for row in document["rows"] if row["winner"] is None]
     wrong += [f"{row['op']} {row['problem']}: {row['reason']}" for row in left]
     mean = document["seconds"] / len(document["rows"])
     return document, wrong + [f"a problem takes {mean:.1f} s"] * (mean > AUTOTUNED_S)
@@ -230,21 +230,21 @@ def benched(out: str) -> tuple[Any, list[str]]:
     """What dispatch runs, beside the fastest library path."""
     document = json.loads(out)
     wrong = [
-        f"{each['op']} {each['variant']} {each['state']}: {each['reason']}"
-        for each in document["skipped"]
-        if each["state"] != "refused"
+        f"{skip['op']} {skip['variant']} {skip['state']}: {skip['reason']}"
+        for skip in document["skipped"]
+        if skip["state"] != "refused"
     ]
     figures = []
     for row in document["rows"]:
         if row["variant"] != DISPATCH:
             continue
         beside = [
-            each
-            for each in document["rows"]
-            if is_library(each["op"], each["variant"])
-            and all(each[name] == row[name] for name in ("op", "problem", "mode"))
+            library
+            for library in document["rows"]
+            if is_library(library["op"], library["variant"])
+            and all(library[name] == row[name] for name in ("op", "problem", "mode"))
         ]
-        best = min(beside, key=lambda each: each["median_us"])
+        best = min(beside, key=lambda library: library["median_us"])
         speedup = best["median_us"] / row["median_us"]
         names = ("op", "problem", "mode", "config", "median_us", "iqr_us")
         figure = {name: row[name] for name in names}
@@ -252,7 +252,7 @@ def benched(out: str) -> tuple[Any, list[str]]:
             figure | {"library": best["variant"], "library_us": best["median_us"],
                       "library_iqr_us": best["iqr_us"], "speedup": speedup}
         )  # fmt: skip
-        times = [(each["median_us"], each["iqr_us"]) for each in (row, best)]
+        times = [(timed["median_us"], timed["iqr_us"]) for timed in (row, best)]
         if _is_slower(*times):
             wrong.append(
                 f"{row['op']} {row['problem']}, {row['mode']}: dispatch takes "
@@ -297,8 +297,8 @@ def modelled(out: str) -> tuple[Any, list[str]]:
     names = ("phase", "path", "mode", "median_us", "iqr_us", "tokens_per_s", "speedup",
              "relative_error")  # fmt: skip
     rows = [{name: row[name] for name in names} for row in document["rows"]]
-    broken = [each for each in document["skipped"] if each["state"] != "refused"]
-    wrong = [f"{each['path']} {each['mode']}: {each['reason']}" for each in broken]
+    broken = [skip for skip in document["skipped"] if skip["state"] != "refused"]
+    wrong = [f"{skip['path']} {skip['mode']}: {skip['reason']}" for skip in broken]
     for row in rows:
         median, iqr = row["median_us"], row["iqr_us"]
         theirs = median * (row["speedup"] or 1.0)
@@ -362,16 +362,16 @@ def main() -> int:
         ]
         record["steps"] = [kept[step.name] for step in chosen if step.name in kept]
         left = [step for step in chosen if step.name not in kept]
-        for found in in_turn(left, begin + options.seconds):
-            record["steps"].append(found)
+        for entry in in_turn(left, begin + options.seconds):
+            record["steps"].append(entry)
             write(path, json.dumps(record, indent=1) + "\n")
-            state = "FAILED" if found["failures"] else "passed"
-            print(f"{found['name']}: {state}, {found['seconds']} s", flush=True)
-            for failure in found["failures"]:
+            state = "FAILED" if entry["failures"] else "passed"
+            print(f"{entry['name']}: {state}, {entry['seconds']} s", flush=True)
+            for failure in entry["failures"]:
                 print(f"  {failure}", flush=True)
-            if "said" in found:
-                print(found["said"], flush=True)
-            failed |= bool(found["failures"])
+            if "said" in entry:
+                print(entry["said"], flush=True)
+            failed |= bool(entry["failures"])
     print(f"{time.monotonic() - begin:.0f} s, wrote {path}")
     return int(failed)
 

@@ -35,7 +35,8 @@ def _problems(has_gpus: bool) -> list[Problem]:
             ("matmul_reduce_scatter", size),
         ]
     return [
-        problem_class(op)(**each, dtype="bfloat16", world_size=world_size) for op, each in fields
+        problem_class(op)(**values, dtype="bfloat16", world_size=world_size)
+        for op, values in fields
     ]
 
 
@@ -65,7 +66,7 @@ def main() -> None:
                 _is_exact(runtime, problem)
             begin = time.monotonic()
         seconds = time.monotonic() - begin
-        rows = [_row(each, _is_exact(runtime, each.problem)) for each in tuned]
+        rows = [_row(outcome, _is_exact(runtime, outcome.problem)) for outcome in tuned]
         runtime.check()
         if runtime._fabric.rank == 0:
             print(json.dumps({"seconds": seconds, "rows": rows}), flush=True)

@@ -78,10 +78,10 @@ def _differing(model: Any, ids: torch.Tensor, ours: torch.Tensor, theirs: torch.
     """How far from a tie the first differing token of any sequence is, in standard deviations."""
     gaps = [torch.zeros((), device=ids.device)]
     for row in (ours != theirs).any(dim=1).nonzero().flatten().tolist():
-        at = int((ours[row] != theirs[row]).nonzero()[0])
+        token = int((ours[row] != theirs[row]).nonzero()[0])
         with torch.no_grad():
-            logits = model(torch.cat((ids[row], theirs[row, :at]))[None]).logits[0, -1].float()
-        gaps.append((logits[theirs[row, at]] - logits[ours[row, at]]) / logits.std())
+            logits = model(torch.cat((ids[row], theirs[row, :token]))[None]).logits[0, -1].float()
+        gaps.append((logits[theirs[row, token]] - logits[ours[row, token]]) / logits.std())
     return float(torch.stack(gaps).max())  # NaN if one is
 
 

@@ -71,8 +71,8 @@ def _timed(models: dict[str, Any], x: torch.Tensor, target: torch.Tensor) -> dic
             _synchronize()
             times[name].append(1e6 * (time.perf_counter() - begin))
     figures = {}
-    for name, each in times.items():
-        first, median, third = statistics.quantiles(each, n=4, method="inclusive")
+    for name, samples in times.items():
+        first, median, third = statistics.quantiles(samples, n=4, method="inclusive")
         figures |= {f"{name}_us": median, f"{name}_iqr_us": third - first}
     return figures
 

@@ -24,113 +24,123 @@ All names are in the module `taxfree`, whose version is `taxfree.__version__`. T
 are no part of the interface.
 """
 _GROUPS = {
-    "Start": lambda each: not inspect.isclass(each),
-    "Runtime": lambda each: each is taxfree.Runtime,
-    "A step of a model": lambda each: each is taxfree.ModelStep,
-    "Problems": lambda each: issubclass(each, Problem | taxfree.SizeRange),
+    "Start": lambda named: not inspect.isclass(named),
+    "Runtime": lambda named: named is taxfree.Runtime,
+    "A step of a model": lambda named: named is taxfree.ModelStep,
+    "Problems": lambda named: issubclass(named, Problem | taxfree.SizeRange),
     "What a runtime tells": dataclasses.is_dataclass,
-    "Errors": lambda each: issubclass(each, Exception),
+    "Errors": lambda named: issubclass(named, Exception),
 }
 _SECTION = re.compile(r"^(Args|Returns|Raises):$", re.MULTILINE)
 _ENTRY = re.compile(r"^([\w, ]+): ", re.MULTILINE)
 _ROLE = re.compile(r":(?:class|func|meth|mod):`~?([^`]+)`")
-_LINE = 90
+_LINE, _HEADING = 100, 64
 
 
 def document() -> str:
     """The page, as it should be."""
-    names = [name for name in taxfree.__all__ if name != "__version__"]
+    names = sorted(name for name in taxfree.__all__ if name != "__version__")
     parts, left = [_HEAD], {name: getattr(taxfree, name) for name in names}
     for title, belongs in _GROUPS.items():
-        chosen = {name: each for name, each in left.items() if belongs(each)}
-        left = {name: each for name, each in left.items() if name not in chosen}
+        chosen = {name: named for name, named in left.items() if belongs(named)}
+        left = {name: named for name, named in left.items() if name not in chosen}
         parts.append(f"## {title}\n")
-        for name, each in chosen.items():
-            parts.extend(_class(name, each) if inspect.isclass(each) else _function(name, each))
+        for name, named in chosen.items():
+            parts.extend(_class(name, named) if inspect.isclass(named) else _function(name, named))
         if title == "Problems":
             parts.extend(_function("problem.for_rows", Problem.for_rows, level=3))
     assert not left, f"in no group: {sorted(left)}"
     return "\n".join(parts)
 
 
-def _class(name: str, each: type[Any]) -> Iterator[str]:
+def _class(name: str, cls: type[Any]) -> Iterator[str]:
     yield f"### `{name}`\n"
-    if dataclasses.is_dataclass(each):
-        yield _code(_signature(f"taxfree.{name}", each))
-    elif issubclass(each, Exception):
-        yield f"Derived from `{each.__bases__[0].__name__}`.\n"
-    yield _markdown(each)
-    for member, found in _members(each):
-        if isinstance(found, property | cached_property):
-            yield f"#### `{name}.{member}`\n\n{_markdown(found)}"
+    if dataclasses.is_dataclass(cls):
+        yield _code(_signature(f"taxfree.{name}", cls))
+    derived = f"Of `{cls.__bases__[0].__name__}`. " if issubclass(cls, Exception) else ""
+    yield derived + _markdown(cls)
+    for member, named in _members(cls):
+        if isinstance(named, property | cached_property):
+            yield f"#### `{name}.{member}`\n\n{_markdown(named)}"
         else:
-            yield from _function(f"{name}.{member}", found, level=4)
+            yield from _function(f"{name}.{member}", named, level=4)
 
 
-def _members(each: type[Any]) -> Iterator[tuple[str, Any]]:
+def _members(cls: type[Any]) -> Iterator[tuple[str, Any]]:
     """Public methods and properties with docstrings, in the order of the source.
 
     Those of problems, but for ``for_rows``, serve the kernels.
     """
-    if issubclass(each, Problem):
+    if issubclass(cls, Problem):
         return
-    for base in each.__mro__:
+    for base in cls.__mro__:
         if not base.__module__.startswith("taxfree"):
             continue
-        for name, found in vars(base).items():
-            if (name.startswith("_") and name != "__call__") or not inspect.getdoc(found):
+        for name, member in vars(base).items():
+            if (name.startswith("_") and name != "__call__") or not inspect.getdoc(member):
                 continue
-            if inspect.isfunction(found) or isinstance(found, property | cached_property):
-                yield name, found
-            elif isinstance(found, classmethod):
-                yield name, found.__func__
+            if inspect.isfunction(member) or isinstance(member, property | cached_property):
+                yield name, member
+            elif isinstance(member, classmethod):
+                yield name, member.__func__
 
 
-def _function(name: str, each: Any, level: int = 3) -> Iterator[str]:
-    called = name.split(".")[-1] if "." in name else f"taxfree.{name}"
-    yield f"{'#' * level} `{name}`\n"
-    yield _code(_signature(called, each))
-    yield _markdown(each)
+def _function(name: str, function: Any, level: int = 3) -> Iterator[str]:
+    whole, called = (name, name.split(".")[-1]) if "." in name else (f"taxfree.{name}",) * 2
+    heading = _signature(whole, function)
+    is_short = len(heading) <= _HEADING
+    yield f"{'#' * level} `{heading if is_short else name}`\n"
+    if not is_short:
+        yield _code(_signature(called, function))
+    yield _markdown(function)
 
 
-def _signature(name: str, each: Any) -> str:
-    """The call, on a line for each argument if it is long."""
-    signature = inspect.signature(each)
-    given = [p for p in signature.parameters.values() if p.name not in ("self", "cls")]
-    arguments = [str(argument).replace("'", "") for argument in given]
-    # Types are strings, which a parameter quotes; defaults that are strings keep their quotes.
-    for at, argument in enumerate(given):
-        if isinstance(argument.default, str):
-            arguments[at] = f"{argument.name}: {argument.annotation} = {argument.default!r}"
-        elif repr(argument.default) == "<factory>":
-            arguments[at] = f"{argument.name}: {argument.annotation} = {{}}"
+def _signature(name: str, called: Any) -> str:
+    """The call; its arguments are on lines of their own if it is long."""
+    signature = inspect.signature(called)
+    parameters = [p for p in signature.parameters.values() if p.name not in ("self", "cls")]
+    arguments = ", ".join(map(_argument, parameters))
     returned = ""
-    if signature.return_annotation is not signature.empty and not inspect.isclass(each):
+    if signature.return_annotation is not signature.empty and not inspect.isclass(called):
         returned = f" -> {signature.return_annotation}"
-    line = f"{name}({', '.join(arguments)}){returned}"
+    line = f"{name}({arguments}){returned}"
     if len(line) <= _LINE:
         return line
-    return f"{name}(\n" + "".join(f"    {each},\n" for each in arguments) + f"){returned}"
+    kept = re.sub(r"(?<=[^,]) (?!\w+: )", "\0", arguments)  # a line ends behind an argument
+    wrapped = textwrap.fill(
+        kept, _LINE, initial_indent="    ", subsequent_indent="    ", break_on_hyphens=False
+    )
+    return f"{name}(\n{wrapped},\n){returned}".replace("\0", " ")
+
+
+def _argument(parameter: inspect.Parameter) -> str:
+    """Types are strings, which a parameter quotes; defaults that are strings keep their quotes."""
+    if isinstance(parameter.default, str):
+        return f"{parameter.name}: {parameter.annotation} = {parameter.default!r}"
+    if repr(parameter.default) == "<factory>":
+        return f"{parameter.name}: {parameter.annotation} = {{}}"
+    return str(parameter).replace("'", "")
 
 
 def _code(text: str) -> str:
     return f"```py\n{text}\n```\n"
 
 
-def _markdown(each: Any) -> str:
-    """A docstring, with its sections as lists."""
-    text = _ROLE.sub(r"`\1`", inspect.getdoc(each) or "").replace("``", "`")
+def _markdown(documented: Any) -> str:
+    """A docstring: its arguments as a list, what it returns and raises as paragraphs."""
+    text = _ROLE.sub(r"`\1`", inspect.getdoc(documented) or "").replace("``", "`")
     pieces = _SECTION.split(text)
     parts = [pieces[0].strip()]
     for title, body in zip(pieces[1::2], pieces[2::2], strict=True):
         block = textwrap.dedent(body).strip("\n")
-        heading = {"Args": "Arguments", "Raises": "Errors"}.get(title, title)
-        if title == "Returns":
-            parts.append(f"**{heading}** {' '.join(block.split())}")
-            continue
-        entries = re.split(r"\n(?=\S)", block)
-        lines = [_ENTRY.sub(r"- `\1`: ", " ".join(entry.split()), count=1) for entry in entries]
-        parts.append(f"**{heading}**\n\n" + "\n".join(lines))
+        entries = [" ".join(entry.split()) for entry in re.split(r"\n(?=\S)", block)]
+        if title == "Args":
+            parts.append("\n".join(_ENTRY.sub(r"- `\1`: ", entry, count=1) for entry in entries))
+        elif title == "Raises":
+            named = (_ENTRY.sub(r"`\1`: ", entry, count=1).rstrip(".") for entry in entries)
+            parts.append(f"**Errors** {'. '.join(named)}.")
+        else:
+            parts.append(f"**Returns** {' '.join(entries)}")
     return "\n\n".join(parts) + "\n"
 
 

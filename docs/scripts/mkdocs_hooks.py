@@ -33,19 +33,16 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     def target(path: str) -> str | None:
         """The page or picture that a link of the repository means, seen from this page."""
         linked = os.path.normpath(folder / path)
-        if linked in _PAGES:
-            found = _PAGES[linked]
-        elif linked.startswith("docs/"):
-            found = linked.removeprefix("docs/")
-        else:
+        if linked not in _PAGES and not linked.startswith("docs/"):
             return None
-        return os.path.relpath(found, Path(uri).parent)
+        shown = _PAGES.get(linked, linked.removeprefix("docs/"))
+        return os.path.relpath(shown, Path(uri).parent)
 
     def link(match: re.Match[str]) -> str:
         text, path, anchor = match[1], match[2], match[3] or ""
-        found = target(path)
-        if found is not None:
-            return f"[{text}]({found}{anchor})"
+        shown = target(path)
+        if shown is not None:
+            return f"[{text}]({shown}{anchor})"
         if not (ROOT / folder / path).exists():
             return match[0]  # for the strict build to report
         return text

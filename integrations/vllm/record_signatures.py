@@ -88,8 +88,8 @@ def found(tree: ast.Module | ast.ClassDef, name: str) -> Any:
 def signature(function: ast.FunctionDef) -> str:
     """The parameters with their defaults, without types."""
     arguments = function.args
-    for each in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs):
-        each.annotation = None
+    for argument in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs):
+        argument.annotation = None
     for star in (arguments.vararg, arguments.kwarg):
         if star is not None:
             star.annotation = None
@@ -99,16 +99,16 @@ def signature(function: ast.FunctionDef) -> str:
 def attributes(node: ast.ClassDef) -> set[str]:
     """The fields, properties and attributes of a class that its own code defines."""
     names: set[str] = set()
-    for each in ast.walk(node):
-        match each:
+    for part in ast.walk(node):
+        match part:
             case ast.Attribute(value=ast.Name(id="self"), attr=name, ctx=ast.Store()):
                 names.add(name)
             case ast.Call(
                 func=ast.Attribute(attr="register_parameter"), args=[ast.Constant(value=name), *_]
             ):
                 names.add(str(name))
-    for each in node.body:
-        match each:
+    for statement in node.body:
+        match statement:
             case ast.AnnAssign(target=ast.Name(id=name)) | ast.Assign(targets=[ast.Name(id=name)]):
                 names.add(name)
             case ast.FunctionDef(name=name, decorator_list=[ast.Name(id="property"), *_]):
@@ -122,7 +122,7 @@ def bound(tree: ast.Module) -> set[str]:
     for node in ast.walk(tree):
         match node:
             case ast.ImportFrom(names=imported):
-                names.update(each.asname or each.name for each in imported)
+                names.update(alias.asname or alias.name for alias in imported)
             case ast.AnnAssign(target=ast.Name(id=name)):
                 names.add(name)
     return names
@@ -140,7 +140,7 @@ def constant(tree: ast.Module, name: str) -> Any:
     """The value of a constant of a module."""
     for node in tree.body:
         match node:
-            case ast.Assign(targets=[ast.Name(id=each)], value=value) if each == name:
+            case ast.Assign(targets=[ast.Name(id=target)], value=value) if target == name:
                 return ast.literal_eval(value)
     raise SystemExit(f"error: no {name}")
 
@@ -155,8 +155,8 @@ def version(folder: Path) -> tuple[str, str]:
     git = ["git", "-C", str(folder)]
     described = [["describe", "--tags"], ["rev-parse", "HEAD"]]
     first, second = (
-        subprocess.run([*git, *each], capture_output=True, text=True, check=True).stdout.strip()
-        for each in described
+        subprocess.run([*git, *command], capture_output=True, text=True, check=True).stdout.strip()
+        for command in described
     )
     return first, second
 

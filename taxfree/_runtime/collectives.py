@@ -80,8 +80,8 @@ def all_find_differing(group: dist.ProcessGroup, value: str, timeout_s: float) -
     def keys(what: str) -> list[str]:
         return [f"taxfree {what} {number} {name} {other}" for other in range(group.size())]
 
-    def exchanged(what: str, own: str) -> list[bytes]:
-        store.set(keys(what)[rank], own)
+    def exchanged(what: str, said: str) -> list[bytes]:
+        store.set(keys(what)[rank], said)
         store.wait(keys(what), timedelta(seconds=timeout_s))
         return [store.get(key) for key in keys(what)]
 

@@ -63,9 +63,9 @@ def _run(signature: Signature, *arguments: Any) -> torch.Tensor:
         return runtime._run(signature, arguments[:-1])
     if signature.library is None:
         raise UsageError("the runtime is closed", "call taxfree.init() again")
-    *given, group_name = arguments
+    *values, group_name = arguments
     size = _process_group(group_name).size()
-    return signature.library(size, group_name, **signature.named(given))
+    return signature.library(size, group_name, **signature.named(values))
 
 
 def _fake(signature: Signature, *arguments: Any) -> torch.Tensor:

@@ -267,17 +267,17 @@ class Plans:
         if record is None:
             return {}
         times = {
-            (each.variant, mode, *each.config.items()): us
-            for each in (*record.runners_up, record.winner, record.baseline)
-            for mode, us in each.median_us.items()
+            (measurement.variant, mode, *measurement.config.items()): us
+            for measurement in (*record.runners_up, record.winner, record.baseline)
+            for mode, us in measurement.median_us.items()
         }
         library = record.baseline.median_us
         ours = {
             mode: times.get((choice.of(mode).variant, mode, *choice.of(mode).config.items()))
             for mode in library
         }
-        found = {mode: (us, of_us) for mode, us in library.items() if (of_us := ours[mode])}
-        return found if len(found) == len(library) else {}
+        both = {mode: (us, of_us) for mode, us in library.items() if (of_us := ours[mode])}
+        return both if len(both) == len(library) else {}
 
     def kernels(self) -> dict[str, int]:
         """How many kernels are compiled for the sizes of each operation."""

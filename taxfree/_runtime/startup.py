@@ -138,14 +138,14 @@ def _agreed(
         problem = error
     told = None if problem is None else (problem.message, problem.hint)
     versions = {op: fingerprints.versions(op) for op in operation_names()}
-    own = (settings.steering(), __version__, versions)
-    answers = vote(group, (told, table, own, place_here()))
+    steering = (settings.steering(), __version__, versions)
+    answers = vote(group, (told, table, steering, place_here()))
     if problem is not None:
         raise problem
     for other, (told, *_) in enumerate(answers):
         if told is not None:
             raise TaxfreeError(f"rank {other}: {told[0]}", told[1])
-    table, everyone = answers[0][1], [own for _, _, own, _ in answers]
+    table, everyone = answers[0][1], [steering for _, _, steering, _ in answers]
     places = [place for *_, place in answers]
     differing = [rank for rank, other in enumerate(everyone) if other != everyone[0]]
     if differing:

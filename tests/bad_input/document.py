@@ -6,6 +6,7 @@ The commands come from the command line itself, the exit codes from where they a
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from taxfree_cli.exits import MEANINGS
 
 PATH = Path(__file__).parents[2] / "docs" / "cli.md"
 _WIDTH = 100
+_SEVERAL = 3  # commands with the same option
 
 _HEAD = """\
 # The command line
@@ -55,12 +57,40 @@ def document() -> str:
 
 
 def _commands() -> Iterator[str]:
+    """The help of each command; options that several have are explained once, before them."""
     group: Any = typer.main.get_command(app)
-    for name, command in _leaves("taxfree", group):
-        context = typer.Context(command, info_name=name, terminal_width=_WIDTH)
-        lines = (line.rstrip() for line in command.get_help(context).splitlines())
-        yield f"### {name}\n"
-        yield "```text\n" + "\n".join(lines) + "\n```\n"
+    commands = dict(_leaves("taxfree", group))
+    contexts = {name: _context(name, command) for name, command in commands.items()}
+    listed = {
+        name: [(record, option) for option in command.params
+               if (record := option.get_help_record(contexts[name])) is not None]
+        for name, command in commands.items()
+    }  # fmt: skip
+    counts = Counter(record for options in listed.values() for record, _ in options)
+    named = Counter(name for (name, _), count in counts.items() if count >= _SEVERAL)
+    shared = sorted(
+        record for record, count in counts.items() if count >= _SEVERAL and named[record[0]] == 1
+    )
+    formatter = contexts["taxfree tune"].make_formatter()
+    formatter.write_dl(shared)
+    yield f"### Options of several commands\n\n{_fenced(formatter.getvalue())}"
+    for name, command in commands.items():
+        also = []
+        for record, option in listed[name]:
+            if record in shared:
+                option.hidden = True
+                also.append(option.opts[0])
+        said = f"{command.get_help(contexts[name])}\n  Also: {', '.join(also)}"
+        yield f"### {name}\n\n{_fenced(said)}"
+
+
+def _context(name: str, command: Any) -> typer.Context:
+    return typer.Context(command, info_name=name, terminal_width=_WIDTH)
+
+
+def _fenced(text: str) -> str:
+    lines = (line.rstrip() for line in text.strip("\n").splitlines())
+    return "```text\n" + "\n".join(lines) + "\n```\n"
 
 
 def _leaves(name: str, command: Any) -> Iterator[tuple[str, Any]]:
@@ -68,8 +98,8 @@ def _leaves(name: str, command: Any) -> Iterator[tuple[str, Any]]:
     if not hasattr(command, "commands"):
         yield name, command
         return
-    for each in command.commands:
-        yield from _leaves(f"{name} {each}", command.commands[each])
+    for child in command.commands:
+        yield from _leaves(f"{name} {child}", command.commands[child])
 
 
 def _table(headings: Iterable[str], rows: Iterable[Iterable[str]]) -> str:

@@ -29,7 +29,7 @@ def test_a_given_problem_costs_little_beside_the_librarys_path(
         problem_class(op)(**FIELDS.get(op, matmul) | fields, world_size=world_size)
         for op, fields in OPS
     ]
-    task = "benchmarks.host_cost_ranks:time_library"
+    task = "benchmarks.host_cost:time_library"
     for found in ranks.run(world_size, task, problems=problems):
         assert [each.op for each in found] == [op for op, _ in OPS]
         assert {each.library for each in found} == {"baseline"}

@@ -187,11 +187,11 @@ def refuse(fabric: Any, database: str) -> Any:
 @pytest.fixture
 def database(tmp_path: Path) -> str:
     """A table with records of the layer, with and without RMSNorm, by which `push` wins."""
-    from benchmarks.commands import record_of
     from taxfree_kernels.hardware import KNOWN
     from taxfree_kernels.matmul_all_reduce.problem import MatmulAllReduce
     from taxfree_kernels.variant import SCALES
     from taxfree_tuning_db import Database
+    from tests.taxfree.runtime_tasks import record_of
 
     path = tmp_path / "tuning.sqlite"
     kinds = [{}, *({"x_dtype": "fp8", "scales": scales} for scales in SCALES)]
@@ -201,7 +201,7 @@ def database(tmp_path: Path) -> str:
                 m=RECORDED_ROWS, n=N, k=K, dtype="bfloat16", world_size=2,
                 residual=has_norm, rms_norm=has_norm, **kind,
             )  # fmt: skip
-            found.put(record_of(problem, "push", KNOWN["cpu"], "eager"))
+            found.put(record_of(SimpleNamespace(hardware=KNOWN["cpu"]), problem))
     return str(path)
 
 

@@ -69,16 +69,16 @@ def generated(model: Path, ranks: int, tmp_path: Path, **variables: str) -> tupl
 
 def table(path: Path) -> Path:
     """Records by which `push` wins on the host, of the model's two row-parallel layers."""
-    from benchmarks.commands import record_of
     from taxfree_kernels.hardware import KNOWN
     from taxfree_kernels.matmul_all_reduce.problem import MatmulAllReduce
     from taxfree_tuning_db import Database
+    from tests.taxfree.runtime_tasks import record_of
 
     with Database(path) as found:
         for m in (2, 16):
             for k in (64, 128):
                 problem = MatmulAllReduce(m=m, n=128, k=k, dtype="bfloat16", world_size=2)
-                found.put(record_of(problem, "push", KNOWN["cpu"], "eager"))
+                found.put(record_of(SimpleNamespace(hardware=KNOWN["cpu"]), problem))
     return path
 
 

@@ -208,16 +208,6 @@ class TestTables:
         assert any(line.startswith("| fused |") and "20.5 (-5.5)" in line for line in lines)
         assert any(line.startswith("| persistent |") and line.endswith("| - |") for line in lines)
 
-    def test_attention_by_itself_stands_beside_that_of_others(self):
-        problem = {"batch": 8, "kv_len_per_rank": 8192}
-        times = {"baseline": 40.0, "splits": 28.0, "flashinfer": 30.0, "torch_flex": 300.0}
-        rows = [
-            dataclasses.replace(row(name, "graph", us), op="flash_decode", problem=problem)
-            for name, us in times.items()
-        ]
-        lines = script("tables").attention(rows).splitlines()
-        assert "| 8 | 8192 | 14.0 | 28.0 | 50% | 30.0 | - | - | - | 300.0 |" in lines
-
     def test_the_documents_are_up_to_date(self):
         command = [sys.executable, "benchmarks/tables.py", "--check"]
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)

@@ -89,7 +89,7 @@ class StepTrial:
         self._problem, self._seed = problem, seed
         self._programs, self._first = rng.choice(_PROGRAMS), rng.choice(FIRST_GENERATIONS)
         self._config = {name: rng.choice((1, 2)) for name in ("SPLITS", "DOWN_PARTS", "XCDS")}
-        self._found: list[tuple[int, int, torch.Tensor, torch.Tensor]] = []
+        self._results: list[tuple[int, int, torch.Tensor, torch.Tensor]] = []
 
     def run(self) -> ScheduleOutcome:
         """Run the schedule, and compare tokens and logits of all calls."""
@@ -102,22 +102,22 @@ class StepTrial:
 
     def _setup(self, fabric: SimulatedFabric) -> list[Call]:
         if fabric.rank == 0:
-            self._found = []
+            self._results = []
         part, held = model(self._problem).parts[fabric.rank], cache(self._problem, fabric.rank, 1)
         step = TwinStep(part, held, self._problem.batch, fabric, self._config, self._programs)
         return [partial(self._call, fabric.rank, step, number) for number in range(_CALLS)]
 
     def _call(self, rank: int, step: TwinStep, number: int) -> None:
-        given = model(self._problem)
-        tokens = step(given.tokens[number], given.positions[number])
-        self._found.append((rank, number, tokens.clone(), step.logits.clone()))
+        drawn = model(self._problem)
+        tokens = step(drawn.tokens[number], drawn.positions[number])
+        self._results.append((rank, number, tokens.clone(), step.logits.clone()))
 
     def _wrong_result(self) -> Violation | None:
         wanted = exact(self._problem)
-        for rank, number, tokens, logits in self._found:
+        for rank, number, tokens, logits in self._results:
             whole = wanted[number]
-            own = whole.chunk(self._problem.world_size, 1)[rank]
-            error = (logits.double() - own).abs().max() / whole.abs().max()
+            part = whole.chunk(self._problem.world_size, 1)[rank]
+            error = (logits.double() - part).abs().max() / whole.abs().max()
             first = whole.argmax(1)
             if error <= _TOLERANCE and torch.equal(tokens, first):
                 continue
@@ -125,9 +125,9 @@ class StepTrial:
             text = f"{what}, tokens {tokens.tolist()}, not {first.tolist()}"
             return Violation(Reason.WRONG_RESULT, (text, str(self._problem)))
         if self._problem.has_same_head:
-            for rank, number, _, logits in self._found:
-                other = next(each for *at, _, each in self._found if at == [0, number])
-                if not torch.equal(logits, other):
+            of_first = {number: logits for rank, number, _, logits in self._results if rank == 0}
+            for rank, number, _, logits in self._results:
+                if not torch.equal(logits, of_first[number]):
                     text = f"ranks 0 and {rank} have other bits in call {number}"
                     return Violation(Reason.WRONG_RESULT, (text, str(self._problem)))
         return None
@@ -182,11 +182,11 @@ def _part(whole: Decoder, rank: int, world: int) -> Decoder:
 
     def of_layer(layer: Layer) -> Layer:
         split = ("q", "k", "v", "gate", "up", "q_bias", "k_bias", "v_bias")
-        found = {name: getattr(layer, name) for name in split}
+        weights = {name: getattr(layer, name) for name in split}
         parts: dict[str, Any] = {
-            name: of_rows(each) for name, each in found.items() if each is not None
+            name: of_rows(weight) for name, weight in weights.items() if weight is not None
         }
-        o, down = (each.chunk(world, 1)[rank].contiguous() for each in (layer.o, layer.down))
+        o, down = (w.chunk(world, 1)[rank].contiguous() for w in (layer.o, layer.down))
         return replace(layer, **parts, o=o, down=down)
 
     head = of_rows(whole.head)
@@ -199,10 +199,10 @@ def _in_fp8(part: Decoder, scales: str) -> Decoder:
 
     def of_layer(layer: Layer) -> Layer:
         factors = [quantised_weight(getattr(layer, name).t(), scales) for name in SCALED]
-        found: dict[str, Any] = {
+        weights: dict[str, Any] = {
             name: values.t() for name, (values, _) in zip(SCALED, factors, strict=True)
         }
-        return replace(layer, **found, scales=tuple(s.t().contiguous() for _, s in factors))
+        return replace(layer, **weights, scales=tuple(s.t().contiguous() for _, s in factors))
 
     return replace(part, layers=tuple(map(of_layer, part.layers)))
 
@@ -211,14 +211,15 @@ def _together(whole: Decoder, parts: list[Decoder]) -> Decoder:
     """The whole of what all parts in fp8 stand for, float64."""
 
     def of_layer(number: int) -> Layer:
-        found: dict[str, Any] = {}
-        for at, name in enumerate(SCALED):
+        weights: dict[str, Any] = {}
+        for index, name in enumerate(SCALED):
             layers = [part.layers[number] for part in parts]
-            each = [
-                dequantised(getattr(layer, name).t(), layer.scales[at].t()).t() for layer in layers
+            of_ranks = [
+                dequantised(getattr(layer, name).t(), layer.scales[index].t()).t()
+                for layer in layers
             ]
-            found[name] = torch.cat(each, 1 if name in ("o", "down") else 0)
-        return replace(whole.layers[number], **found)
+            weights[name] = torch.cat(of_ranks, 1 if name in ("o", "down") else 0)
+        return replace(whole.layers[number], **weights)
 
     return replace(whole, layers=tuple(map(of_layer, range(len(whole.layers)))))
 
@@ -231,8 +232,8 @@ class _Fp8Operations(ModelStep):
     def _rounded(self, x: torch.Tensor, parts: int) -> torch.Tensor:
         if self.scales == "none":
             return x
-        each = (dequantised(*quantised(part, self.scales)) for part in x.chunk(parts, 1))
-        return torch.cat(tuple(each), 1)
+        rounded = [dequantised(*quantised(part, self.scales)) for part in x.chunk(parts, 1)]
+        return torch.cat(rounded, 1)
 
     def _inputs(self, x: torch.Tensor) -> Any:
         return self._rounded(x, 1), None
@@ -244,7 +245,7 @@ class _Fp8Operations(ModelStep):
 
 def cache(problem: StepProblem, rank: int, heads: int) -> Cache:
     """Keys and values before the first call, of so many heads; NaN where none is read."""
-    found: list[tuple[torch.Tensor, ...]] = []
+    states: list[tuple[torch.Tensor, ...]] = []
     for which in range(2):
         layers = []
         for number in range(problem.layers):
@@ -254,8 +255,8 @@ def cache(problem: StepProblem, rank: int, heads: int) -> Cache:
             for sequence, position in enumerate(model(problem).positions[0].tolist()):
                 whole[sequence, :, position:] = float("nan")
             layers.append(whole[:, rank : rank + heads].contiguous())
-        found.append(tuple(layers))
-    keys, values = found
+        states.append(tuple(layers))
+    keys, values = states
     return Cache(keys, values)
 
 
@@ -263,8 +264,8 @@ def cache(problem: StepProblem, rank: int, heads: int) -> Cache:
 def exact(problem: StepProblem) -> list[torch.Tensor]:
     """Logits of each call, float64 [batch, vocabulary]."""
     made, held = model(problem), cache(problem, 0, problem.world_size)
-    for each in (*held.keys, *held.values):
-        each.nan_to_num_()  # that of what is masked is not in the kernel's sums
+    for states in (*held.keys, *held.values):
+        states.nan_to_num_()  # that of what is masked is not in the kernel's sums
     step = _Fp8Operations(cast(made.whole, torch.float64), cast(held, torch.float64), None)
     step.scales, step.ranks = problem.scales, problem.world_size
     return [
@@ -278,9 +279,9 @@ def cast(value: Any, dtype: torch.dtype) -> Any:
     if isinstance(value, torch.Tensor):
         return value.to(dtype)
     if isinstance(value, tuple):
-        return tuple(cast(each, dtype) for each in value)
+        return tuple(cast(item, dtype) for item in value)
     if isinstance(value, Decoder | Layer | Cache):
-        fields = {name: cast(each, dtype) for name, each in vars(value).items()}
+        fields = {name: cast(field, dtype) for name, field in vars(value).items()}
         fields |= {"inv_freq": value.inv_freq} if isinstance(value, Decoder) else {}
         return replace(value, **fields)
     return value

@@ -92,8 +92,8 @@ class Trial:
     def _wrong_result(self) -> Violation | None:
         for rank, number, output in self._outputs:
             wanted = _reference(self._op.name, self._problem, rank, number)
-            found = self._op.result(self._problem, output)
-            error = (found.double() - wanted).abs().max()
+            result = self._op.result(self._problem, output)
+            error = (result.double() - wanted).abs().max()
             if not error <= _TOLERANCE * wanted.abs().max().clamp(min=1.0):
                 generation = self._first_generation + number
                 text = f"rank {rank}, generation {generation}: off by {error:.3g} at most"

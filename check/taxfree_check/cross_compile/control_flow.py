@@ -175,8 +175,8 @@ def _parse(text: str, syntax: Syntax) -> list[BasicBlock]:
         line, block = raw.split(syntax.comment)[0].strip(), blocks[-1]
         if not line:
             continue
-        if place := _SOURCE.match(line):
-            source = "" if place["line"] == "0" else place[0]
+        if location := _SOURCE.match(line):
+            source = "" if location["line"] == "0" else location[0]
         elif label := syntax.label.match(line):
             blocks.append(BasicBlock(label.group(1)))
         elif branch := syntax.branch.match(line):

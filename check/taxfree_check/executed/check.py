@@ -121,9 +121,11 @@ def tiny_problems(op: str, world_size: int) -> list[Problem]:
     A rank has three tiles of a stencil, one of them at no side.
     """
     tiny = list(operation_shapes(op).tiny(world_size))
-    tiny = [_grown(each, "window", _WIDER) if getattr(each, "window", 0) else each for each in tiny]
-    if op == "stencil":
-        tiny = [_grown(each, "rows", _HIGHER) for each in tiny]
+    for name, by in (("window", _WIDER), ("rows", _HIGHER if op == "stencil" else 0)):
+        tiny = [
+            _grown(problem, name, by) if by and getattr(problem, name, 0) else problem
+            for problem in tiny
+        ]
     if op in _KEYS_IN_FP8:
         return [*tiny, replace(tiny[0], kv_scales=_KEYS_IN_FP8[op])]
     made, common = problem_class(op), {"dtype": "bfloat16", "x_dtype": "fp8"}

@@ -280,8 +280,8 @@ class KernelRun:
             self._gpu.end_launch()
 
     def _start_next(self) -> None:
-        number, place = next(self._waiting, (0, None))
-        if place is None:
+        number, position = next(self._waiting, (0, None))
+        if position is None:
             return
         views = self._gpu.views[number % len(self._gpu.views)]
-        self._groups.append(Workgroup(self, place, self.timing.rng.choice(views)))
+        self._groups.append(Workgroup(self, position, self.timing.rng.choice(views)))

@@ -488,10 +488,10 @@ def _of_fp8(instruction: Instruction) -> Row:
     is_fnuz = literal(instruction.is_fnuz)
     parts = [
         OperandPart(
-            [source(instruction.operands[1], "u32", (first + 8 * at, 0xFF)), is_fnuz],
-            _out(instruction) + 64 * at,
+            [source(instruction.operands[1], "u32", (first + 8 * byte, 0xFF)), is_fnuz],
+            _out(instruction) + 64 * byte,
         )
-        for at in range(1 + is_pair)
+        for byte in range(1 + is_pair)
     ]
     return _row(instruction, instruction.opcode, *parts)
 

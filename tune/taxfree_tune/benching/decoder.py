@@ -71,8 +71,8 @@ class _Attention(nn.Module):
         q, k, v = heads.split(self.heads, dim=2)
         q, k = (_rotated(norm(y), rotary) for norm, y in ((self.q_norm, q), (self.k_norm, k)))
         end = start + q.shape[1]
-        for own, new in zip(cache, (k, v), strict=True):
-            own[:, start:end] = new
+        for states, new in zip(cache, (k, v), strict=True):
+            states[:, start:end] = new
         if q.shape[1] == 1:  # a prompt sees what it has just computed, a token all before it
             k, v = (states[:, :end] for states in cache)
         q, k, v = (heads.transpose(1, 2) for heads in (q, k, v))
@@ -156,8 +156,8 @@ class Decoder(nn.Module):
         x, normed = self.begin(tokens)
         norms: list[Any] = [block.attention_norm for block in self.blocks][1:]
         norms.append(nn.Identity() if is_prompt else self.norm)
-        for block, next_norm, own in zip(self.blocks, norms, cache, strict=True):
-            x, normed = block(x, normed, next_norm, rotary=rotary, start=start, cache=own)
+        for block, next_norm, states in zip(self.blocks, norms, cache, strict=True):
+            x, normed = block(x, normed, next_norm, rotary=rotary, start=start, cache=states)
         return self.end(normed, batch, is_prompt)
 
     def begin(self, tokens: torch.Tensor) -> Any:
@@ -240,13 +240,13 @@ def random_weights(
 def take_weights(decoder: Decoder, weights: Mapping[str, torch.Tensor]) -> None:
     """Let a decoder on the meta device use a rank's parts of its parameters, without a copy."""
     for name, parameter in list(decoder.named_parameters()):
-        own = weights[name]
+        weight = weights[name]
         if isinstance(parameter, DTensor):
-            own = DTensor.from_local(
-                own, parameter.device_mesh, parameter.placements, run_check=False
+            weight = DTensor.from_local(
+                weight, parameter.device_mesh, parameter.placements, run_check=False
             )
         room, _, short = name.rpartition(".")
-        setattr(decoder.get_submodule(room), short, nn.Parameter(own, requires_grad=False))
+        setattr(decoder.get_submodule(room), short, nn.Parameter(weight, requires_grad=False))
 
 
 def in_fp8(decoder: of_step.Decoder, scales: str) -> of_step.Decoder:
@@ -268,9 +268,9 @@ def in_fp8(decoder: of_step.Decoder, scales: str) -> of_step.Decoder:
         return values, scale.t().contiguous()
 
     def of_layer(layer: of_step.Layer) -> of_step.Layer:
-        found = {name: of_weight(getattr(layer, name)) for name in of_step.SCALED}
-        weights: dict[str, Any] = {name: values for name, (values, _) in found.items()}
-        return replace(layer, **weights, scales=tuple(scale for _, scale in found.values()))
+        factors = {name: of_weight(getattr(layer, name)) for name in of_step.SCALED}
+        weights: dict[str, Any] = {name: values for name, (values, _) in factors.items()}
+        return replace(layer, **weights, scales=tuple(scale for _, scale in factors.values()))
 
     return replace(decoder, layers=tuple(map(of_layer, decoder.layers)))
 
@@ -286,12 +286,12 @@ def for_step(decoder: Decoder, rank: int) -> of_step.Decoder:
         q, k, v = local(attention.qkv.weight).split(sizes)
         bias = attention.qkv.bias
         biases = (None,) * 3 if bias is None else local(bias).split(sizes)
-        norms = [getattr(each, "weight", None) for each in (attention.q_norm, attention.k_norm)]
+        norms = [getattr(norm, "weight", None) for norm in (attention.q_norm, attention.k_norm)]
         gate, up = local(mlp.gate_up.weight).chunk(2)
         return of_step.Layer(
             local(block.attention_norm.weight), q, k, v, local(attention.o.weight),
             local(block.mlp_norm.weight), gate, up, local(mlp.down.weight), *biases,
-            *(None if each is None else local(each) for each in norms),
+            *(None if norm is None else local(norm) for norm in norms),
         )  # fmt: skip
 
     exponents = torch.arange(head_dim // 2, device=head.device) * (-2 / head_dim)

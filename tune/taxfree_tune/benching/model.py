@@ -199,8 +199,8 @@ def _measured(
             if mode:
                 continue
             outcomes, problems = [], {}
-        found = lost | {(outcome.path, outcome.mode): outcome for outcome in outcomes}
-        return PhaseResult(phase, [found[mode] for mode in bench.modes], problems, hardware)
+        by_mode = lost | {(outcome.path, outcome.mode): outcome for outcome in outcomes}
+        return PhaseResult(phase, [by_mode[mode] for mode in bench.modes], problems, hardware)
 
 
 def document(bench: ModelBench, fabric: str, results: Sequence[PhaseResult]) -> dict[str, Any]:

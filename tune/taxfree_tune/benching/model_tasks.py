@@ -181,14 +181,14 @@ class Bench:
         """Tokens, rotary's factors, the first position, and a cache: arguments of the model."""
         model, phase, device = self._model, self._phase, self._fabric.device
         shared = torch.Generator(device).manual_seed(1)
-        own = torch.Generator(device).manual_seed(2 + self._fabric.rank)
+        of_rank = torch.Generator(device).manual_seed(2 + self._fabric.rank)
         start, count = (0, phase.length) if phase.name == "prefill" else (phase.length, 1)
         rows = (phase.tokens,)
         tokens = torch.randint(model.vocabulary, rows, generator=shared, device=device)
         kv_heads = decoder.kv_heads_of_rank(model, self._fabric.world_size)
         size = phase.batch, start + count, kv_heads, model.head_dim
         state = [
-            tuple(torch.randn(size, generator=own, device=device, dtype=dtype) for _ in ("k", "v"))
+            tuple(torch.randn(size, generator=of_rank, device=device, dtype=dtype) for _ in "kv")
             for _ in range(model.layers)
         ]
         rotary = decoder.rotary_factors(start + count, model.head_dim, device)[start:].to(dtype)
@@ -324,8 +324,8 @@ class Bench:
 
     def error(self, logits: torch.Tensor, exact: torch.Tensor) -> float:
         """The worst rank's relative error of logits; collective."""
-        own = float((logits.double() - exact).norm() / exact.norm())
-        worst: float = max(vote(self._fabric.group, own))
+        error = float((logits.double() - exact).norm() / exact.norm())
+        worst: float = max(vote(self._fabric.group, error))
         return worst
 
     def exact_logits(self, tokens: torch.Tensor | None = None) -> torch.Tensor:
@@ -338,10 +338,10 @@ class Bench:
         drawn, rotary, start, cache = self._state
         tokens = drawn if tokens is None else tokens
         rotary, x = rotary.double(), made.embedding(tokens).double()
-        for own in cache:
+        for layer in cache:
             block: Any = made.blocks[0].double()
             block.attention.attend = _attend_by_kv_head
-            copies = tuple(states.double() for states in own)
+            copies = tuple(states.double() for states in layer)
             normed = block.attention_norm(x)
             x, _ = block(x, normed, torch.nn.Identity(), rotary=rotary, start=start, cache=copies)
             del made.blocks[0]

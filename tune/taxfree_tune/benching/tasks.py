@@ -99,11 +99,9 @@ def _dispatch_outcome(bench: Bench, dispatched: Compute, choice: Choice) -> Outc
     picked, checked = bench.plan(Candidate(choice.variant, choice.config)), [dispatched]
     if choice.eager is not None:  # dispatch is checked eagerly, where it runs another
         checked.append(picked)
-    found = [bench.check(plan) for plan in checked]
+    outcomes = [bench.check(plan) for plan in checked]
     _raise_if_a_peer_was_lost(bench.fabric)
-    worst = max(
-        found, key=lambda outcome: (outcome.state == "wrong", outcome.relative_error or 0.0)
-    )
+    worst = max(outcomes, key=lambda one: (one.state == "wrong", one.relative_error or 0.0))
     worst.launches = picked.launches
     return worst
 
@@ -137,4 +135,4 @@ def _clocks(bench: Bench) -> list[dict[str, Any]]:
     if device.type != "cuda":
         return []
     uuid = f"GPU-{torch.cuda.get_device_properties(device).uuid}"
-    return [gpu for own in vote(bench.fabric.group, environment.gpus(uuid)) for gpu in own]
+    return [gpu for gpus in vote(bench.fabric.group, environment.gpus(uuid)) for gpu in gpus]

@@ -115,25 +115,25 @@ class Scaled:
 
 def recorded(records: Iterable[Record]) -> list[Recorded]:
     """The problems of records of `GPU`, with their times; of equal records the first counts."""
-    found: dict[tuple[str, str], dict[int, dict[str, float]]] = {}
+    by_problem: dict[tuple[str, str], dict[int, dict[str, float]]] = {}
     for record in records:
         fields = dict(record.problem)
         ranks = int(fields.pop("world_size", 1))
         key = record.op, json.dumps(fields, sort_keys=True)
-        if record.hardware.gpu != GPU or ranks == 1 or ranks in found.get(key, {}):
+        if record.hardware.gpu != GPU or ranks == 1 or ranks in by_problem.get(key, {}):
             continue
         times = _times(record.op, (record.winner, record.baseline, *record.runners_up))
         if LIBRARY in times and recorded_problem(record.op, record.problem) is not None:
-            found.setdefault(key, {})[ranks] = times
-    return [Recorded(op, json.loads(fields), times) for (op, fields), times in found.items()]
+            by_problem.setdefault(key, {})[ranks] = times
+    return [Recorded(op, json.loads(fields), times) for (op, fields), times in by_problem.items()]
 
 
 def _times(op: str, measured: Iterable[Measurement]) -> dict[str, float]:
     times: dict[str, float] = {}
-    for each in measured:
-        us = each.median_us.get("graph")
+    for measurement in measured:
+        us, variant = measurement.median_us.get("graph"), measurement.variant
         if us is not None:
-            way = LIBRARY if is_library(op, each.variant) else _exchange(op, each.variant)
+            way = LIBRARY if is_library(op, variant) else _exchange(op, variant)
             times[way] = min(us, times.get(way, math.inf))
     return times
 
@@ -160,10 +160,10 @@ def scaled(
 def crossing(calls: Sequence[Scaled]) -> int | None:
     """The least number of ranks from which on the library is no slower than ours."""
     least: int | None = None
-    for ranks in sorted({each.ranks for each in calls}, reverse=True):
-        here = [each for each in calls if each.ranks == ranks]
-        ours = min((each.us for each in here if each.way != LIBRARY), default=math.inf)
-        if min(each.us for each in here if each.way == LIBRARY) > ours:
+    for ranks in sorted({call.ranks for call in calls}, reverse=True):
+        here = [call for call in calls if call.ranks == ranks]
+        ours = min((call.us for call in here if call.way != LIBRARY), default=math.inf)
+        if min(call.us for call in here if call.way == LIBRARY) > ours:
             break
         least = ranks
     return least
@@ -175,19 +175,19 @@ def left_out(problems: Iterable[Recorded], ranks: int = 8) -> list[tuple[str, fl
     Returns:
         Operation, and modelled over recorded time - 1, of ours and of the library's.
     """
-    known = [each for each in MEASURED if each < ranks]
-    found = []
+    known = [count for count in MEASURED if count < ranks]
+    compared = []
     for problem in problems:
         if ranks not in problem.times or max(known) not in problem.times:
             continue
         calls, measured = scaled(problem, ranks, known=known), problem.times[ranks]
-        ours = [each.us for each in calls if each.way != LIBRARY]
+        ours = [call.us for call in calls if call.way != LIBRARY]
         measured_ours = [us for way, us in measured.items() if way != LIBRARY]
-        library = next(each.us for each in calls if each.way == LIBRARY)
+        library = next(call.us for call in calls if call.way == LIBRARY)
         if ours and measured_ours:
             apart = min(ours) / min(measured_ours) - 1
-            found.append((problem.op, apart, library / measured[LIBRARY] - 1))
-    return found
+            compared.append((problem.op, apart, library / measured[LIBRARY] - 1))
+    return compared
 
 
 class _Model:
@@ -201,22 +201,24 @@ class _Model:
         node = max(self.recorded) if self._link else ranks
         nodes = -(-ranks // node)
         ways = ["in a node"] if nodes == 1 else ["flat"] + ["rail"] * (self._problem.op in _RAILED)
-        found = [call for way in ways if (call := self._ours(way, ranks, min(node, ranks)))]
+        ours = [call for way in ways if (call := self._ours(way, ranks, min(node, ranks)))]
         parts = self._scaled(LIBRARY, LIBRARY, ranks, min(node, ranks))
         is_recorded = ranks in self.recorded
-        return [*found, Scaled(ranks, nodes, LIBRARY, parts, is_recorded)]
+        return [*ours, Scaled(ranks, nodes, LIBRARY, parts, is_recorded)]
 
     def _ours(self, way: str, ranks: int, node: int) -> Scaled | None:
         """The faster exchange of ours."""
-        exchanges = [each for each in self._problem.times[self._near(ranks)] if each != LIBRARY]
-        parts = [self._scaled(each, way, ranks, node) for each in exchanges]
-        if not parts:
+        times = self._problem.times[self._near(ranks)]
+        exchanges = [
+            self._scaled(exchange, way, ranks, node) for exchange in times if exchange != LIBRARY
+        ]
+        if not exchanges:
             return None
-        best = min(parts, key=lambda each: sum(each.values()))
+        best = min(exchanges, key=lambda parts: sum(parts.values()))
         return Scaled(ranks, -(-ranks // node), way, best, ranks in self.recorded)
 
     def _near(self, ranks: int) -> int:
-        return max([each for each in self.recorded if each <= ranks] or self.recorded[:1])
+        return max([count for count in self.recorded if count <= ranks] or self.recorded[:1])
 
     def _scaled(self, exchange: str, way: str, ranks: int, node: int) -> dict[str, float]:
         """The parts; bytes that the recorded work hides stay hidden."""
@@ -275,10 +277,10 @@ def constants(ranks: int, known: tuple[int, ...]) -> Constants:
     if ranks < 2:
         return Constants(math.inf, 0.0, 0.0, 0.0, 0.0, 0.0)
     last = MEASURED[max(known)]
-    spread = fmean(MEASURED[each].skew_us / _normal_range(each) for each in known)
+    spread = fmean(MEASURED[count].skew_us / _normal_range(count) for count in known)
 
     def by_peers(name: str) -> float:
-        slope, start = linear_regression(known, [asdict(MEASURED[each])[name] for each in known])
+        slope, start = linear_regression(known, [asdict(MEASURED[count])[name] for count in known])
         return start + slope * ranks
 
     return Constants(
@@ -291,5 +293,5 @@ def constants(ranks: int, known: tuple[int, ...]) -> Constants:
 def _normal_range(ranks: int) -> float:
     """The expected largest minus least of so many standard normal numbers."""
     step = 0.01
-    shares = (0.5 * (1 + math.erf(step * each / math.sqrt(2))) for each in range(-800, 801))
+    shares = (0.5 * (1 + math.erf(step * index / math.sqrt(2))) for index in range(-800, 801))
     return step * sum(1 - share**ranks - (1 - share) ** ranks for share in shares)

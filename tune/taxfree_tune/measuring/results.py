@@ -16,9 +16,8 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args
 
 from taxfree.errors import UsageError
-from taxfree.files import write
+from taxfree.files import read_json, write
 from taxfree_kernels.variant import is_library
-from taxfree_tuning_db.files import read_text
 from taxfree_tuning_db.renamed import with_new_names
 
 SCHEMA = 1
@@ -147,13 +146,7 @@ def load(path: Path) -> Results:
     Raises:
         UsageError: it cannot be read, or is no result file.
     """
-    hint = "give a file of bench --out"
-    try:
-        document = json.loads(read_text(path))
-    except OSError as error:
-        raise UsageError(f"{path} cannot be read: {error.strerror}", hint) from error
-    except (ValueError, RecursionError) as error:
-        raise UsageError(f"{path} cannot be read as JSON", hint) from error
+    document = read_json(path, "give a file of bench --out")
     if not isinstance(document, dict) or document.get("schema") != SCHEMA:
         raise UsageError(f"{path} is not a result file of schema {SCHEMA}", "see bench --out")
     try:

@@ -93,8 +93,8 @@ class Calls:
         self.problem = problem_class(op)(**problem)
         first = self._inputs(SEED)
         shared = first[: self.operation.shared]
-        own = first[len(shared) :]
-        copies = timer.copies_needed(fabric, sum(t.nbytes for t in own if t is not None))
+        alone = first[len(shared) :]
+        copies = timer.copies_needed(fabric, sum(t.nbytes for t in alone if t is not None))
         others = (self._inputs(SEED + copy)[len(shared) :] for copy in range(1, copies))
         self.inputs = [first, *((*shared, *other) for other in others)]
         empty = partial(self.operation.empty_output, self.problem, fabric.device)

@@ -10,14 +10,15 @@ from typing import Any
 
 from taxfree._runtime.dispatch import Choice
 from taxfree.errors import UsageError
+from taxfree.files import read_json
 from taxfree_tune.measuring.bounds import Bounds
 from taxfree_tune.measuring.results import Skipped
 from taxfree_tune.profiling.explain import Explanation, Pipeline
 from taxfree_tune.profiling.timeline import Timeline
 from taxfree_tune.taxes import Account, Part
-from taxfree_tuning_db.files import read_text
 from taxfree_tuning_db.renamed import with_new_names
 
+_HINT = "give a file of `taxfree explain --json` or `taxfree explain --trace`"
 _BOUNDS = ("t_floor_us", "t_link_us", "t_gemm_us")
 
 
@@ -58,30 +59,18 @@ def load(path: Path) -> Saved:
     Raises:
         UsageError: it cannot be read, or is no such file.
     """
-    try:
-        document = json.loads(read_text(path))
-    except OSError as error:
-        raise UsageError(f"{path} cannot be read: {error.strerror}", "check the path") from error
-    except (ValueError, RecursionError) as error:
-        raise _not_saved(path) from error
+    document = read_json(path, _HINT)
     try:
         saved = Saved(
             str(document["environment"].get("created", "")),
             () if "pictures" in document else _explanations(document),
             tuple(map(_timelines, document.get("pictures", ()))),
         )
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise _not_saved(path) from error
+    except (AttributeError, KeyError, TypeError, ValueError):
+        saved = Saved("", (), ())
     if not (saved.explanations or saved.timelines):
-        raise _not_saved(path)
+        raise UsageError(f"{path} is no saved explanation", _HINT)
     return saved
-
-
-def _not_saved(path: Path) -> UsageError:
-    return UsageError(
-        f"{path} is no saved explanation",
-        "give a file of `taxfree explain --json` or `taxfree explain --trace`",
-    )
 
 
 def _timelines(call: Mapping[str, Any]) -> SavedTimelines:

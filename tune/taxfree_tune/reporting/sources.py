@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from taxfree.errors import UsageError
+from taxfree.files import read_json
 from taxfree.problems import recorded_problem
 from taxfree_kernels.hardware import KNOWN
 from taxfree_kernels.variant import operation_names
 from taxfree_tune.measuring.results import Results, load
 from taxfree_tuning_db import Database, DatabaseMissing, Record, TrialRecord, shipped_records
-from taxfree_tuning_db.files import read_text
 from taxfree_tuning_db.renamed import with_new_names
 
 SHIPPED = "shipped tables"
@@ -120,12 +119,7 @@ def _is_known(record: Record) -> bool:
 
 def _add(sources: Sources, path: Path, name: str) -> bool:
     """Add a file by what it holds; returns whether it holds anything that is shown."""
-    try:
-        document = json.loads(read_text(path))
-    except OSError as error:
-        raise UsageError(f"{path} cannot be read: {error.strerror}", "check the path") from error
-    except (ValueError, RecursionError) as error:
-        raise UsageError(f"{path} cannot be read as JSON", "give a result file") from error
+    document = read_json(path, "give a result file")
     if not isinstance(document, dict) or _environment(document).get("fabric") == "host":
         return False
     rows = document.get("rows")

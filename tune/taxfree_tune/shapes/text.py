@@ -7,6 +7,7 @@ from pathlib import Path
 
 from taxfree.errors import UsageError
 from taxfree.problems import LARGEST, quoted
+from taxfree_tuning_db import files
 
 _MOST_CHARACTERS = 1 << 24  # of a file; a device may have no end
 
@@ -27,17 +28,10 @@ def read_text(path: Path, what: str) -> str:
         UsageError: it cannot be read, or is not text; the message calls it `what`.
     """
     try:
-        with path.open(encoding="utf-8-sig") as file:
-            text = file.read(_MOST_CHARACTERS + 1)
+        return files.read_text(path, _MOST_CHARACTERS)
     except OSError as error:
         raise UsageError(
             f"{what} {quoted(str(path))} cannot be read: {error.strerror}", "check the path"
         ) from error
     except ValueError as error:  # not UTF-8, or no path at all
         raise UsageError(f"{what} {quoted(str(path))} is not text", "check the path") from error
-    if len(text) > _MOST_CHARACTERS:
-        raise UsageError(
-            f"{what} {quoted(str(path))} has more than {_MOST_CHARACTERS} characters",
-            "check the path",
-        )
-    return text

@@ -55,13 +55,13 @@ def account(
     spans = (flat[:, 1:] - flat[:, :-1]) / (1e3 * clock_ghz)  # [programs, ends of spans]
     hand_offs = tails = 0.0
     phases: dict[str, float] = {}
-    for at, span in enumerate(spans.unbind(1), 1):
-        name = events[at % count]
+    for index, span in enumerate(spans.unbind(1), 1):
+        name = events[index % count]
         if name in _WAITS:
             least = float(span.min())
             hand_offs += least
             tails += float(span.mean()) - least
         else:
-            name = "head" if at // count == rows - 1 else name
+            name = "head" if index // count == rows - 1 else name
             phases[name] = phases.get(name, 0.0) + float(span.mean())
     return StepAccount(total_us, bytes_us, hand_offs, tails, phases)

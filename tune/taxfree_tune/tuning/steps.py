@@ -89,14 +89,16 @@ def explain(asked: StepToTune, fabric: str, records: Sequence[Record]) -> StepAc
         TaxfreeError: they choose operations, or no kernel serves.
     """
     with Workers(lambda: group_for([asked.sums], fabric)) as workers:
-        found = workers.group().call(
+        account = workers.group().call(
             step_tasks.explain_step, _DEADLINE_S, model=asked.model, dtype=asked.dtype,
             phase=Phase("decode", asked.batch, asked.context), records=records,
             repetitions=_GPU_REPETITIONS,
         )[0]  # fmt: skip
-    if isinstance(found, str):
-        raise TaxfreeError(f"no account of a step: {found}", "taxfree explain --model, of problems")
-    return found
+    if isinstance(account, str):
+        raise TaxfreeError(
+            f"no account of a step: {account}", "taxfree explain --model, of problems"
+        )
+    return account
 
 
 def tune(
@@ -203,7 +205,7 @@ class _Trials:
             return self(candidates)
         except TaxfreeError as error:
             if len(candidates) > 1:
-                return [outcome for each in candidates for outcome in self.each([each])]
+                return [self.each([candidate])[0] for candidate in candidates]
             state = "crashed" if isinstance(error, WorkerLost) else "failed"
             outcome = Outcome(state, str(error))
         self._store(candidates[0], outcome)
