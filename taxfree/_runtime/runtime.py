@@ -220,14 +220,10 @@ class Runtime(contextlib.AbstractContextManager["Runtime"]):
 
         Args:
             a_shard: as there, in e4m3, of the kind that the GPU multiplies.
-            weight: [k, n] of the same dtype; k is contiguous.
             a_scale: [1]; [rows of a_shard, 1]; or [rows of a_shard, ceil(its columns / 128)].
-            weight_scale: [1]; [1, n]; or [ceil(k / 128), ceil(n / 128)], the first contiguous.
-            bias: [n], or None.
+            weight, weight_scale, dtype, fast_accumulation: as of :meth:`scaled_matmul_all_reduce`.
+            bias, out: as there, of `dtype`.
             gather_dim, m: as there; with blocks, columns of a shard are a multiple of 128.
-            dtype: of the result and the bias; bfloat16 or float16.
-            fast_accumulation: as of :meth:`scaled_matmul_all_reduce`.
-            out: [m, n], contiguous; the result is written into it.
 
         Returns:
             [m, n] of `dtype`.
@@ -506,7 +502,7 @@ class Runtime(contextlib.AbstractContextManager["Runtime"]):
         Args:
             x, weight, x_scale, weight_scale, bias, residual, fast_accumulation: as there.
             norm_weight, eps, out, fp8_wire: as of :meth:`matmul_all_reduce_rms_norm`.
-            dtype: of both results and of norm_weight; bfloat16 or float16.
+            dtype: as there, also of norm_weight.
 
         Returns:
             The normalised sum, and the sum: [m, n] each, of `dtype`.
@@ -537,9 +533,8 @@ class Runtime(contextlib.AbstractContextManager["Runtime"]):
         """:meth:`scaled_matmul_all_reduce_rms_norm`, with the normalised sum in fp8.
 
         Args:
-            x, weight, x_scale, weight_scale, norm_weight, bias, residual, eps, dtype,
-                fast_accumulation, fp8_wire: as there.
-            out_scales, out_scale: as of :meth:`matmul_all_reduce_rms_norm_quantise`.
+            out_scales, out_scale: as of :meth:`matmul_all_reduce_rms_norm_quantise`; the others: as
+                there.
 
         Returns:
             As :meth:`matmul_all_reduce_rms_norm_quantise`; the sum is of `dtype`.
@@ -590,10 +585,9 @@ class Runtime(contextlib.AbstractContextManager["Runtime"]):
         """:meth:`matmul_reduce_scatter` of fp8 factors: of (x * x_scale) @ (weight * weight_scale).
 
         Args:
-            x, weight, x_scale, weight_scale, fast_accumulation: as of
+            x, weight, x_scale, weight_scale, dtype, fast_accumulation: as of
                 :meth:`scaled_matmul_all_reduce`.
             scatter_dim, out, fp8_wire: as there.
-            dtype: of the result; bfloat16 or float16.
 
         Returns:
             As :meth:`matmul_reduce_scatter`, of `dtype`.
@@ -644,10 +638,8 @@ class Runtime(contextlib.AbstractContextManager["Runtime"]):
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Run an operation whose normalised sum is in fp8: the values, their scales, the sum."""
         _, weight, *_, out_scales, out_scale = arguments
-        out, kind = (
-            self._call(signature, arguments, None),
-            dtype_of(self._fabric.hardware.architecture),
-        )
+        out = self._call(signature, arguments, None)
+        kind = dtype_of(self._fabric.hardware.architecture)
         values, scale, total = parts_of(out, weight.shape[1], out_scales, kind, out_scale)
         return values, scale, total
 

@@ -263,6 +263,10 @@ OPTIONS = [
     Row("a whole model of fp8", f"bench {HOST} --model config.json", USAGE,
         "config.json computes in fp8, which the operations do not", "--dtype bf16",
         {"config.json": config_json(quantization_config={"quant_method": "fp8"})}),
+    Row("a whole model of fp8 that operations serve", f"bench {HOST} --model config.json", USAGE,
+        "config.json has layers in fp8", "tune --op decode_step",
+        {"config.json": config_json(quantization_config={
+            "quant_method": "fp8", "weight_block_size": [128, 128]})}),
     Row("a whole model of float32", f"bench {HOST} --model config.json", USAGE,
         "config.json computes in float32", "--dtype bf16",
         {"config.json": config_json(dtype="float32")}),

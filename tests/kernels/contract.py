@@ -210,7 +210,7 @@ def _served(op: str, variant: str, fields: Fields) -> Fields:
         case "matmul_reduce_scatter", "overlap":
             return fields | {
                 "n": max(96, fields["n"]),
-                "m": fields["m"] + 32 * fields["scatter_dim"],
+                "m": fields["m"] + 32 * fields.get("scatter_dim", 0),
             }
         case "matmul_reduce_scatter", "push_lamport":  # each rank has rows
             return fields | {"m": max(5, fields["m"])}

@@ -19,7 +19,6 @@ from taxfree_kernels.decode_step.chunks import (
     chunks_of_split,
     hand_back,
     page_of,
-    reinterpreted,
 )
 from taxfree_kernels.decode_step.tape import (
     K_NORM,
@@ -29,6 +28,7 @@ from taxfree_kernels.decode_step.tape import (
     Q_NORM,
     VECTORS,
 )
+from taxfree_kernels.device.specialized import reinterpreted
 
 _LOG2_E = gl.constexpr(1.4426950408889634)
 _MERGED = gl.constexpr(16)  # splits, at a time

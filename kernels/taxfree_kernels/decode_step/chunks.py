@@ -28,7 +28,7 @@ from taxfree_kernels.decode_step.tape import (
     WINDOW,
 )
 from taxfree_kernels.device.peers import ABORT, LIMIT
-from taxfree_kernels.device.specialized import load_box
+from taxfree_kernels.device.specialized import load_box, reinterpreted
 
 WARPS = gl.constexpr(8)
 GROUPS = gl.constexpr(2)  # of 16 rows of a unit, with several sequences
@@ -576,16 +576,3 @@ def make_pipe(weights, MODEL: gl.constexpr, WORK: gl.constexpr):
         mbarrier.init(pipe.id_full.index(slot), count=1)
         mbarrier.init(pipe.id_empty.index(slot), count=1)
     return pipe
-
-
-def reinterpreted(
-    block: Any, shape: Any, layout: Any, dtype: Any = None, _semantic: Any = None
-) -> Any:
-    """Shared memory in another shape and layout; the method's name differs between Tritons."""
-    unwrap = gl._core._unwrap_if_constexpr
-    sizes = [unwrap(each) for each in unwrap(shape)]
-    element = unwrap(dtype) or block.dtype
-    return _semantic.memdesc_reinterpret(block, element, sizes, unwrap(layout))
-
-
-reinterpreted.__triton_builtin__ = True  # type: ignore[attr-defined]

@@ -28,7 +28,6 @@ from taxfree_kernels.decode_step.chunks import (
     X,
     fence_stage,
     hand_back,
-    reinterpreted,
     sequences,
 )
 from taxfree_kernels.decode_step.rows import (
@@ -38,7 +37,7 @@ from taxfree_kernels.decode_step.rows import (
     make_staging,
     over_warps,
 )
-from taxfree_kernels.device.specialized import load_box
+from taxfree_kernels.device.specialized import load_box, reinterpreted
 from taxfree_kernels.variant import BLOCK, LEAST_SCALE
 
 _MOST = gl.constexpr(448.0)  # of e4m3

@@ -64,6 +64,19 @@ def lines(columns, warps=4):
     )
 
 
+def reinterpreted(
+    block: Any, shape: Any, layout: Any, dtype: Any = None, _semantic: Any = None
+) -> Any:
+    """Shared memory in another shape and layout; the method's name differs between Tritons."""
+    unwrap = gl._core._unwrap_if_constexpr
+    sizes = [unwrap(each) for each in unwrap(shape)]
+    element = unwrap(dtype) or block.dtype
+    return _semantic.memdesc_reinterpret(block, element, sizes, unwrap(layout))
+
+
+reinterpreted.__triton_builtin__ = True  # type: ignore[attr-defined]
+
+
 @gluon.jit
 def make_boxes(
     a_desc, w_desc, SWAP_AB: gl.constexpr, CONSUMERS: gl.constexpr, STAGES: gl.constexpr,
@@ -138,14 +151,6 @@ def times_rows(product, of_rows, TILE: gl.constexpr):
 
 
 @gluon.jit
-def _scales_of_block(scales, group, ARRIVE: gl.constexpr):
-    """float32: each row's scale times that of the columns, of a group of k."""
-    x_ptrs, row_mask, w_ptr = scales
-    of_rows = gl.load(x_ptrs + group, mask=row_mask, other=0.0)
-    return of_rows * gl.load(w_ptr + group)
-
-
-@gluon.jit
 def multiply_tile_fp8(
     steps, boxes, row, row_end, col, col_end, k, x_scale_ptr, w_scale_ptr,
     TILE: gl.constexpr, STAGES: gl.constexpr,
@@ -154,17 +159,74 @@ def multiply_tile_fp8(
     COLUMNS: gl.constexpr = TILE.BLOCK_M if TILE.SWAP_AB else TILE.BLOCK_N
     LAYOUT: gl.constexpr = accumulators(COLUMNS, gl.num_warps(), 1)
     if TILE.SCALES == "block":
-        groups = gl.cdiv(k, BLOCK).to(gl.int64)
-        rows = rows_of_product(row, COLUMNS, LAYOUT, TILE)
-        x_ptrs, w_ptr = x_scale_ptr + rows * groups, w_scale_ptr + col // BLOCK * groups
-        scales = x_ptrs, rows < row_end, w_ptr
+        return _multiply_blocks(
+            steps, boxes, row, row_end, col, k, x_scale_ptr, w_scale_ptr, TILE, STAGES
+        )
     else:
         scales = scales_of_product(
             row, row_end, col, col_end, x_scale_ptr, w_scale_ptr, COLUMNS, LAYOUT, TILE
         )
-    if TILE.FAST:
-        return scaled_product(multiply(0, steps, 0, boxes, TILE, 1, STAGES), scales, TILE)
-    return multiply_fp8(0, steps, boxes, scales, _scales_of_block, None, TILE, 1, STAGES)
+        if TILE.FAST:
+            return scaled_product(multiply(0, steps, 0, boxes, TILE, 1, STAGES), scales, TILE)
+        else:
+            return multiply_fp8(0, steps, boxes, scales, None, None, TILE, 1, STAGES)
+
+
+@gluon.jit
+def _multiply_blocks(
+    steps, boxes, row, row_end, col, k, x_scale_ptr, w_scale_ptr,
+    TILE: gl.constexpr, STAGES: gl.constexpr,
+):  # fmt: skip
+    """As :func:`multiply_tile_fp8`, with scales of blocks, whose products are in shared memory.
+
+    A thread's rows of the product are in as many lines of the scales, and a load that a step waits
+    for takes longer than the step. So rows are read 16 groups at a time, before those are needed.
+    """
+    GROUPS: gl.constexpr = 16
+    WARPS: gl.constexpr = gl.num_warps()
+    COLUMNS: gl.constexpr = TILE.BLOCK_M if TILE.SWAP_AB else TILE.BLOCK_N
+    ROWS: gl.constexpr = 16 * WARPS
+    LAYOUT: gl.constexpr = accumulators(COLUMNS, WARPS, 1)
+    LOADED: gl.constexpr = gl.BlockedLayout([1, 1], [2, 16], [WARPS, 1], [1, 0])
+    groups = gl.cdiv(k, BLOCK)
+    rows = row + gl.arange(0, TILE.BLOCK_M, gl.SliceLayout(1, LOADED))
+    x_ptrs = (x_scale_ptr + rows * groups.to(gl.int64))[:, None]
+    scales = x_ptrs, (rows < row_end)[:, None], w_scale_ptr + col // BLOCK * groups.to(gl.int64)
+    flat: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
+    square: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
+    ring = gl.allocate_shared_memory(gl.float32, [2 * GROUPS, TILE.BLOCK_M], flat)
+    halves = reinterpreted(ring, [2, GROUPS, TILE.BLOCK_M], square)
+    of_rows, of_cols = _scales_of_groups(scales, 0, groups, GROUPS, LOADED)
+    halves.index(0).store((of_rows * of_cols).permute((1, 0)))
+    acc = gl.zeros([ROWS, COLUMNS], gl.float32, LAYOUT)
+    none = gl.zeros([ROWS, COLUMNS], gl.float32, LAYOUT)
+    gl.assume(steps > 0)
+    for first in range(0, steps, GROUPS):
+        of_rows, of_cols = _scales_of_groups(scales, first + GROUPS, groups, GROUPS, LOADED)
+        for step in range(first, gl.minimum(first + GROUPS, steps)):
+            stage = step % STAGES
+            mbarrier.wait(boxes.full.index(stage), step // STAGES & 1)
+            long = boxes.long.index(stage).reshape([ROWS, TILE.BLOCK_K])
+            other = boxes.other.index(stage).reshape([COLUMNS, TILE.BLOCK_K]).permute((1, 0))
+            product = warpgroup_mma(long, other, none, use_acc=False, is_async=True)
+            of_step = ring.index(step % (2 * GROUPS)).load(
+                gl.SliceLayout(0 if TILE.SWAP_AB else 1, LAYOUT)
+            )
+            product = warpgroup_mma_wait(0, deps=[product])
+            mbarrier.arrive(boxes.empty.index(stage), count=1)
+            acc += times_rows(product, of_step, TILE)
+        # multiplied here, for a product where they are loaded would wait for them
+        halves.index((first // GROUPS + 1) % 2).store((of_rows * of_cols).permute((1, 0)))
+    return acc
+
+
+@gluon.jit
+def _scales_of_groups(scales, first, groups, GROUPS: gl.constexpr, LAYOUT: gl.constexpr):
+    """The scales of rows, float32 [rows, GROUPS], and of the columns, of groups from `first` on."""
+    x_ptrs, row_mask, w_ptr = scales
+    group = first + gl.arange(0, GROUPS, gl.SliceLayout(0, LAYOUT))[None, :]
+    of_rows = gl.load(x_ptrs + group, mask=row_mask & (group < groups), other=0.0)
+    return of_rows, gl.load(w_ptr + group, mask=group < groups, other=0.0)
 
 
 @gluon.jit
@@ -174,14 +236,13 @@ def multiply_fp8(
 ):  # fmt: skip
     """As :func:`multiply`, of a program's first tile of fp8 factors, times their scales.
 
-    Each step is added by itself: see ``tiles.add_fp8_product``. Scales of blocks are loaded a step
-    ahead.
+    Each step is added by itself: see ``tiles.add_fp8_product``.
 
     Args:
         scales: of :func:`scales_of_product`; of blocks, what SCALES_OF takes before a step, to
             return float32 for each row of x.
-        ARRIVE: None; or scales of blocks come with their rows, to be loaded once a step has
-            arrived, while the one before is multiplied: constants that SCALES_OF takes.
+        ARRIVE: constants that SCALES_OF takes. Scales of blocks come with their rows: they are
+            loaded once a step has arrived, while the one before is multiplied.
     """
     COLUMNS: gl.constexpr = TILE.BLOCK_M if TILE.SWAP_AB else TILE.BLOCK_N
     ROWS: gl.constexpr = 16 * gl.num_warps()
@@ -191,21 +252,18 @@ def multiply_fp8(
     none = gl.zeros([ROWS, COLUMNS], gl.float32, LAYOUT)
     gl.assume(steps > 0)
     if BY_BLOCK:
-        if ARRIVE is not None:
-            mbarrier.wait(boxes.full.index(0), 0)
+        mbarrier.wait(boxes.full.index(0), 0)
         following = SCALES_OF(scales, 0, ARRIVE)
     for step in range(steps):
         stage = step % STAGES
         if BY_BLOCK:
             of_step = following
-        if BY_BLOCK and ARRIVE is None:
-            following = SCALES_OF(scales, gl.minimum(step + 1, steps - 1), ARRIVE)
-        if not BY_BLOCK or ARRIVE is None:
+        else:
             mbarrier.wait(boxes.full.index(stage), step // STAGES & 1)
         long = boxes.long.index(stage * CONSUMERS + part).reshape([ROWS, TILE.BLOCK_K])
         other = boxes.other.index(stage).reshape([COLUMNS, TILE.BLOCK_K]).permute((1, 0))
         product = warpgroup_mma(long, other, none, use_acc=False, is_async=True)
-        if BY_BLOCK and ARRIVE is not None:
+        if BY_BLOCK:
             after = gl.minimum(step + 1, steps - 1)
             mbarrier.wait(boxes.full.index(after % STAGES), after // STAGES & 1)
             following = SCALES_OF(scales, after, ARRIVE)

@@ -11,7 +11,7 @@ rank.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -29,8 +29,8 @@ from taxfree_kernels.matmul_reduce_scatter.problem import MatmulReduceScatter
 from taxfree_kernels.reduction.fused import with_sources
 from taxfree_kernels.reduction.spaces import exchange_unsupported_reason, padded_elements
 from taxfree_kernels.spaces import first_streams, per_copy_space
-from taxfree_kernels.variant import Config, Plan, Space, Variant, resized
-from taxfree_kernels.vendor import multiply_into
+from taxfree_kernels.variant import BLOCK, Config, Plan, Space, Variant, resized
+from taxfree_kernels.vendor import multiply_into, try_fp8
 
 _BLOCK, _INTERPRETED_BLOCK = 2048, 64  # elements that a program adds at a time
 _PROGRAMS = 4  # adding programs for each compute unit
@@ -84,6 +84,7 @@ class OverlapPlan(Plan):
 
     def __init__(self, problem: MatmulReduceScatter, fabric: Fabric, config: Config) -> None:
         self._problem, self._fabric = problem, fabric
+        try_fp8(replace(problem, n=problem.shard_columns, scatter_dim=0), fabric.device)
         self._copies = PeerCopies(fabric, config["STREAMS"])
         dtype = getattr(torch, problem.dtype)
         self._slot, _ = fabric.pool.slots(problem.inbox_elements, dtype)
@@ -137,12 +138,13 @@ class OverlapPlan(Plan):
     def kernels(self, size: int) -> tuple[Kernel, ...]:
         return (self._add, *self._copies.kernels)
 
-    def run(self, x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+    def run(self, x: torch.Tensor, weight: torch.Tensor, *rest: torch.Tensor) -> torch.Tensor:
+        *scales, out = rest
         shards, own, add = self._sized[x.shape[0]]
         self._copies.begin()
         for shard in shards:
             if shard.product.numel():
-                multiply_into(shard.product, x[shard.rows], weight[:, shard.columns], None)
+                self._multiply(shard, x, weight, *scales)
             if shard.target is not None:
                 self._copies.follow()
                 self._copies.send([shard.target], [shard.product], shard.owner)
@@ -150,6 +152,18 @@ class OverlapPlan(Plan):
         add(own, out)
         self._copies.finish(out)
         return out
+
+    def _multiply(
+        self, shard: _Shard, x: torch.Tensor, weight: torch.Tensor, *scales: torch.Tensor
+    ) -> None:
+        rows, columns = shard.rows, shard.columns
+        if self._problem.scales in ("channel", "block"):
+            of_rows, of_columns = scales
+            width = BLOCK if self._problem.scales == "block" else 1
+            blocks = slice(columns.start // width, -(-columns.stop // width))
+            scales = of_rows[rows], of_columns[:, blocks]
+        factors = x[rows], weight[:, columns], None, *scales
+        multiply_into(shard.product, *factors, is_fast=self._problem.fast_accumulation)
 
 
 class Overlap(Variant):
@@ -159,10 +173,10 @@ class Overlap(Variant):
     copies = True
 
     def unsupported_reason(self, problem: MatmulReduceScatter, hardware: Hardware) -> str | None:
-        if problem.is_fp8:
-            return "it multiplies 16-bit factors"
         if problem.shard_columns % 16:
             return "shards do not split into parts of aligned rows"
+        if problem.scales == "block" and problem.scatter_dim and problem.shard_columns % BLOCK:
+            return f"columns of a shard begin within a block of {BLOCK}"
         return exchange_unsupported_reason(problem)
 
     def space(self, problem: MatmulReduceScatter, hardware: Hardware) -> Space:

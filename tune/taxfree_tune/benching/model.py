@@ -97,6 +97,13 @@ def model_to_bench(
         unserved = None
     if not (unserved or model.is_served):
         unserved = model.dtype
+    if unserved and dtype is None and any(block.scales for block in model.blocks):
+        raise UsageError(
+            f"{name} has layers in {unserved}, which PyTorch's styles of tensor parallelism do not "
+            "split: a whole model is measured beside these",
+            "--shapes model measures their operations, tune --op decode_step a step of them; "
+            "--dtype bf16 measures the model in a 16-bit type",
+        )
     if unserved and dtype is None:
         raise UsageError(
             f"{name} computes in {unserved}, which the operations do not",
