@@ -9,8 +9,6 @@ kernel that has read the part.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
@@ -25,7 +23,7 @@ from taxfree_kernels.stencil import step
 from taxfree_kernels.stencil.launches import Launches, LaunchesPlan
 from taxfree_kernels.stencil.norms import finish
 from taxfree_kernels.stencil.problem import Stencil
-from taxfree_kernels.variant import Config, Space, Variant
+from taxfree_kernels.variant import Config
 
 
 @triton.jit(do_not_specialize=["rank", "tiles", "elements", "norms"])
@@ -87,7 +85,7 @@ class CopiesPlan(LaunchesPlan):
         self._copies.finish(out)
 
 
-class Copies(Variant):
+class Copies(step.Tiled):
     """Copy engines beside a kernel for each step."""
 
     plan_class = CopiesPlan
@@ -95,16 +93,6 @@ class Copies(Variant):
 
     def unsupported_reason(self, problem: Stencil, hardware: Hardware) -> str | None:
         return "one rank has no peers" if problem.world_size == 1 else None
-
-    def space(self, problem: Stencil, hardware: Hardware) -> Space:
-        return step.tile_space(problem, hardware)
-
-    def seed_configs(self, problem: Stencil, hardware: Hardware) -> list[dict[str, Any]]:
-        guesses = step.launched_configs(problem)
-        return step.seeds_in(self.space(problem, hardware), guesses, problem, hardware)
-
-    def illegal_reason(self, problem: Stencil, hardware: Hardware, config: Config) -> str | None:
-        return step.tile_illegal_reason(problem, hardware, config)
 
 
 VARIANT = Copies()

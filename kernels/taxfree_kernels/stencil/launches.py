@@ -253,8 +253,7 @@ class LaunchesPlan(Plan):
         if calls.first_edges.grid:
             calls.first_edges(u, calls.edges[0])
         source = u
-        for number in range(1, problem.steps + 1):
-            target = calls.other if (problem.steps - number) % 2 else out
+        for number, target in step.steps_of(problem, out, calls.other):
             has_norm = problem.norms > 0 and number % problem.norm_every == 0
             norm = number // problem.norm_every - 1 if has_norm else 0
             halo = self._exchange(calls, (number - 1) % 2)

@@ -47,7 +47,7 @@ from taxfree_kernels.stencil.words import (
     targets_of,
     too_large_reason,
 )
-from taxfree_kernels.variant import Config, Plan, Space, Variant, resized
+from taxfree_kernels.variant import Config, Plan, Space, resized
 
 _REGISTERS = 1 << 16  # of a compute unit of NVIDIA
 _CLEARED = tl.constexpr(1024)  # counters at once
@@ -108,7 +108,7 @@ def _persistent(
                     source_ptr, target_ptr, tile, rows, rank, is_right, has_norm, BOX, HAS_NORMS
                 )
             if HAS_NORMS:
-                if step_number % norm_every == 0:
+                if has_norm:
                     norm = step_number // norm_every - 1
                     place_of_tile = scratch.squares_ptr + norm * tiles + tile
                     tl.store(place_of_tile + tl.arange(0, 1), squares)
@@ -227,7 +227,7 @@ def _first_configs(problem: Stencil, units: int) -> list[dict[str, int]]:
     return configs
 
 
-class Persistent(Variant):
+class Persistent(step.Tiled):
     """All steps in one kernel."""
 
     plan_class = PersistentPlan
@@ -240,17 +240,11 @@ class Persistent(Variant):
         units = hardware.compute_units
         # an interpreted rank runs one program after the other
         times = (1,) if hardware.backend == "interpreter" else (1, 2, 4)
-        return {
-            **step.tile_space(problem, hardware),
-            "PROGRAMS": tuple(units * each for each in times),
-        }
+        programs = {"PROGRAMS": tuple(units * each for each in times)}
+        return {**super().space(problem, hardware), **programs}
 
-    def seed_configs(self, problem: Stencil, hardware: Hardware) -> list[dict[str, Any]]:
-        guesses = _first_configs(problem, hardware.compute_units)
-        return step.seeds_in(self.space(problem, hardware), guesses, problem, hardware)
-
-    def illegal_reason(self, problem: Stencil, hardware: Hardware, config: Config) -> str | None:
-        return step.tile_illegal_reason(problem, hardware, config)
+    def guesses(self, problem: Stencil, hardware: Hardware) -> list[dict[str, int]]:
+        return _first_configs(problem, hardware.compute_units)
 
 
 VARIANT = Persistent()

@@ -31,7 +31,7 @@ from taxfree_kernels.stencil.words import (
     targets_of,
     too_large_reason,
 )
-from taxfree_kernels.variant import Config, Plan, Space, Variant, resized
+from taxfree_kernels.variant import Config, Plan, Space, resized
 
 
 @triton.jit(do_not_specialize=["rank", "rows"])
@@ -140,15 +140,14 @@ class PushedPlan(Plan):
         if send_first.grid:
             send_first(u)
         source = u
-        for number in range(1, self._problem.steps + 1):
-            target = other if (self._problem.steps - number) % 2 else out
+        for number, target in step.steps_of(self._problem, out, other):
             relax(source, target, number)
             source = target
         end(out)
         return out
 
 
-class Pushed(Variant):
+class Pushed(step.Tiled):
     """Steps as launches, whose kernels send halos."""
 
     plan_class = PushedPlan
@@ -160,21 +159,17 @@ class Pushed(Variant):
         return too_large_reason(problem)
 
     def space(self, problem: Stencil, hardware: Hardware) -> Space:
-        space = step.tile_space(problem, hardware)
+        space = super().space(problem, hardware)
         return {**space, "REGISTERS": (40, 48, 64, 96)} if hardware.backend == "cuda" else space
 
-    def seed_configs(self, problem: Stencil, hardware: Hardware) -> list[dict[str, Any]]:
+    def guesses(self, problem: Stencil, hardware: Hardware) -> list[dict[str, int]]:
         # faces on four sides take more
         most = 96 if problem.down > 1 and problem.across > 1 else 64
-        guesses = [
+        return [
             config | {"REGISTERS": registers}
             for registers in (most, 48)
             for config in step.launched_configs(problem)
         ]
-        return step.seeds_in(self.space(problem, hardware), guesses, problem, hardware)
-
-    def illegal_reason(self, problem: Stencil, hardware: Hardware, config: Config) -> str | None:
-        return step.tile_illegal_reason(problem, hardware, config)
 
 
 VARIANT = Pushed()

@@ -12,15 +12,17 @@ too, whatever the order.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+import torch
 import triton
 import triton.language as tl
 
 from taxfree_kernels.hardware import Hardware
-from taxfree_kernels.spaces import within
+from taxfree_kernels.spaces import distinct, within
 from taxfree_kernels.stencil.problem import Stencil
-from taxfree_kernels.variant import Config, Space
+from taxfree_kernels.variant import Config, Space, Variant
 
 SIDES = tl.constexpr(4)
 ABOVE, BELOW, BEFORE, AFTER = map(tl.constexpr, range(4))
@@ -351,24 +353,12 @@ def counts(problem: Stencil, constants: Box) -> tuple[int, int]:
     return (down * across - inner) * deep, down * across * deep
 
 
-def tile_space(problem: Stencil, hardware: Hardware) -> Space:
-    """Blocks and tiles that cover less than twice a part in any dimension, and warps."""
-
-    def sizes(size: int, *values: int) -> tuple[int, ...]:
-        return tuple(value for value in values if value < 2 * size) or values[:1]
-
-    rows, columns, depth = problem.own_rows, problem.own_columns, problem.depth
-    warps: tuple[int, ...] = (4, 8, 16)
-    if hardware.backend == "interpreter":
-        blocks = (sizes(rows, 1, 4), sizes(columns, 4, 16), sizes(depth, 1, 8, 16)[-2:])
-        warps = (1,)
-    elif depth == 1:
-        blocks = ((1, *sizes(rows, 4, 8, 16, 32)), sizes(columns, 64, 128, 256, 512, 1024), (1,))
-    else:
-        blocks = (sizes(rows, 1, 2, 4), sizes(columns, 4, 8, 16, 32), sizes(depth, 32, 64, 128))
-    names = ("BLOCK_0", "BLOCK_1", "BLOCK_2", "BLOCKS")
-    space = dict(zip(names, (*blocks, sizes(rows, 1, 2, 4, 8, 16, 32)), strict=True))
-    return space | {"num_warps": warps}
+def steps_of(
+    problem: Stencil, out: torch.Tensor, other: torch.Tensor
+) -> Iterator[tuple[int, torch.Tensor]]:
+    """The number of each step, and where it stores; the last one to `out`."""
+    for number in range(1, problem.steps + 1):
+        yield number, other if (problem.steps - number) % 2 else out
 
 
 def launched_configs(problem: Stencil) -> list[dict[str, int]]:
@@ -380,26 +370,46 @@ def launched_configs(problem: Stencil) -> list[dict[str, int]]:
     ]
 
 
-def seeds_in(
-    space: Space, guesses: list[dict[str, int]], problem: Stencil, hardware: Hardware
-) -> list[dict[str, Any]]:
-    """The configs of a space that are nearest to guesses and legal, each once."""
-    found = [within(space, config) for config in guesses]
-    return [
-        config
-        for at, config in enumerate(found)
-        if config not in found[:at] and tile_illegal_reason(problem, hardware, config) is None
-    ]
+class Tiled(Variant):
+    """A variant of tiles, which a config cuts."""
 
+    def guesses(self, problem: Stencil, hardware: Hardware) -> list[dict[str, int]]:
+        """Configs that a search may try first, where they are in the space."""
+        return launched_configs(problem)
 
-def tile_illegal_reason(problem: Stencil, hardware: Hardware, config: Config) -> str | None:
-    """The reason not to run tiles of a config, or None."""
-    if config["BLOCK_0"] * config["BLOCKS"] >= 2 * max(problem.own_rows, config["BLOCK_0"]):
-        return "a tile has blocks without points"
-    if hardware.backend == "interpreter":
+    def space(self, problem: Stencil, hardware: Hardware) -> Space:
+        """Blocks and tiles that cover less than twice a part in any dimension, and warps."""
+
+        def sizes(size: int, *values: int) -> tuple[int, ...]:
+            return tuple(value for value in values if value < 2 * size) or values[:1]
+
+        rows, columns, depth = problem.own_rows, problem.own_columns, problem.depth
+        warps: tuple[int, ...] = (4, 8, 16)
+        if hardware.backend == "interpreter":
+            blocks = (sizes(rows, 1, 4), sizes(columns, 4, 16), sizes(depth, 1, 8, 16)[-2:])
+            warps = (1,)
+        elif depth == 1:
+            widths = sizes(columns, 64, 128, 256, 512, 1024)
+            blocks = ((1, *sizes(rows, 4, 8, 16, 32)), widths, (1,))
+        else:
+            widths = sizes(columns, 4, 8, 16, 32)
+            blocks = (sizes(rows, 1, 2, 4), widths, sizes(depth, 32, 64, 128))
+        names = ("BLOCK_0", "BLOCK_1", "BLOCK_2", "BLOCKS")
+        space = dict(zip(names, (*blocks, sizes(rows, 1, 2, 4, 8, 16, 32)), strict=True))
+        return space | {"num_warps": warps}
+
+    def seed_configs(self, problem: Stencil, hardware: Hardware) -> list[dict[str, Any]]:
+        space = self.space(problem, hardware)
+        configs = distinct([within(space, guess) for guess in self.guesses(problem, hardware)])
+        return [each for each in configs if not self.illegal_reason(problem, hardware, each)]
+
+    def illegal_reason(self, problem: Stencil, hardware: Hardware, config: Config) -> str | None:
+        if config["BLOCK_0"] * config["BLOCKS"] >= 2 * max(problem.own_rows, config["BLOCK_0"]):
+            return "a tile has blocks without points"
+        if hardware.backend == "interpreter":
+            return None
+        points = config["BLOCK_0"] * config["BLOCK_1"] * config["BLOCK_2"]
+        threads = config["num_warps"] * hardware.warp_size
+        if not threads <= 2 * points <= 32 * threads:
+            return f"{points} points for {threads} threads"
         return None
-    points = config["BLOCK_0"] * config["BLOCK_1"] * config["BLOCK_2"]
-    threads = config["num_warps"] * hardware.warp_size
-    if not threads <= 2 * points <= 32 * threads:
-        return f"{points} points for {threads} threads"
-    return None
