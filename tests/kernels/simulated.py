@@ -72,18 +72,26 @@ class Memory:
             block, at = self.elements(address, dtype)
             return block[at].clone()  # a scalar is a view
         except IndexError:
-            begins = torch.tensor([begin for begin, _ in self._blocks])
+            found = torch.empty(address.shape, dtype=dtype)
+            for part in self._by_block(address):
+                found[part] = self.load(address[part], dtype)
+            return found
+
+    def store(self, address: torch.Tensor, value: torch.Tensor) -> None:
+        try:
+            block, at = self.elements(address, value.dtype)
+            block[at.flatten()] = value.flatten()
+        except IndexError:
+            for part in self._by_block(address):
+                self.store(address[part], value[part])
+
+    def _by_block(self, address: torch.Tensor) -> list[torch.Tensor]:
+        """Which of the addresses lie in one of several blocks."""
+        begins = torch.tensor([begin for begin, _ in self._blocks])
         which = torch.bucketize(address, begins, right=True)
         every = which.unique()
         assert len(every) > 1, "an address beyond a block"
-        found = torch.empty(address.shape, dtype=dtype)
-        for each in every:
-            found[which == each] = self.load(address[which == each], dtype)
-        return found
-
-    def store(self, address: torch.Tensor, value: torch.Tensor) -> None:
-        block, at = self.elements(address, value.dtype)
-        block[at.flatten()] = value.flatten()
+        return [which == each for each in every]
 
 
 memory = Memory()
@@ -140,6 +148,9 @@ class Block:
 
     def permute(self, order: Any) -> Block:
         return Block(self.value.permute(order))
+
+    def broadcast_to(self, shape: Any) -> Block:
+        return Block(self.value.expand(shape))
 
 
 class _Pointers(SimpleNamespace):
@@ -353,6 +364,7 @@ def _language() -> SimpleNamespace:
     return SimpleNamespace(
         **_TYPES, constexpr=int, BlockedLayout=layouts, SliceLayout=layouts,
         SwizzledSharedLayout=layouts, NVMMASharedLayout=layouts, DotOperandLayout=layouts,
+        NVMMADistributedLayout=layouts,
         pointer_type=_Pointers, program_id=lambda axis: Block(torch.tensor(getcurrent().program)),
         num_programs=lambda axis: Block(torch.tensor(_run.programs)),
         to_tensor=lambda scalar: Block(torch.tensor(int(_raw(scalar)))),

@@ -22,12 +22,11 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-import triton
 import triton.language as tl
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from taxfree_kernels.decode_step.attend import attend
+from taxfree_kernels.decode_step.attend import attend, groups, rows_of_heads, stored_heads
 from taxfree_kernels.decode_step.chunks import (
     CLAIMED,
     DONE,
@@ -685,7 +684,7 @@ def decode_step(
         next_tokens: int64 [BATCH]; -1 if a wait failed.
         hidden_desc, heads_desc, intermediate_desc: of rows of HIDDEN, HEADS * HEAD_DIM and
             INTERMEDIATE elements; boxes of 4 rows, with several sequences of 16.
-        cache_desc: of keys and values; boxes of 16 KiB.
+        cache_desc: of keys and values; boxes of keys of a chunk, with 64 of their elements.
         x_desc, attended_desc, activated_desc: of these buffers, as [K / 64, BATCH, 64]; boxes of
             [8, N, 64].
         head_desc, head_x_desc: of the head's rows, and of x; None, if they are those of HIDDEN. In
@@ -700,7 +699,8 @@ def decode_step(
             uses.
     """
     DIM: gl.constexpr = MODEL.HEAD_DIM
-    HEADS: gl.constexpr = triton.next_power_of_2(MODEL.HEADS // MODEL.KV_HEADS)
+    QUERIES: gl.constexpr = MODEL.HEADS // MODEL.KV_HEADS
+    KEY_GROUPS: gl.constexpr = groups(DIM)
     element: gl.constexpr = hidden_desc.dtype
     heads = (sequence_lines, head_lines)
     pages = Pages(buffers.table, stride_table)
@@ -709,11 +709,12 @@ def decode_step(
     )
     pipe = make_pipe(weights, MODEL, WORK)
     PLAIN: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
-    DEEP: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [2, 1, 0])
+    DEEP: gl.constexpr = gl.SwizzledSharedLayout(8, 1, 8, [2, 1, 0])
+    SHAPE: gl.constexpr = [rows_of_heads(QUERIES), KEY_GROUPS]
     shared = (
-        gl.allocate_shared_memory(gl.float32, [HEADS, 8, DIM], DEEP),
-        gl.allocate_shared_memory(gl.float32, [HEADS, 8], PLAIN),
-        gl.allocate_shared_memory(gl.float32, [HEADS, 8], PLAIN),
+        gl.allocate_shared_memory(gl.float32, [KEY_GROUPS, stored_heads(QUERIES), DIM], DEEP),
+        gl.allocate_shared_memory(gl.float32, SHAPE, PLAIN),
+        gl.allocate_shared_memory(gl.float32, SHAPE, PLAIN),
     )
     if MODEL.BATCH == 1:
         SHAPES: gl.constexpr = staging_shapes(MODEL, WORK, GROUP)

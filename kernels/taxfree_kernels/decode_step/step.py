@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from taxfree_kernels.decode_step import chunks, persistent, sums, tape
+from taxfree_kernels.decode_step import attend, chunks, persistent, sums, tape
 from taxfree_kernels.decode_step.decoder import Cache, Decoder
 from taxfree_kernels.device.peers import Group
 from taxfree_kernels.fabric.base import Fabric
@@ -98,7 +98,7 @@ class DecodeStep:
             descriptor(in_words(each.o for each in layers), *rows),
             descriptor(in_words(each.down for each in layers), *rows),
             descriptor(
-                [*keys, *values], [chunks.keys_of_box(model.KEYS, model.PAGE), dim // 64, 64]
+                [*keys, *values], [chunks.keys_of_box(model.KEYS, model.PAGE), 1, 64], False
             ),
         )
 
@@ -205,7 +205,10 @@ class DecodeStep:
 
 def seed_config(model: tape.Model, shared_memory: int, world: int) -> dict[str, int]:
     """The config that is tried first: as many stages as there is room for."""
-    heads = 1 << (model.HEADS // model.KV_HEADS - 1).bit_length()
+    queries = model.HEADS // model.KV_HEADS
+    of_attention = attend.groups(model.HEAD_DIM) * (
+        attend.stored_heads(queries) * model.HEAD_DIM + 2 * attend.rows_of_heads(queries)
+    )
     wide = chunks.words_in(model.INTERMEDIATE, model.SCALES)
     if model.BATCH == 1:
         parts = 1 + (wide > 8 * tape.CHUNK_K)
@@ -218,7 +221,7 @@ def seed_config(model: tape.Model, shared_memory: int, world: int) -> dict[str, 
         parts = math.ceil(wide / (4 * tape.CHUNK_K))
         parts = min(parts, sums.most_parts(model, world))
         staging = 3 * 1024 * chunks.sequences(model.BATCH)
-    room = shared_memory - _OTHER_SHARED - heads * 8 * (model.HEAD_DIM + 2) * 4 - staging
+    room = shared_memory - _OTHER_SHARED - 4 * of_attention - staging
     stages = min(12, room // _CHUNK_BYTES)
     # of long rows more on their way pay: 980 us against 1006 with 5120 columns on two H100s
     limit = 2 if model.HIDDEN <= 4096 else 3
