@@ -40,7 +40,7 @@ _LOG2_E = gl.constexpr(1.4426950408889634)
 @gluon.constexpr_function
 def groups(dim):
     """Groups of 16 keys of a chunk."""
-    return CHUNK_BYTES // (2 * 16 * dim)
+    return CHUNK_BYTES.value // (2 * 16 * dim)
 
 
 @gluon.constexpr_function
