@@ -13,6 +13,7 @@ import bisect
 import builtins
 import operator
 from collections.abc import Callable
+from math import prod
 from random import Random
 from types import SimpleNamespace
 from typing import Any
@@ -301,7 +302,8 @@ def _allocate(element: torch.dtype, shape: Any, layout: Any) -> Any:
 
 
 def _reinterpreted(block: Shared, shape: Any, layout: Any, dtype: Any = None) -> Shared:
-    return Shared(block.value.view(dtype or block.dtype).view(list(map(int, shape))))
+    sizes = list(map(int, shape))
+    return Shared(block.value.view(dtype or block.dtype).view(-1)[: prod(sizes)].view(sizes))
 
 
 def _load_box(desc: Any, coordinates: Any, full: Barrier, to: Shared, **_: Any) -> None:
@@ -418,7 +420,7 @@ def _wait_for_units(counters: Block, count: Any, control: Block) -> None:
     _until(lambda: int(_load(counters + int(DONE)).value) >= int(_raw(count)))
 
 
-def _receive(words: Block, source: Any, mask: Block, inbox: Any, PACK: Any, GROUP: Any) -> Block:
+def _await_words(words: Block, mask: Block, inbox: Any, PACK: Any) -> Block:
     from taxfree_kernels.device.peers import EMPTY
 
     seen = _where(mask, _load(words), 0)
@@ -494,7 +496,7 @@ def adapt() -> Any:
     )
     names = {
         "gl": language, "tl": language, "mbarrier": barrier, "mma_v2": _dot, "range": _range,
-        "load_box": _load_box, "reinterpreted": _reinterpreted, "receive": _receive,
+        "load_box": _load_box, "reinterpreted": _reinterpreted, "await_words": _await_words,
         "wait_for_units": _wait_for_units, "_rotary": _rotary, "translate": _translate,
         "hand_back": lambda stage, pipe: pipe.empty.index(stage).change(1, 0),
         "before_tma_loads": lambda GROUP: None, "fence_stage": lambda: None,

@@ -24,6 +24,7 @@ from taxfree_kernels.decode_step.chunks import (
     hand_back,
     page_of,
     reinterpreted,
+    sequences,
 )
 from taxfree_kernels.decode_step.tape import (
     K_NORM,
@@ -67,6 +68,12 @@ def rows_of_heads(queries):
 def stored_heads(queries):
     """Of them, those whose sums are stored."""
     return max(8, triton.next_power_of_2(queries))
+
+
+@gluon.constexpr_function
+def room_of(queries, batch):
+    """float32 of shared memory, for sums of attention, or of products with several sequences."""
+    return max(512 * stored_heads(queries), 256 * sequences(batch) if batch > 1 else 0)
 
 
 @gluon.constexpr_function

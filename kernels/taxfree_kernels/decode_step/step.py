@@ -58,7 +58,6 @@ class DecodeStep:
         config = {**seed_config(model, fabric.hardware.shared_memory, world), **config}
         owned = _owned(model.HIDDEN, programs)
         self.work = work = tape.Work(
-            KEPT=batch == 1 and model.SCALES == "none",
             OWNED=owned,
             LOGITS=logits,
             TRACE=trace,
@@ -206,21 +205,19 @@ class DecodeStep:
 def seed_config(model: tape.Model, shared_memory: int, world: int) -> dict[str, int]:
     """The config that is tried first: as many stages as there is room for."""
     queries = model.HEADS // model.KV_HEADS
-    of_attention = attend.groups(model.HEAD_DIM) * (
-        attend.stored_heads(queries) * model.HEAD_DIM + 2 * attend.rows_of_heads(queries)
-    )
+    of_attention = attend.room_of(queries, model.BATCH)
+    of_attention += 2 * attend.groups(model.HEAD_DIM) * attend.rows_of_heads(queries)
     wide = chunks.words_in(model.INTERMEDIATE, model.SCALES)
     if model.BATCH == 1:
         parts = 1 + (wide > 8 * tape.CHUNK_K)
         width = sums.width_of(model.HIDDEN, world * parts)
+        of_heads = model.HEADS * model.HEAD_DIM
         staging = math.ceil(model.HIDDEN / width) * width * 2
-        if model.SCALES == "none":
-            of_heads = model.HEADS * model.HEAD_DIM
-            staging += 2 * sums.staged_elements(model.HIDDEN, of_heads, model.INTERMEDIATE, width)
+        staging += 2 * sums.staged_elements(model.HIDDEN, of_heads, model.INTERMEDIATE, width)
     else:
         parts = math.ceil(wide / (4 * tape.CHUNK_K))
         parts = min(parts, sums.most_parts(model, world))
-        staging = 3 * 1024 * chunks.sequences(model.BATCH)
+        staging = 2 * 1024 * chunks.sequences(model.BATCH)
     room = shared_memory - _OTHER_SHARED - 4 * of_attention - staging
     stages = min(12, room // _CHUNK_BYTES)
     # of long rows more on their way pay: 980 us against 1006 with 5120 columns on two H100s
