@@ -13,6 +13,7 @@ import bisect
 import builtins
 import operator
 from collections.abc import Callable
+from math import prod
 from random import Random
 from types import SimpleNamespace
 from typing import Any
@@ -72,18 +73,26 @@ class Memory:
             block, at = self.elements(address, dtype)
             return block[at].clone()  # a scalar is a view
         except IndexError:
-            begins = torch.tensor([begin for begin, _ in self._blocks])
+            found = torch.empty(address.shape, dtype=dtype)
+            for part in self._by_block(address):
+                found[part] = self.load(address[part], dtype)
+            return found
+
+    def store(self, address: torch.Tensor, value: torch.Tensor) -> None:
+        try:
+            block, at = self.elements(address, value.dtype)
+            block[at.flatten()] = value.flatten()
+        except IndexError:
+            for part in self._by_block(address):
+                self.store(address[part], value[part])
+
+    def _by_block(self, address: torch.Tensor) -> list[torch.Tensor]:
+        """Which of the addresses lie in one of several blocks."""
+        begins = torch.tensor([begin for begin, _ in self._blocks])
         which = torch.bucketize(address, begins, right=True)
         every = which.unique()
         assert len(every) > 1, "an address beyond a block"
-        found = torch.empty(address.shape, dtype=dtype)
-        for each in every:
-            found[which == each] = self.load(address[which == each], dtype)
-        return found
-
-    def store(self, address: torch.Tensor, value: torch.Tensor) -> None:
-        block, at = self.elements(address, value.dtype)
-        block[at.flatten()] = value.flatten()
+        return [which == each for each in every]
 
 
 memory = Memory()
@@ -140,6 +149,9 @@ class Block:
 
     def permute(self, order: Any) -> Block:
         return Block(self.value.permute(order))
+
+    def broadcast_to(self, shape: Any) -> Block:
+        return Block(self.value.expand(shape))
 
 
 class _Pointers(SimpleNamespace):
@@ -290,7 +302,8 @@ def _allocate(element: torch.dtype, shape: Any, layout: Any) -> Any:
 
 
 def _reinterpreted(block: Shared, shape: Any, layout: Any, dtype: Any = None) -> Shared:
-    return Shared(block.value.view(dtype or block.dtype).view(list(map(int, shape))))
+    sizes = list(map(int, shape))
+    return Shared(block.value.view(dtype or block.dtype).view(-1)[: prod(sizes)].view(sizes))
 
 
 def _load_box(desc: Any, coordinates: Any, full: Barrier, to: Shared, **_: Any) -> None:
@@ -353,6 +366,7 @@ def _language() -> SimpleNamespace:
     return SimpleNamespace(
         **_TYPES, constexpr=int, BlockedLayout=layouts, SliceLayout=layouts,
         SwizzledSharedLayout=layouts, NVMMASharedLayout=layouts, DotOperandLayout=layouts,
+        NVMMADistributedLayout=layouts,
         pointer_type=_Pointers, program_id=lambda axis: Block(torch.tensor(getcurrent().program)),
         num_programs=lambda axis: Block(torch.tensor(_run.programs)),
         to_tensor=lambda scalar: Block(torch.tensor(int(_raw(scalar)))),
@@ -406,7 +420,7 @@ def _wait_for_units(counters: Block, count: Any, control: Block) -> None:
     _until(lambda: int(_load(counters + int(DONE)).value) >= int(_raw(count)))
 
 
-def _receive(words: Block, source: Any, mask: Block, inbox: Any, PACK: Any, GROUP: Any) -> Block:
+def _await_words(words: Block, mask: Block, inbox: Any, PACK: Any) -> Block:
     from taxfree_kernels.device.peers import EMPTY
 
     seen = _where(mask, _load(words), 0)
@@ -482,7 +496,7 @@ def adapt() -> Any:
     )
     names = {
         "gl": language, "tl": language, "mbarrier": barrier, "mma_v2": _dot, "range": _range,
-        "load_box": _load_box, "reinterpreted": _reinterpreted, "receive": _receive,
+        "load_box": _load_box, "reinterpreted": _reinterpreted, "await_words": _await_words,
         "wait_for_units": _wait_for_units, "_rotary": _rotary, "translate": _translate,
         "hand_back": lambda stage, pipe: pipe.empty.index(stage).change(1, 0),
         "before_tma_loads": lambda GROUP: None, "fence_stage": lambda: None,

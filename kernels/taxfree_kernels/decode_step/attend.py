@@ -1,8 +1,10 @@
 """Attention of one token in the persistent step: a split of the keys of one KV head.
 
-Every lane group has the softmax of its own keys; they meet at the end of the split. One split of a
-pair merges all of them. q, k and v come from memory as products: norms, rotary and the rounding of
-k and v to the cache's dtype happen here, in each split again, which is cheaper than a hand-off
+Matrix instructions multiply 16 rows of query heads, if there are as many, with 16 keys: by single
+products, several heads take longer than their keys take to arrive. Each group of 16 keys of a chunk
+has a softmax of its own, so no warp waits for another; they meet at the end of the split. One split
+of a pair merges all of them. q, k and v come from memory as products: norms, rotary and the
+rounding to the cache's dtype happen here, in each split again, which is cheaper than a hand-off
 more.
 """
 
@@ -12,13 +14,16 @@ import triton
 import triton.language as tl
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.ampere import mma_v2
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
 from taxfree_kernels.decode_step.chunks import (
+    CHUNK_BYTES,
     SPLITS_DONE,
     chunks_of_split,
     hand_back,
     page_of,
+    sequences,
 )
 from taxfree_kernels.decode_step.tape import (
     K_NORM,
@@ -31,18 +36,44 @@ from taxfree_kernels.decode_step.tape import (
 from taxfree_kernels.device.specialized import reinterpreted
 
 _LOG2_E = gl.constexpr(1.4426950408889634)
-_MERGED = gl.constexpr(16)  # splits, at a time
 
 
 @gluon.constexpr_function
-def tile(dim):
-    """The layout of a chunk of keys, [4, WARPS, GROUPS, dim / 64, 64].
+def groups(dim):
+    """Groups of 16 keys of a chunk."""
+    return CHUNK_BYTES.value // (2 * 16 * dim)
 
-    A thread has 8 elements of 4 keys.
-    """
-    return gl.BlockedLayout(
-        [4, 1, 1, 1, 8], [1, 1, 256 // dim, dim // 64, 8], [1, 8, 1, 1, 1], [4, 3, 2, 1, 0]
-    )
+
+@gluon.constexpr_function
+def _of_logits(dim):
+    """The layout of logits, [groups, heads, 16 keys]; several warps have the same."""
+    count = groups(dim)
+    return gl.NVMMADistributedLayout([2, 0], [count, 8 // count, 1], [1, 16, 8])
+
+
+@gluon.constexpr_function
+def _of_sums(dim):
+    """The layout of weighted sums of values, [groups, heads, dim]."""
+    count = groups(dim)
+    return gl.NVMMADistributedLayout([2, 0], [count, 1, 8 // count], [1, 16, 8])
+
+
+@gluon.constexpr_function
+def rows_of_heads(queries):
+    """Rows of matrix instructions that so many query heads take."""
+    return max(16, triton.next_power_of_2(queries))
+
+
+@gluon.constexpr_function
+def stored_heads(queries):
+    """Of them, those whose sums are stored."""
+    return max(8, triton.next_power_of_2(queries))
+
+
+@gluon.constexpr_function
+def room_of(queries, batch):
+    """float32 of shared memory, for sums of attention, or of products with several sequences."""
+    return max(512 * stored_heads(queries), 256 * sequences(batch) if batch > 1 else 0)
 
 
 @gluon.constexpr_function
@@ -88,18 +119,21 @@ def _of_heads(dim):
 
 @gluon.jit
 def _load_heads(
-    sequence, kv_head, position, layer, step, heads, MODEL: gl.constexpr
+    sequence, kv_head, position, has_new, layer, step, heads, MODEL: gl.constexpr,
+    WORK: gl.constexpr,
 ):  # fmt: skip
     """Store a unit's heads of q, then of k and of v, to shared memory: norms, rotary, scale.
 
     Args:
-        heads: float32 [heads, HEAD_DIM / 64, 64].
+        has_new: whether k and v are stored to the cache, too.
+        heads: twice [heads, HEAD_DIM].
     """
     DIM: gl.constexpr = MODEL.HEAD_DIM
     QUERIES: gl.constexpr = MODEL.HEADS // MODEL.KV_HEADS
     ROWS: gl.constexpr = _heads(MODEL)
     BOTH: gl.constexpr = _of_heads(DIM)
     ONE: gl.constexpr = gl.SliceLayout(0, BOTH)
+    element: gl.constexpr = step.attended.dtype.element_ty
     row = gl.arange(0, ROWS, gl.SliceLayout(1, ONE))[:, None]
     d = gl.arange(0, DIM, gl.SliceLayout(0, ONE))[None, :]
     side = gl.arange(0, 2, gl.SliceLayout(1, gl.SliceLayout(2, BOTH)))[:, None, None]
@@ -111,8 +145,8 @@ def _load_heads(
     both = gl.load(step.qkv + sequence * MODEL.QKV_ROWS + at, cache_modifier=".cg")
     x = gl.sum(gl.where(side == 0, both, 0.0), 0)
     y = gl.sum(gl.where(side == 0, 0.0, both), 0)
+    value = x
     if MODEL.HAS_QK_NORM:
-        element: gl.constexpr = step.attended.dtype.element_ty
         rstd = gl.rsqrt(gl.sum(x * x, 1) * (1.0 / DIM) + MODEL.EPS)[:, None]
         norms = step.vectors + layer * VECTORS
         of_q = tl.cast(gl.multiple_of(gl.load(norms + Q_NORM), 16), gl.pointer_type(element))
@@ -124,10 +158,17 @@ def _load_heads(
         )
     cosine, sine = _rotary(position, step.inv_freq, step.rope_scale, d, DIM)
     turned = x * cosine + gl.where(d < DIM // 2, -y, y) * sine
-    value = gl.sum(gl.where(side == 0, both, 0.0), 0)
     turned *= gl.where(row < QUERIES, _LOG2_E / DIM**0.5, 1.0)
-    result = gl.where(row > QUERIES, value, turned)
-    heads.store(gl.reshape(result, [ROWS, DIM // 64, 64]))
+    result = gl.where(row > QUERIES, value, turned).to(element)
+    for place in gl.static_range(2):
+        heads[place].store(result)
+    keys = gl.load(step.lines + layer * LINES + LINE_KEYS)
+    values = gl.load(step.lines + layer * LINES + LINE_VALUES)
+    line = page_of(step.pages, sequence, position, MODEL) * step.heads[0] + kv_head * step.heads[1]
+    line += gl.where(row == QUERIES, keys, values)
+    within = (position % MODEL.PAGE if MODEL.PAGE else position).to(gl.int64) * step.stride_key
+    is_new = (row >= QUERIES) & (row < QUERIES + 2) & has_new & (d >= 0)
+    gl.store(step.origin + line * (WORK.LINE // 2) + within + d, result, mask=is_new)
 
 
 @gluon.jit
@@ -137,116 +178,105 @@ def attend(
     """Attend to a split for all query heads of a KV head; returns the number of chunks read.
 
     Args:
-        shared: float32 [heads, 8, HEAD_DIM], and twice [heads, 8].
+        shared: float32 [groups, stored heads, HEAD_DIM], and twice [rows of heads, groups].
     """
     DIM: gl.constexpr = MODEL.HEAD_DIM
     KEYS: gl.constexpr = MODEL.KEYS
     QUERIES: gl.constexpr = MODEL.HEADS // MODEL.KV_HEADS
-    GROUPS: gl.constexpr = 256 // DIM
-    PARTS: gl.constexpr = DIM // 64
-    T: gl.constexpr = tile(DIM)
-    OF_KEYS: gl.constexpr = gl.SliceLayout(3, gl.SliceLayout(4, T))
-    OF_VECTOR: gl.constexpr = gl.SliceLayout(0, gl.SliceLayout(1, gl.SliceLayout(2, T)))
-    OF_SUMS: gl.constexpr = gl.SliceLayout(2, gl.SliceLayout(3, gl.SliceLayout(0, T)))
+    GROUPS: gl.constexpr = groups(DIM)
+    ROWS: gl.constexpr = rows_of_heads(QUERIES)
+    OF_LOGITS: gl.constexpr = _of_logits(DIM)
+    OF_SUMS: gl.constexpr = _of_sums(DIM)
+    OF_Q: gl.constexpr = gl.DotOperandLayout(0, OF_LOGITS, 2)
+    OF_KEYS: gl.constexpr = gl.DotOperandLayout(1, OF_LOGITS, 2)
+    OF_WEIGHTS: gl.constexpr = gl.DotOperandLayout(0, OF_SUMS, 2)
+    OF_VALUES: gl.constexpr = gl.DotOperandLayout(1, OF_SUMS, 2)
     element: gl.constexpr = step.attended.dtype.element_ty
     pair, split = unit % MODEL.PAIRS, unit // MODEL.PAIRS
     sequence, head = pair // MODEL.KV_HEADS, pair % MODEL.KV_HEADS
     position = gl.load(step.positions + sequence).to(gl.int32)
     begin, end, oldest = chunks_of_split(split, counts.splits, layer, position, step.lines, MODEL)
-    part = gl.arange(0, PARTS, gl.SliceLayout(1, OF_VECTOR))
-    d = part[:, None] * 64 + gl.arange(0, 64, gl.SliceLayout(0, OF_VECTOR))[None, :]
+    has_new = (begin < end) & (end * KEYS > position)
     acc_shared, top_shared, total_shared = shared
-    ROWS: gl.constexpr = _heads(MODEL)
-    SHAPE: gl.constexpr = [triton.next_power_of_2(QUERIES) * 8, PARTS, 64]
-    deep: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [2, 1, 0])
-    flat: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
-    stored = reinterpreted(acc_shared, SHAPE, deep).slice(0, ROWS)
-    _load_heads(sequence, head, position, layer, step, stored, MODEL)
-    heads = reinterpreted(acc_shared, SHAPE, flat)
-    new_k = heads.index(QUERIES).load(OF_VECTOR).to(element)
-    new_v = heads.index(QUERIES + 1).load(OF_VECTOR).to(element)
-    qs, tops, totals, accs = (), (), (), ()
-    for each in gl.static_range(QUERIES):
-        if QUERIES <= 4:  # registers hold no more
-            qs = qs + (heads.index(each).load(OF_VECTOR),)
-        tops = tops + (gl.full([8, GROUPS], float("-inf"), gl.float32, gl.SliceLayout(0, OF_KEYS)),)
-        totals = totals + (gl.zeros([8, GROUPS], gl.float32, gl.SliceLayout(0, OF_KEYS)),)
-        accs = accs + (gl.zeros([8, GROUPS, PARTS, 64], gl.float32, gl.SliceLayout(0, T)),)
-    if (begin < end) & (end * KEYS > position):  # this split has the new key
-        at = gl.load(step.lines + layer * LINES + LINE_KEYS)
-        to = gl.load(step.lines + layer * LINES + LINE_VALUES)
-        page = page_of(step.pages, sequence, position, MODEL)
-        row = page * step.heads[0] + head * step.heads[1]
-        offset = (position % MODEL.PAGE if MODEL.PAGE else position).to(gl.int64) * step.stride_key
-        k_to = (at + row) * (WORK.LINE // 2) + offset
-        v_to = (to + row) * (WORK.LINE // 2) + offset
-        gl.store(step.origin + k_to + d, new_k)
-        gl.store(step.origin + v_to + d, new_v)
+    SHAPE: gl.constexpr = [GROUPS * stored_heads(QUERIES) * 2, DIM]
+    swizzled: gl.constexpr = gl.SwizzledSharedLayout(8, 1, 8, [1, 0])
+    plain: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
+    flat: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
+    heads = reinterpreted(acc_shared, SHAPE, swizzled, element)
+    others = reinterpreted(acc_shared, SHAPE, plain, element)
+    places = (heads.slice(0, _heads(MODEL)), others.slice(ROWS, _heads(MODEL)))
+    _load_heads(sequence, head, position, has_new, layer, step, places, MODEL, WORK)
+    q = heads.slice(0, ROWS).load(gl.SliceLayout(0, OF_Q))[None, :, :]
+    q = q.broadcast_to([GROUPS, ROWS, DIM])
+    rows = reinterpreted(acc_shared, SHAPE, flat, element)
+    new_k = rows.index(ROWS + QUERIES).load(gl.SliceLayout(0, gl.SliceLayout(2, OF_KEYS)))
+    new_k = new_k[None, :, None].broadcast_to([GROUPS, DIM, 16])
+    new_v = rows.index(ROWS + QUERIES + 1).load(gl.SliceLayout(0, gl.SliceLayout(1, OF_SUMS)))
+    # the new key, which chunks may lack, begins the first group
+    zeros = gl.zeros([GROUPS, ROWS, 16], gl.float32, OF_LOGITS)
+    group = gl.arange(0, GROUPS, gl.SliceLayout(1, gl.SliceLayout(2, OF_LOGITS)))
+    begins = (group[:, None] == 0) & has_new
+    tops = gl.where(begins, gl.max(mma_v2(q, new_k, zeros), 2), float("-inf"))
+    totals = gl.where(tops > float("-inf"), 1.0, 0.0)
+    number = gl.arange(0, GROUPS, gl.SliceLayout(1, gl.SliceLayout(2, OF_SUMS)))[:, None, None]
+    new_v = gl.where((number == 0) & has_new, new_v.to(gl.float32)[None, None, :], 0.0)
+    accs = new_v.broadcast_to([GROUPS, ROWS, DIM])
 
-    fourth = gl.arange(0, 4, gl.SliceLayout(1, gl.SliceLayout(2, OF_KEYS)))[:, None, None]
-    warp = gl.arange(0, 8, gl.SliceLayout(0, gl.SliceLayout(2, OF_KEYS)))[None, :, None]
-    lane = gl.arange(0, GROUPS, gl.SliceLayout(0, gl.SliceLayout(1, OF_KEYS)))[None, None, :]
-    number = (fourth * 8 + warp) * GROUPS + lane
+    each = gl.arange(0, 16, gl.SliceLayout(0, gl.SliceLayout(1, OF_LOGITS)))
+    of_logits = group[:, None, None] * 16 + each[None, None, :]
+    group = gl.arange(0, GROUPS, gl.SliceLayout(1, gl.SliceLayout(2, OF_VALUES)))
+    each = gl.arange(0, 16, gl.SliceLayout(0, gl.SliceLayout(2, OF_VALUES)))
+    of_values = group[:, None, None] * 16 + each[None, :, None]
     for chunk in range(begin, end):
-        key = chunk * KEYS + number
-        is_new = (key == position)[:, :, :, None, None]
-        is_seen = (key <= position) & (key >= oldest)
         stage = n % WORK.STAGES
         mbarrier.wait(pipe.full.index(stage), n // WORK.STAGES & 1)
-        keys = pipe.parts.index(stage).load(T)
+        keys = pipe.states.index(stage).permute((0, 2, 1)).load(OF_KEYS)
         hand_back(stage, pipe)
         n += 1
-        keys = gl.where(is_new, new_k[None, :, :][:, None, :, :][:, :, None, :, :], keys)
-        keys = keys.to(gl.float32)
-        weights, kept, new_tops, new_totals = (), (), (), ()
-        for each in gl.static_range(QUERIES):
-            if QUERIES <= 4:
-                q = qs[each]
-            else:
-                q = heads.index(each).load(OF_VECTOR)
-            query = q[None, :, :][:, None, :, :][:, :, None, :, :]
-            logits = gl.sum(gl.sum(keys * query, 4), 3)
-            logits = gl.where(is_seen, logits, float("-inf"))
-            top = gl.maximum(tops[each], gl.max(logits, 0))
-            base = gl.where(top == float("-inf"), 0.0, top)
-            weight = gl.exp2(logits - base[None, :, :])
-            keep = gl.exp2(tops[each] - base)
-            new_tops = new_tops + (top,)
-            new_totals = new_totals + (totals[each] * keep + gl.sum(weight, 0),)
-            weights = weights + (weight,)
-            kept = kept + (gl.convert_layout(keep, OF_SUMS, assert_trivial=True),)
-        tops, totals = new_tops, new_totals
+        newest, first = position - chunk * KEYS, oldest - chunk * KEYS
+        logits = mma_v2(q, keys, zeros)
+        logits = gl.where((of_logits < newest) & (of_logits >= first), logits, float("-inf"))
+        higher = gl.maximum(tops, gl.max(logits, 2))
+        base = gl.where(higher == float("-inf"), 0.0, higher)
+        weights = gl.exp2(logits - base[:, :, None])
+        keep = gl.exp2(tops - base)
+        totals = totals * keep + gl.sum(weights, 2)
+        tops = higher
+        keep = gl.convert_layout(keep, gl.SliceLayout(2, OF_SUMS))
+        weights = gl.convert_layout(weights.to(element), OF_WEIGHTS)
         stage = n % WORK.STAGES
         mbarrier.wait(pipe.full.index(stage), n // WORK.STAGES & 1)
-        values = pipe.parts.index(stage).load(T)
+        values = pipe.states.index(stage).load(OF_VALUES)
         hand_back(stage, pipe)
         n += 1
-        values = gl.where(is_new, new_v[None, :, :][:, None, :, :][:, :, None, :, :], values)
         # what lies behind the newest key may be no number
-        values = gl.where(is_seen[:, :, :, None, None], values.to(gl.float32), 0.0)
-        new_accs = ()
-        for each in gl.static_range(QUERIES):
-            added = gl.sum(weights[each][:, :, :, None, None] * values, 0)
-            new_accs = new_accs + (accs[each] * kept[each][:, :, None, None] + added,)
-        accs = new_accs
+        values = gl.where((of_values < newest) & (of_values >= first), values, 0.0)
+        accs = mma_v2(weights, values, accs * keep[:, :, None])
 
-    for each in gl.static_range(QUERIES):
-        top = gl.max(tops[each], 1)
-        base = gl.where(top == float("-inf"), 0.0, top)
-        weight = gl.exp2(tops[each] - base[:, None])
-        factor = gl.convert_layout(weight, OF_SUMS, assert_trivial=True)
-        acc = gl.sum(accs[each] * factor[:, :, None, None], 1)
-        acc_shared.slice(each, 1).store(gl.reshape(acc, [1, 8, DIM]))
-        top_shared.slice(each, 1).store(gl.reshape(top, [1, 8]))
-        total_shared.slice(each, 1).store(gl.reshape(gl.sum(totals[each] * weight, 1), [1, 8]))
-    HEADS: gl.constexpr = triton.next_power_of_2(QUERIES)
-    ALL: gl.constexpr = merge_layout(HEADS, 8, DIM)
+    HEADS: gl.constexpr = stored_heads(QUERIES)
+    acc_shared.store(_first_rows(accs, HEADS))
+    top_shared.store(tops.permute((1, 0)))
+    total_shared.store(totals.permute((1, 0)))
+    ALL: gl.constexpr = merge_layout(HEADS, GROUPS, DIM)
     OF_PARTS: gl.constexpr = gl.SliceLayout(2, ALL)
     top, total, acc = _merge(
-        top_shared.load(OF_PARTS), total_shared.load(OF_PARTS), acc_shared.load(ALL)
+        top_shared.slice(0, HEADS).load(OF_PARTS),
+        total_shared.slice(0, HEADS).load(OF_PARTS),
+        acc_shared.permute((1, 0, 2)).load(ALL),
     )
     _leave_split(top, total, acc, pair, split, counts.splits, step, MODEL)
     return n
+
+
+@gluon.jit
+def _first_rows(accs, HEADS: gl.constexpr):
+    """So many rows of [groups, rows, dim], all of them or half."""
+    if accs.shape[1] == HEADS:
+        first = accs
+    else:
+        halves = accs.reshape([accs.shape[0], 2, HEADS, accs.shape[2]])
+        first, _ = gl.split(halves.permute((0, 2, 3, 1)))
+    return first
 
 
 @gluon.jit
@@ -281,7 +311,13 @@ def _leave_split(top, total, acc, pair, split, splits, step, MODEL: gl.constexpr
     before = gl.atomic_add(counter, 1, sem="acq_rel", scope="gpu")
     if before == splits - 1:
         gl.store(counter, 0)
-        _merge_splits(pair, splits, HEADS, step, MODEL)
+        _merge_splits(pair, splits, triton.next_power_of_2(QUERIES), step, MODEL)
+
+
+@gluon.constexpr_function
+def _merged(pairs):
+    """Splits that are merged at a time: of many pairs there are few."""
+    return min(16, max(2, 256 // triton.next_power_of_2(pairs)))
 
 
 @gluon.jit
@@ -289,7 +325,8 @@ def _merge_splits(pair, splits, HEADS: gl.constexpr, step, MODEL: gl.constexpr):
     """Merge the parts of a pair's splits, and store what o reads."""
     DIM: gl.constexpr = MODEL.HEAD_DIM
     QUERIES: gl.constexpr = MODEL.HEADS // MODEL.KV_HEADS
-    ALL: gl.constexpr = merge_layout(HEADS, _MERGED, DIM)
+    MERGED: gl.constexpr = _merged(MODEL.PAIRS)
+    ALL: gl.constexpr = merge_layout(HEADS, MERGED, DIM)
     OF_PARTS: gl.constexpr = gl.SliceLayout(2, ALL)
     OUT: gl.constexpr = gl.SliceLayout(1, ALL)
     heads = gl.arange(0, HEADS, gl.SliceLayout(1, OF_PARTS))[:, None]
@@ -297,8 +334,8 @@ def _merge_splits(pair, splits, HEADS: gl.constexpr, step, MODEL: gl.constexpr):
     highest = gl.full([HEADS], float("-inf"), gl.float32, gl.SliceLayout(1, OUT))
     whole = gl.zeros([HEADS], gl.float32, gl.SliceLayout(1, OUT))
     result = gl.zeros([HEADS, DIM], gl.float32, OUT)
-    for first in range(0, splits, _MERGED):
-        each = first + gl.arange(0, _MERGED, gl.SliceLayout(0, OF_PARTS))[None, :]
+    for first in range(0, splits, MERGED):
+        each = first + gl.arange(0, MERGED, gl.SliceLayout(0, OF_PARTS))[None, :]
         there = (each < splits) & (heads < QUERIES)
         at = (pair * splits + gl.minimum(each, splits - 1)) * QUERIES
         at += gl.minimum(heads, QUERIES - 1)

@@ -57,7 +57,7 @@ class Pipe(NamedTuple):
         tiles: the same as [STAGES, 8, 16, 64]: [row, K / 64, 64], or with several sequences
             [K / 64, row, 64].
         keys: the same as [boxes, box of keys], which TMA fills.
-        parts: the same as [STAGES, 4, WARPS, GROUPS, HEAD_DIM / 64, 64]; see ``attend``.
+        states: the same as [STAGES, groups, 16, HEAD_DIM]; see ``attend``.
         full, empty: barriers of stages.
         ids: numbers of claimed units, with barriers as stages have.
     """
@@ -65,7 +65,7 @@ class Pipe(NamedTuple):
     rows: Any
     tiles: Any
     keys: Any
-    parts: Any
+    states: Any
     full: Any
     empty: Any
     ids: Any
@@ -293,6 +293,7 @@ def _load_keys(
     """
     BOX: gl.constexpr = keys_of_box(MODEL.KEYS, MODEL.PAGE)
     BOXES: gl.constexpr = MODEL.KEYS // BOX
+    PARTS: gl.constexpr = MODEL.HEAD_DIM // 64
     pair, split = unit % MODEL.PAIRS, unit // MODEL.PAIRS
     sequence, head = pair // MODEL.KV_HEADS, pair % MODEL.KV_HEADS
     position = gl.load(positions + sequence).to(gl.int32)
@@ -304,17 +305,17 @@ def _load_keys(
     for chunk in range(begin, end):
         # asked for now, used in the next turn
         following = _pages_of_chunk(pages, sequence, chunk + 1, oldest, position, MODEL)
-        for part in gl.static_range(2):
+        for which in gl.static_range(2):
             stage = _next_stage(n, pipe, WORK)
-            start = values if part else keys
+            start = values if which else keys
             for box in gl.static_range(BOXES):
                 first = chunk * MODEL.KEYS
                 if MODEL.PAGE:
                     first = (first + box * BOX) % MODEL.PAGE
-                _load_box(
-                    weights.cache, start + found[box] * heads[0], first, 0,
-                    pipe.full.index(stage), pipe.keys.index(stage * BOXES + box),
-                )  # fmt: skip
+                line = start + found[box] * heads[0]
+                for part in gl.static_range(PARTS):
+                    to = pipe.keys.index((stage * PARTS + part) * BOXES + box)
+                    _load_box(weights.cache, line, part, first, pipe.full.index(stage), to)
             n += 1
         found = following
     return n
@@ -551,18 +552,17 @@ def make_pipe(weights, MODEL: gl.constexpr, WORK: gl.constexpr):
     barrier: gl.constexpr = mbarrier.MBarrierLayout()
     element: gl.constexpr = weights.hidden.dtype
     DIM: gl.constexpr = MODEL.HEAD_DIM
+    KEY_GROUPS: gl.constexpr = MODEL.KEYS // 16
     tile: gl.constexpr = gl.NVMMASharedLayout.get_default_for([8, 16, 64], element)
-    part: gl.constexpr = gl.NVMMASharedLayout.get_default_for(
-        [4, 8, 256 // DIM, DIM // 64, 64], element
-    )
+    states: gl.constexpr = gl.NVMMASharedLayout.get_default_for([KEY_GROUPS, 16, DIM], element)
     ring = gl.allocate_shared_memory(element, [STAGES, 8, 16, 64], tile)
     BOXES: gl.constexpr = 2 * STAGES if MODEL.BATCH == 1 else STAGES
-    KEY_BOXES: gl.constexpr = STAGES * (MODEL.KEYS // keys_of_box(MODEL.KEYS, MODEL.PAGE))
+    KEY_BOXES: gl.constexpr = CHUNK_BYTES // (128 * keys_of_box(MODEL.KEYS, MODEL.PAGE))
     pipe = Pipe(
         reinterpreted(ring, [BOXES] + weights.hidden.block_shape, weights.hidden.layout),
         ring,
-        reinterpreted(ring, [KEY_BOXES] + weights.cache.block_shape, weights.cache.layout),
-        reinterpreted(ring, [STAGES, 4, 8, 256 // DIM, DIM // 64, 64], part),
+        reinterpreted(ring, [STAGES * KEY_BOXES] + weights.cache.block_shape, weights.cache.layout),
+        reinterpreted(ring, [STAGES, KEY_GROUPS, 16, DIM], states),
         gl.allocate_shared_memory(gl.int64, [STAGES, 1], barrier),
         gl.allocate_shared_memory(gl.int64, [STAGES, 1], barrier),
         gl.allocate_shared_memory(gl.int32, [_QUEUE, 1], gl.SwizzledSharedLayout(1, 1, 1, [0])),

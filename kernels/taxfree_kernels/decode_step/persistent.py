@@ -22,12 +22,11 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-import triton
 import triton.language as tl
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from taxfree_kernels.decode_step.attend import attend
+from taxfree_kernels.decode_step.attend import attend, groups, room_of, rows_of_heads, stored_heads
 from taxfree_kernels.decode_step.chunks import (
     CLAIMED,
     DONE,
@@ -40,7 +39,6 @@ from taxfree_kernels.decode_step.chunks import (
     Weights,
     count_units,
     counts_of,
-    first_slab,
     head_units,
     load,
     make_pipe,
@@ -59,7 +57,7 @@ from taxfree_kernels.decode_step.chunks import (
 from taxfree_kernels.decode_step.rows import (
     add_owned,
     factors,
-    make_staging,
+    make_row_staging,
     multiply_rows,
     owned_embedding,
     owned_norm,
@@ -72,23 +70,20 @@ from taxfree_kernels.decode_step.scaled import (
     make_wide_staging,
     multiply_words,
     multiply_words_of_rows,
-    quantise_slabs,
+    quantise_staged,
     scales_of,
 )
 from taxfree_kernels.decode_step.sums import (
     OF_BEST,
     Inbox,
     add_and_norm,
-    add_sum,
     area_of,
     best_of_ranks,
-    columns_of,
     empty_area,
     empty_last_turn,
-    normed,
+    make_staging,
     send,
     sources_of,
-    staging_shapes,
     targets_of,
 )
 from taxfree_kernels.decode_step.tape import EVENTS, INPUT_NORM, POST_NORM, Q_BIAS, VECTORS
@@ -205,10 +200,8 @@ def _norm_at(
 ):  # fmt: skip
     """The weight of a norm, as ``_next_x`` takes it: loaded before the sum is waited for."""
     ptr = _vector_at(vectors, row, column, element)
-    if WORK.KEPT:
+    if MODEL.BATCH == 1:
         weight = ptr
-    elif MODEL.BATCH == 1:
-        weight = columns_of(ptr, MODEL, WORK, GROUP)
     else:
         weight = owned_norm(ptr, sources_of(GROUP, WORK), MODEL, WORK)
     return weight
@@ -226,16 +219,9 @@ def _next_x(
         counted before. With several sequences x is in memory, behind a barrier; what is kept is in
         `staging`.
     """
-    if WORK.KEPT:
-        x = ()
+    if MODEL.BATCH == 1:
         rstd = add_and_norm(residual, weight, area, COUNT, inbox, staging, MODEL, WORK, GROUP)
-        residual = ()
-    elif MODEL.BATCH == 1:
-        if COUNT:
-            residual = add_sum(residual, area, COUNT, inbox, MODEL, WORK, GROUP)
-        SLABS: gl.constexpr = slabs_in(words_in(MODEL.HIDDEN, MODEL.SCALES), 1)
-        x, rstd = normed(residual, weight, staging, MODEL, WORK, GROUP)
-        x = quantise_slabs(x, SLABS, residual[0].dtype, MODEL)
+        residual, x = (), ()
     else:
         SOURCES: gl.constexpr = sources_of(GROUP, WORK)
         if COUNT:
@@ -263,14 +249,11 @@ def _inputs_of(
     Args:
         tops: so many largest magnitudes of each token; see ``Buffers``.
     """
-    if WORK.KEPT:
-        x = ()
+    if MODEL.BATCH == 1:
         slabs = slabs_of(ptr, K)
         for slab in gl.static_range(len(slabs)):
-            staging[0].index(slab).store(slabs[slab])
-    elif MODEL.BATCH == 1:
-        pairs = slabs_of(tl.cast(ptr, gl.pointer_type(gl.int32)), K // 2)
-        x = quantise_slabs(pairs, slabs_in(K // 2, 1), ptr.dtype.element_ty, MODEL)
+            staging.slabs.index(slab).store(slabs[slab])
+        x = _quantised((), staging, K, MODEL)
     else:
         before_tma_loads(GROUP)
         if MODEL.SCALES == "channel":
@@ -281,29 +264,37 @@ def _inputs_of(
 
 
 @gluon.jit
+def _quantised(x, staging, K: gl.constexpr, MODEL: gl.constexpr):
+    """See ``scaled.quantise_staged``; in 16 bits, and with several sequences, `x` as it is."""
+    if MODEL.SCALES == "none" or MODEL.BATCH > 1:
+        scale = x
+    else:
+        scale = quantise_staged(staging, K, MODEL)
+    return scale
+
+
+@gluon.jit
 def _multiply(
-    x, scales, inputs, K: gl.constexpr, PART: gl.constexpr, PARTS: gl.constexpr, n, pieces,
-    staging, pipe, MODEL: gl.constexpr, WORK: gl.constexpr,
+    x, scales, inputs, K: gl.constexpr, first, end, n, pieces, staging, pipe,
+    MODEL: gl.constexpr, WORK: gl.constexpr,
 ):  # fmt: skip
     """The products of a unit, of each group of rows, with x, or with inputs in memory.
 
     Args:
+        x: scales of what is quantised, see ``_inputs_of``.
         scales: those of the unit's rows, see ``scaled.Scales``.
-        PART, PARTS: the part of K.
+        first, end: slabs.
     """
-    WORDS: gl.constexpr = words_in(K, MODEL.SCALES)
-    FIRST: gl.constexpr = first_slab(WORDS, PART, PARTS, MODEL.BATCH)
-    END: gl.constexpr = first_slab(WORDS, PART + 1, PARTS, MODEL.BATCH)
     if MODEL.SCALES == "none":
         products, n, pieces = _multiply_plain(
-            inputs, FIRST, END, n, pieces, staging, pipe, MODEL, WORK
+            inputs, first, end, n, pieces, staging, pipe, MODEL, WORK
         )
     elif MODEL.BATCH == 1:
-        one, n = multiply_words(x, scales, K, FIRST, END, n, pipe, MODEL, WORK)
+        one, n = multiply_words(x, scales, K, first, end, n, staging, pipe, MODEL, WORK)
         products = (one,)
     else:
         products, n, pieces = multiply_words_of_rows(
-            x, scales, inputs, K, FIRST, END, n, pieces, staging, pipe, MODEL, WORK
+            x, scales, inputs, K, first, end, n, pieces, staging, pipe, MODEL, WORK
         )
     return products, n, pieces
 
@@ -314,7 +305,7 @@ def _multiply_plain(
 ):
     """The same of weights in 16 bits, with slabs of x."""
     if MODEL.BATCH == 1:
-        one, n = multiply(staging[0], first, end, n, pipe, WORK)
+        one, n = multiply(staging.slabs, first, end, n, pipe, WORK)
         products = (one,)
     else:
         products, n, pieces = multiply_rows(
@@ -418,6 +409,8 @@ def _compute(
     AREA: gl.constexpr = GROUP.WORLD * PARTS * HIDDEN
     ROWS: gl.constexpr = rows_of_unit(BATCH)
     UNITS: gl.constexpr = 2 * WIDE // ROWS  # of gate and up
+    OF_HIDDEN: gl.constexpr = slabs_in(words_in(HIDDEN, MODEL.SCALES), BATCH)
+    OF_WIDTH: gl.constexpr = slabs_in(words_in(WIDTH, MODEL.SCALES), BATCH)
     PRODUCTS: gl.constexpr = 1 if BATCH == 1 else GROUPS
     OF_GROUP: gl.constexpr = ROWS // PRODUCTS
     SOURCES: gl.constexpr = sources_of(GROUP, WORK)
@@ -429,8 +422,6 @@ def _compute(
     counts = counts_of(step.positions, widest, MODEL, WORK)
     if BATCH == 1:
         residual = buffers.embedding + gl.maximum(gl.load(tokens), 0).to(gl.int64) * HIDDEN
-        if not WORK.KEPT:
-            residual = columns_of(residual, MODEL, WORK, GROUP)
     else:
         residual = owned_embedding(buffers.embedding, tokens, SOURCES, MODEL, WORK)
     before = gl.to_tensor(0)  # units and programs of the counted phases before
@@ -442,14 +433,16 @@ def _compute(
     first = gl.to_tensor(0)  # unit of the phase
     for layer in range(layers):
         _note(buffers, layer, layers, 0, WORK)
+        of_hidden = _quantised(x, staging, HIDDEN, MODEL)
         done = gl.to_tensor(0)
         end = first + counts.qkv
         while unit < end:
             at = (unit - first) * ROWS
             scales = _scales_of_qkv(buffers.scales, layer, at, MODEL)
             products, n, pieces = _multiply(
-                x, scales, inputs.hidden, HIDDEN, 0, 1, n, pieces, staging, pipe, MODEL, WORK
-            )
+                of_hidden, scales, inputs.hidden, HIDDEN, 0, OF_HIDDEN, n, pieces, staging, pipe,
+                MODEL, WORK,
+            )  # fmt: skip
             for group in gl.static_range(PRODUCTS):
                 to = at + group * OF_GROUP + row
                 values = products[group] * rstd
@@ -494,7 +487,7 @@ def _compute(
         while unit < end:
             scales = _scales_of_unit(buffers.scales, layer, 3, unit, first, 1, WIDTH, MODEL)
             products, n, pieces = _multiply(
-                attended, scales, inputs.attended, WIDTH, 0, 1, n, pieces, staging, pipe,
+                attended, scales, inputs.attended, WIDTH, 0, OF_WIDTH, n, pieces, staging, pipe,
                 MODEL, WORK,
             )  # fmt: skip
             for group in gl.static_range(PRODUCTS):
@@ -510,13 +503,15 @@ def _compute(
             GROUP,
         )  # fmt: skip
         _note(buffers, layer, layers, 8, WORK)
+        of_hidden = _quantised(x, staging, HIDDEN, MODEL)
         done = gl.to_tensor(0)
         end = first + counts.gate
         while unit < end:
             scales = _scales_of_gate(buffers.scales, layer, unit, first, MODEL)
             products, n, pieces = _multiply(
-                x, scales, inputs.hidden, HIDDEN, 0, 1, n, pieces, staging, pipe, MODEL, WORK
-            )
+                of_hidden, scales, inputs.hidden, HIDDEN, 0, OF_HIDDEN, n, pieces, staging, pipe,
+                MODEL, WORK,
+            )  # fmt: skip
             gate, up, at, of, there = _gate_and_up(products, rstd, MODEL)
             to = of * WIDE + (unit - first) * (ROWS // 2) + at
             activated = gate / (1 + gl.exp(-gate)) * up
@@ -547,23 +542,13 @@ def _compute(
         )
         while unit < end:
             at = unit - first
-            if MODEL.SCALES == "none":
-                begin, last = part_of_slabs(at % PARTS, WIDE, MODEL, WORK)
-                products, n, pieces = _multiply_plain(
-                    inputs.activated, begin, last, n, pieces, staging, pipe, MODEL, WORK
-                )
-                _send_down(products, targets, at, inbox, MODEL, WORK, GROUP)
-            else:  # slabs in registers have no numbers that are not constant
-                for part in gl.static_range(PARTS):
-                    if at % PARTS == part:
-                        scales = _scales_of_unit(
-                            buffers.scales, layer, 6, unit, first, PARTS, WIDE, MODEL
-                        )
-                        products, n, pieces = _multiply(
-                            wide, scales, inputs.activated, WIDE, part, PARTS, n, pieces, staging,
-                            pipe, MODEL, WORK,
-                        )  # fmt: skip
-                        _send_down(products, targets, at, inbox, MODEL, WORK, GROUP)
+            begin, last = part_of_slabs(at % PARTS, words_in(WIDE, MODEL.SCALES), MODEL, WORK)
+            scales = _scales_of_unit(buffers.scales, layer, 6, unit, first, PARTS, WIDE, MODEL)
+            products, n, pieces = _multiply(
+                wide, scales, inputs.activated, WIDE, begin, last, n, pieces, staging, pipe,
+                MODEL, WORK,
+            )  # fmt: skip
+            _send_down(products, targets, at, inbox, MODEL, WORK, GROUP)
             unit, claims = next_unit(claims, pipe)
         _note(buffers, layer, layers, 12, WORK)
         first = end
@@ -685,7 +670,7 @@ def decode_step(
         next_tokens: int64 [BATCH]; -1 if a wait failed.
         hidden_desc, heads_desc, intermediate_desc: of rows of HIDDEN, HEADS * HEAD_DIM and
             INTERMEDIATE elements; boxes of 4 rows, with several sequences of 16.
-        cache_desc: of keys and values; boxes of 16 KiB.
+        cache_desc: of keys and values; boxes of keys of a chunk, with 64 of their elements.
         x_desc, attended_desc, activated_desc: of these buffers, as [K / 64, BATCH, 64]; boxes of
             [8, N, 64].
         head_desc, head_x_desc: of the head's rows, and of x; None, if they are those of HIDDEN. In
@@ -700,7 +685,8 @@ def decode_step(
             uses.
     """
     DIM: gl.constexpr = MODEL.HEAD_DIM
-    HEADS: gl.constexpr = triton.next_power_of_2(MODEL.HEADS // MODEL.KV_HEADS)
+    QUERIES: gl.constexpr = MODEL.HEADS // MODEL.KV_HEADS
+    KEY_GROUPS: gl.constexpr = groups(DIM)
     element: gl.constexpr = hidden_desc.dtype
     heads = (sequence_lines, head_lines)
     pages = Pages(buffers.table, stride_table)
@@ -709,27 +695,22 @@ def decode_step(
     )
     pipe = make_pipe(weights, MODEL, WORK)
     PLAIN: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
-    DEEP: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [2, 1, 0])
+    DEEP: gl.constexpr = gl.SwizzledSharedLayout(8, 1, 8, [2, 1, 0])
+    SHAPE: gl.constexpr = [rows_of_heads(QUERIES), KEY_GROUPS]
+    FLAT: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
+    ATTENDED: gl.constexpr = [KEY_GROUPS, stored_heads(QUERIES), DIM]
+    room = gl.allocate_shared_memory(gl.float32, [room_of(QUERIES, MODEL.BATCH)], FLAT)
     shared = (
-        gl.allocate_shared_memory(gl.float32, [HEADS, 8, DIM], DEEP),
-        gl.allocate_shared_memory(gl.float32, [HEADS, 8], PLAIN),
-        gl.allocate_shared_memory(gl.float32, [HEADS, 8], PLAIN),
+        reinterpreted(room, ATTENDED, DEEP),
+        gl.allocate_shared_memory(gl.float32, SHAPE, PLAIN),
+        gl.allocate_shared_memory(gl.float32, SHAPE, PLAIN),
     )
     if MODEL.BATCH == 1:
-        SHAPES: gl.constexpr = staging_shapes(MODEL, WORK, GROUP)
-        slabs = gl.allocate_shared_memory(element, SHAPES[0], PLAIN)
-        flat: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
-        blocks = reinterpreted(slabs, SHAPES[1], flat)
-        if WORK.KEPT:
-            last = gl.allocate_shared_memory(element, SHAPES[2], flat)
-        else:
-            PAIRS: gl.constexpr = [SHAPES[0][0] // 2, 16, 64]
-            last = reinterpreted(slabs, PAIRS, PLAIN, gl.int32)
-        staging = (slabs, blocks, last)
+        staging = make_staging(element, MODEL, WORK, GROUP)
     elif MODEL.SCALES == "none":
-        staging = make_staging(element, MODEL)
+        staging = make_row_staging(element, room, MODEL)
     else:
-        staging = make_wide_staging(element, pipe, MODEL, WORK)
+        staging = make_wide_staging(element, room, pipe, MODEL, WORK)
     if MODEL.SCALES == "none":
         inputs = Inputs(x_desc, attended_desc, activated_desc, x_desc)
     else:

@@ -22,8 +22,8 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import mma_v2
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
-from taxfree_kernels.decode_step.chunks import GROUPS, WARPS, hand_back, sequences
-from taxfree_kernels.decode_step.sums import receive
+from taxfree_kernels.decode_step.chunks import GROUPS, WARPS, hand_back, reinterpreted, sequences
+from taxfree_kernels.decode_step.sums import await_words, last_source, receive
 from taxfree_kernels.device.peers import EMPTY
 from taxfree_kernels.device.specialized import load_box
 
@@ -43,15 +43,15 @@ class Staging(NamedTuple):
 
 
 @gluon.jit
-def make_staging(element: gl.constexpr, MODEL: gl.constexpr):
-    """Allocate it."""
+def make_row_staging(element: gl.constexpr, room, MODEL: gl.constexpr):
+    """Allocate it, sums in room that attention has in its turn."""
     N: gl.constexpr = sequences(MODEL.BATCH)
     boxes: gl.constexpr = gl.NVMMASharedLayout.get_default_for([8, N, 64], element)
     sums: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [2, 1, 0])
     staging = Staging(
         gl.allocate_shared_memory(element, [2, 8, N, 64], boxes),
         gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout()),
-        gl.allocate_shared_memory(gl.float32, [2, WARPS, 16, N], sums),
+        reinterpreted(room, [2, WARPS, 16, N], sums),
     )
     for place in gl.static_range(2):
         mbarrier.init(staging.full.index(place), count=1)
@@ -213,6 +213,8 @@ def add_owned(
     inside = (sequence * MODEL.HIDDEN + column)[None, :, :]
     mask = is_owned[None, :, :] & (number < COUNT)
     words = area + source * (MODEL.BATCH * MODEL.HIDDEN) + inside
+    last = area + last_source(inbox.peers, COUNT, GROUP) * (MODEL.BATCH * MODEL.HIDDEN)
+    await_words(last + sequence * MODEL.HIDDEN + column, is_owned, inbox, 4)
     seen = receive(words, source % GROUP.WORLD, mask, inbox, 4, GROUP)
     values = gl.where(mask, seen.to(gl.float32, bitcast=True), 0.0)
     new = (residual.to(gl.float32) + gl.sum(values, 0)).to(residual.dtype)

@@ -28,13 +28,16 @@ from taxfree_kernels.decode_step.chunks import (
     X,
     fence_stage,
     hand_back,
+    rolled,
     sequences,
+    slabs_in,
+    words_in,
 )
 from taxfree_kernels.decode_step.rows import (
     ACC,
     OF_SEQUENCES,
     PRODUCTS,
-    make_staging,
+    make_row_staging,
     over_warps,
 )
 from taxfree_kernels.device.specialized import load_box, reinterpreted
@@ -108,18 +111,6 @@ def divided(value, divisor):
 # ---- one sequence -----------------------------------------------------------------------------
 
 
-class Quantised(NamedTuple):
-    """Inputs of products, in fp8.
-
-    Args:
-        words: int16 [16, 64] of each slab, of two elements.
-        scales: float32 [16] of each slab; that of the token if weights have scales of channels.
-    """
-
-    words: Any
-    scales: Any
-
-
 @gluon.jit
 def unpack_e4m3(words):
     """float32 of the first and of the second element of int16 words."""
@@ -168,22 +159,40 @@ def _magnitude(pair, element: gl.constexpr):
 
 
 @gluon.jit
-def quantise_slabs(pairs, COUNT: gl.constexpr, element: gl.constexpr, MODEL: gl.constexpr):
-    """``Quantised`` of so many slabs, int32 [16, 64] of two 16-bit elements, 0 behind the last."""
-    words, scales = (), ()
+def _pairs_of_slab(pairs, slab, K: gl.constexpr):
+    """int32 [16, 64], each of two elements of K; zeros behind the last."""
+    at = gl.arange(0, 16, gl.SliceLayout(1, X))[:, None] * 64
+    at += gl.arange(0, 64, gl.SliceLayout(0, X))[None, :]
+    return gl.where(slab * 1024 + at < K // 2, pairs.index(slab).load(X), 0)
+
+
+@gluon.jit
+def quantise_staged(staging, K: gl.constexpr, MODEL: gl.constexpr):
+    """Quantise K elements that products read in place; returns a token's scale, if it has one.
+
+    Args:
+        staging: see ``sums.make_staging``; words go where elements were, as each slab is read
+            before.
+    """
+    element: gl.constexpr = staging.slabs.dtype
+    COUNT: gl.constexpr = slabs_in(words_in(K, MODEL.SCALES), 1)
+    token_scale = ()
     if MODEL.SCALES == "channel":
         largest = gl.zeros([16, 64], gl.float32, X)
-        for slab in gl.static_range(COUNT):
-            largest = gl.maximum(largest, _magnitude(pairs[slab], element))
-        scales, divisor = _scale_and_divisor(gl.max(gl.max(largest, 1), 0))
-    for slab in gl.static_range(COUNT):
-        first, second = _halves(pairs[slab], element)
+        for slab in range(rolled(COUNT)):
+            pair = _pairs_of_slab(staging.pairs, slab, K)
+            largest = gl.maximum(largest, _magnitude(pair, element))
+        token_scale, divisor = _scale_and_divisor(gl.max(gl.max(largest, 1), 0))
+    for slab in range(rolled(COUNT)):
+        pair = _pairs_of_slab(staging.pairs, slab, K)
+        first, second = _halves(pair, element)
         if MODEL.SCALES == "block":
-            scale, of_group = _scale_and_divisor(gl.max(_magnitude(pairs[slab], element), 1))
-            scales = scales + (scale,)  # type: ignore[assignment]
+            scale, of_group = _scale_and_divisor(gl.max(_magnitude(pair, element), 1))
+            staging.scales.index(slab).store(scale)
             divisor = _Divisor(of_group.by[:, None], of_group.inverse[:, None])
-        words = words + (pack_e4m3(divided(first, divisor), divided(second, divisor)),)  # type: ignore[assignment]
-    return Quantised(words, scales)
+        words = pack_e4m3(divided(first, divisor), divided(second, divisor))
+        staging.words.index(slab).store(words)
+    return token_scale
 
 
 @gluon.jit
@@ -198,25 +207,25 @@ def _scales_of_chunk(scales, slab, K: gl.constexpr):
 
 @gluon.jit
 def multiply_words(
-    x, scales, K: gl.constexpr, FIRST: gl.constexpr, END: gl.constexpr, n, pipe,
+    x_scale, scales, K: gl.constexpr, first, end, n, staging, pipe,
     MODEL: gl.constexpr, WORK: gl.constexpr,
 ):  # fmt: skip
-    """float32 [8]: the products of a unit's rows with so many slabs of ``Quantised``, scaled."""
+    """float32 [8]: the products of a unit's rows with slabs of words in shared memory, scaled."""
     acc = gl.zeros([8, 16, 64], gl.float32, TILE)
     if MODEL.SCALES == "channel":
         row = gl.arange(0, 8, OF_ROWS)
         address = gl.where(row < 4, scales.first, scales.second - 16) + 4 * row
-        of_rows = gl.load(tl.cast(address, gl.pointer_type(gl.float32))) * x.scales
-    for slab in gl.static_range(FIRST, END):
+        of_rows = gl.load(tl.cast(address, gl.pointer_type(gl.float32))) * x_scale
+    for slab in range(first, rolled(end)):
         if MODEL.SCALES == "block":
-            of_group = gl.convert_layout(x.scales[slab], _GROUPS_OF_CHUNK, assert_trivial=True)
+            of_group = staging.scales.index(slab).load(_GROUPS_OF_CHUNK)
             factor = _scales_of_chunk(scales, slab, K) * of_group[None, :]
         stage = n % WORK.STAGES
         mbarrier.wait(pipe.full.index(stage), n // WORK.STAGES & 1)
         rows = pipe.tiles.index(stage).load(TILE)
         hand_back(stage, pipe)
         low, high = unpack_e4m3(rows.to(gl.int16, bitcast=True))
-        x_low, x_high = unpack_e4m3(x.words[slab])
+        x_low, x_high = unpack_e4m3(staging.words.index(slab).load(X))
         if MODEL.SCALES == "block":
             products = low * x_low[None, :, :] + high * x_high[None, :, :]
             acc += products * factor[:, :, None]
@@ -255,10 +264,10 @@ def joined_halves(inputs, N: gl.constexpr, layout: gl.constexpr):
 
 
 @gluon.jit
-def make_wide_staging(element: gl.constexpr, pipe, MODEL: gl.constexpr, WORK: gl.constexpr):
+def make_wide_staging(element: gl.constexpr, room, pipe, MODEL: gl.constexpr, WORK: gl.constexpr):
     """Allocate it."""
     N: gl.constexpr = sequences(MODEL.BATCH)
-    plain = make_staging(element, MODEL)
+    plain = make_row_staging(element, room, MODEL)
     halves: gl.constexpr = gl.NVMMASharedLayout.get_default_for([8, 1, N, 64], element)
     groups: gl.constexpr = gl.NVMMASharedLayout.get_default_for([8, N, 128], element)
     rows: gl.constexpr = gl.NVMMASharedLayout.get_default_for([8, 16, 128], gl.float8e4nv)
@@ -325,8 +334,8 @@ def _scale_of_warp(address, slab, K: gl.constexpr):
 
 @gluon.jit
 def multiply_words_of_rows(
-    x, scales, inputs, K: gl.constexpr, FIRST: gl.constexpr, END: gl.constexpr, n, pieces,
-    staging, pipe, MODEL: gl.constexpr, WORK: gl.constexpr,
+    x, scales, inputs, K: gl.constexpr, first, end, n, pieces, staging, pipe,
+    MODEL: gl.constexpr, WORK: gl.constexpr,
 ):  # fmt: skip
     """The products of a unit's rows with so many slabs of the inputs, scaled.
 
@@ -346,9 +355,9 @@ def multiply_words_of_rows(
             row = gl.arange(0, 16, _OF_CHANNELS)
             ptr = tl.cast(scales[group], gl.pointer_type(gl.float32)) + row
             of_rows = of_rows + (gl.load(ptr),)  # type: ignore[assignment]
-    if FIRST < END:
-        _load_halves(inputs, FIRST, staging, MODEL)
-    for slab in range(FIRST, END):
+    if first < end:
+        _load_halves(inputs, first, staging, MODEL)
+    for slab in range(first, end):
         of_warps = ()
         if MODEL.SCALES == "block":
             for group in gl.static_range(GROUPS):
@@ -356,7 +365,7 @@ def multiply_words_of_rows(
         for half in gl.static_range(2):
             mbarrier.wait(staging.plain.full.index(half), pieces // 2 & 1)
         values = staging.groups.permute((0, 2, 1)).load(_INPUTS)
-        if slab + 1 < END:
+        if slab + 1 < end:
             fence_stage()
             tl.debug_barrier()  # all warps have loaded, and fenced
             _load_halves(inputs, slab + 1, staging, MODEL)

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from taxfree_kernels.decode_step import chunks, persistent, sums, tape
+from taxfree_kernels.decode_step import attend, chunks, persistent, sums, tape
 from taxfree_kernels.decode_step.decoder import Cache, Decoder
 from taxfree_kernels.device.peers import Group
 from taxfree_kernels.fabric.base import Fabric
@@ -58,7 +58,6 @@ class DecodeStep:
         config = {**seed_config(model, fabric.hardware.shared_memory, world), **config}
         owned = _owned(model.HIDDEN, programs)
         self.work = work = tape.Work(
-            KEPT=batch == 1 and model.SCALES == "none",
             OWNED=owned,
             LOGITS=logits,
             TRACE=trace,
@@ -98,7 +97,7 @@ class DecodeStep:
             descriptor(in_words(each.o for each in layers), *rows),
             descriptor(in_words(each.down for each in layers), *rows),
             descriptor(
-                [*keys, *values], [chunks.keys_of_box(model.KEYS, model.PAGE), dim // 64, 64]
+                [*keys, *values], [chunks.keys_of_box(model.KEYS, model.PAGE), 1, 64], False
             ),
         )
 
@@ -205,20 +204,21 @@ class DecodeStep:
 
 def seed_config(model: tape.Model, shared_memory: int, world: int) -> dict[str, int]:
     """The config that is tried first: as many stages as there is room for."""
-    heads = 1 << (model.HEADS // model.KV_HEADS - 1).bit_length()
+    queries = model.HEADS // model.KV_HEADS
+    of_attention = attend.room_of(queries, model.BATCH)
+    of_attention += 2 * attend.groups(model.HEAD_DIM) * attend.rows_of_heads(queries)
     wide = chunks.words_in(model.INTERMEDIATE, model.SCALES)
     if model.BATCH == 1:
         parts = 1 + (wide > 8 * tape.CHUNK_K)
         width = sums.width_of(model.HIDDEN, world * parts)
+        of_heads = model.HEADS * model.HEAD_DIM
         staging = math.ceil(model.HIDDEN / width) * width * 2
-        if model.SCALES == "none":
-            of_heads = model.HEADS * model.HEAD_DIM
-            staging += 2 * sums.staged_elements(model.HIDDEN, of_heads, model.INTERMEDIATE, width)
+        staging += 2 * sums.staged_elements(model.HIDDEN, of_heads, model.INTERMEDIATE, width)
     else:
         parts = math.ceil(wide / (4 * tape.CHUNK_K))
         parts = min(parts, sums.most_parts(model, world))
-        staging = 3 * 1024 * chunks.sequences(model.BATCH)
-    room = shared_memory - _OTHER_SHARED - heads * 8 * (model.HEAD_DIM + 2) * 4 - staging
+        staging = 2 * 1024 * chunks.sequences(model.BATCH)
+    room = shared_memory - _OTHER_SHARED - 4 * of_attention - staging
     stages = min(12, room // _CHUNK_BYTES)
     # of long rows more on their way pay: 980 us against 1006 with 5120 columns on two H100s
     limit = 2 if model.HIDDEN <= 4096 else 3

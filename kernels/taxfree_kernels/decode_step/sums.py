@@ -22,7 +22,7 @@ import triton
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from taxfree_kernels.decode_step.chunks import WARPS, X, rolled
+from taxfree_kernels.decode_step.chunks import WARPS, reinterpreted, rolled
 from taxfree_kernels.device import packets
 from taxfree_kernels.device.peers import (
     ABORT,
@@ -176,6 +176,30 @@ def _poll_constraints(pack):
 
 
 @gluon.jit
+def await_words(words, mask, inbox, PACK: gl.constexpr):
+    """Poll until words are not EMPTY; bounded. What each thread has is polled one after the other.
+
+    Before many words of a thread are received, one of those that come last is awaited: what is
+    loaded too early is loaded again, one way to the L2 cache for each.
+    """
+    control_ptr = inbox.peers.control_ptr
+    limit = gl.load(control_ptr + LIMIT)
+    aborted, failed = control_ptr + ABORT, inbox.failed
+    seen = gl.where(mask, gl.load(words, volatile=True), 0)
+    return gl.inline_asm_elementwise(
+        _poll(PACK), _poll_constraints(PACK),
+        [seen, words.to(gl.int64), limit, aborted.to(gl.int64), failed.to(gl.int64)],
+        dtype=gl.int32, is_pure=False, pack=PACK,
+    )  # fmt: skip
+
+
+@gluon.jit
+def last_source(peers, COUNT: gl.constexpr, GROUP: gl.constexpr):
+    """A source of a sum whose words come late: another rank's, the last of its parts."""
+    return COUNT - GROUP.WORLD + (peers.rank + 1) % GROUP.WORLD
+
+
+@gluon.jit
 def receive(words, source, mask, inbox, PACK: gl.constexpr, GROUP: gl.constexpr):
     """Words that are not EMPTY, where `mask` is set; bounded.
 
@@ -183,14 +207,7 @@ def receive(words, source, mask, inbox, PACK: gl.constexpr, GROUP: gl.constexpr)
     much of the L2 cache's rate as the weights do.
     """
     peers = inbox.peers
-    limit = gl.load(peers.control_ptr + LIMIT)
-    aborted, failed = peers.control_ptr + ABORT, inbox.failed
-    seen = gl.where(mask, gl.load(words, volatile=True), 0)
-    seen = gl.inline_asm_elementwise(
-        _poll(PACK), _poll_constraints(PACK),
-        [seen, words.to(gl.int64), limit, aborted.to(gl.int64), failed.to(gl.int64)],
-        dtype=gl.int32, is_pure=False, pack=PACK,
-    )  # fmt: skip
+    seen = await_words(words, mask, inbox, PACK)
     is_late = seen == EMPTY
     of = gl.reshape(gl.where(is_late, source + 1, 0), [is_late.numel])
     late = gl.max(of, 0)
@@ -200,38 +217,6 @@ def receive(words, source, mask, inbox, PACK: gl.constexpr, GROUP: gl.constexpr)
 
 
 # ---- the residual -------------------------------------------------------------------------------
-
-
-@gluon.jit
-def columns_of(ptr, MODEL: gl.constexpr, WORK: gl.constexpr, GROUP: gl.constexpr):
-    """HIDDEN elements in blocks of columns, with zeros behind the last."""
-    SOURCES: gl.constexpr = GROUP.WORLD * WORK.DOWN_PARTS
-    WIDTH: gl.constexpr = width_of(MODEL.HIDDEN, SOURCES)
-    found = ()
-    for block in gl.static_range(_blocks(MODEL.HIDDEN, SOURCES)):
-        at = block * WIDTH + gl.arange(0, WIDTH, COLUMNS)
-        found = found + (gl.load(ptr + at, mask=at < MODEL.HIDDEN, other=0.0),)
-    return found
-
-
-@gluon.jit
-def add_sum(
-    residual, area, COUNT: gl.constexpr, inbox,
-    MODEL: gl.constexpr, WORK: gl.constexpr, GROUP: gl.constexpr,
-):  # fmt: skip
-    """Wait for all of a sum, and add it to the residual, which is NaN where words are missing.
-
-    Args:
-        residual: blocks of columns, in the model's dtype.
-        COUNT: of sources.
-    """
-    WIDTH: gl.constexpr = width_of(MODEL.HIDDEN, GROUP.WORLD * WORK.DOWN_PARTS)
-    element: gl.constexpr = residual[0].dtype
-    new = ()
-    for block in gl.static_range(_blocks(MODEL.HIDDEN, GROUP.WORLD * WORK.DOWN_PARTS)):
-        added = _sum_of_block(block * WIDTH, WIDTH, area, COUNT, inbox, MODEL, GROUP)
-        new = new + ((residual[block].to(gl.float32) + added).to(element),)
-    return new
 
 
 @gluon.jit
@@ -256,20 +241,24 @@ def add_and_norm(
     row, norm, area, COUNT: gl.constexpr, inbox, staging,
     MODEL: gl.constexpr, WORK: gl.constexpr, GROUP: gl.constexpr,
 ):  # fmt: skip
-    """The same of a residual in shared memory, and ``normed``; returns the norm's factor.
+    """Wait for all of a sum, and add it to the residual, which is NaN where words are missing.
 
+    What products read is the residual times the weight of the norm; returned is the norm's factor.
     Blocks are a loop, and slabs of products are: code that does not fit the instruction cache is
     read again in each layer.
 
     Args:
         row: the residual without a COUNT.
         norm: its weight, a pointer.
-        staging: slabs [n, 16, 64] of what products read; the first of them, and the residual, as
-            [blocks, WIDTH].
+        COUNT: of sources.
     """
-    _, x, residual = staging
+    x, residual = staging.blocks, staging.residual
     WIDTH: gl.constexpr = width_of(MODEL.HIDDEN, GROUP.WORLD * WORK.DOWN_PARTS)
     squares = gl.zeros([WIDTH], gl.float32, COLUMNS)
+    if COUNT:
+        last = area + last_source(inbox.peers, COUNT, GROUP) * MODEL.HIDDEN
+        of_thread = MODEL.HIDDEN - 1 - gl.arange(0, _EMPTIED, _ANY)
+        await_words(last + gl.maximum(of_thread, 0), of_thread >= 0, inbox, 1)
     for block in range(rolled(_blocks(MODEL.HIDDEN, GROUP.WORLD * WORK.DOWN_PARTS))):
         at = block * WIDTH + gl.arange(0, WIDTH, COLUMNS)
         weight = gl.load(norm + at, mask=at < MODEL.HIDDEN, other=0.0)
@@ -286,45 +275,49 @@ def add_and_norm(
     return gl.rsqrt(mean + MODEL.EPS)
 
 
-@gluon.jit
-def normed(residual, weight, staging, MODEL: gl.constexpr, WORK: gl.constexpr, GROUP: gl.constexpr):
-    """The residual times the weight of a norm, in slabs as products read it; the norm's factor.
+class Staging(NamedTuple):
+    """Shared memory of one sequence.
 
     Args:
-        weight: blocks of columns.
-        staging: shared memory, [slabs, 16, 64] of the model's dtype, and the same as
-            [blocks, WIDTH], and as int32 pairs [slabs / 2, 16, 64].
+        slabs: what products read, [n, 16, 64].
+        blocks: the same memory, [blocks, WIDTH].
+        residual: [blocks, WIDTH].
+        pairs, words: the same memory as slabs, int32 [n / 2, 16, 64] and int16 [n, 16, 64], of two
+            elements in 16 bits and in fp8.
+        scales: float32 [n / 2, 16], of groups of 128.
     """
-    blocks = staging[1]
+
+    slabs: Any
+    blocks: Any
+    residual: Any
+    pairs: Any
+    words: Any
+    scales: Any
+
+
+@gluon.jit
+def make_staging(
+    element: gl.constexpr, MODEL: gl.constexpr, WORK: gl.constexpr, GROUP: gl.constexpr
+):
+    """Allocate it."""
     WIDTH: gl.constexpr = width_of(MODEL.HIDDEN, GROUP.WORLD * WORK.DOWN_PARTS)
-    squares = gl.zeros([WIDTH], gl.float32, COLUMNS)
-    for block in gl.static_range(_blocks(MODEL.HIDDEN, GROUP.WORLD * WORK.DOWN_PARTS)):
-        value = residual[block].to(gl.float32)
-        squares += value * value
-        scaled = (value * weight[block].to(gl.float32)).to(residual[block].dtype)
-        blocks.index(block).store(scaled)
-    mean = gl.sum(squares, 0) * (1.0 / MODEL.HIDDEN)
-    at = gl.arange(0, 16, gl.SliceLayout(1, X))[:, None] * 64
-    at += gl.arange(0, 64, gl.SliceLayout(0, X))[None, :]
-    x = ()
-    for slab in gl.static_range((MODEL.HIDDEN + 2047) // 2048):
-        pair = staging[2].index(slab).load(X)
-        x = x + (gl.where(slab * 1024 + at < MODEL.HIDDEN // 2, pair, 0),)
-    return x, gl.rsqrt(mean + MODEL.EPS)
-
-
-@gluon.constexpr_function
-def staging_shapes(model, work, group):
-    """Of slabs of what products with one sequence read; the same, and the residual, in blocks."""
-    width = width_of(model.HIDDEN, group.WORLD * work.DOWN_PARTS)
-    blocks = -(-model.HIDDEN // width)
-    elements = blocks * width
-    if work.KEPT:
-        of_heads = model.HEADS * model.HEAD_DIM
-        elements = staged_elements(model.HIDDEN, of_heads, model.INTERMEDIATE, width)
-    slab = 1024 if work.KEPT else 2048
-    slabs = -(-elements // slab) * slab // 1024
-    return [slabs, 16, 64], [slabs * 1024 // width, width], [blocks, width]
+    ELEMENTS: gl.constexpr = staged_elements(
+        MODEL.HIDDEN, MODEL.HEADS * MODEL.HEAD_DIM, MODEL.INTERMEDIATE, WIDTH
+    )
+    SLABS: gl.constexpr = 2 * ((ELEMENTS + 2047) // 2048)
+    BLOCKS: gl.constexpr = _blocks(MODEL.HIDDEN, GROUP.WORLD * WORK.DOWN_PARTS)
+    plain: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
+    flat: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
+    slabs = gl.allocate_shared_memory(element, [SLABS, 16, 64], plain)
+    blocks = reinterpreted(slabs, [SLABS * 1024 // WIDTH, WIDTH], flat)
+    residual = gl.allocate_shared_memory(element, [BLOCKS, WIDTH], flat)
+    if MODEL.SCALES == "none":
+        pairs, words, scales = (), (), ()
+    else:
+        pairs = reinterpreted(slabs, [SLABS // 2, 16, 64], plain, gl.int32)
+        words = reinterpreted(slabs, [SLABS, 16, 64], plain, gl.int16)
+        scales = gl.allocate_shared_memory(gl.float32, [SLABS // 2, 16], flat)
+    return Staging(slabs, blocks, residual, pairs, words, scales)
 
 
 @gluon.constexpr_function

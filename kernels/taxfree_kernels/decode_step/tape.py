@@ -83,8 +83,6 @@ class Work(NamedTuple):
         SPLITS: units of attention for each program, about.
         DOWN_PARTS: units of the same rows of down, each of a part of K: who waits for the last unit
             of a phase idles once rings are full, and a ring is not much more than 8 long rows.
-        KEPT: whether the residual and what products read are in shared memory: of one sequence,
-            beside weights in 16 bits.
         OWNED: columns of the residual that a program owns, with several sequences.
         LOGITS: whether logits are stored, too.
         TRACE: whether the times of EVENTS are stored, too.
@@ -95,7 +93,6 @@ class Work(NamedTuple):
     LIMIT: int
     SPLITS: int
     DOWN_PARTS: int
-    KEPT: bool
     OWNED: int
     LOGITS: bool
     TRACE: bool
