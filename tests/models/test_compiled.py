@@ -614,6 +614,41 @@ def schedule_last_nodes_first(fabric: Any) -> list[int]:
     return [int(sizes[each]) for each in called]
 
 
+def move_rows(fabric: Any) -> list[str]:
+    """The code of a forward and a backward of which ours scatter rows of the second dimension."""
+    from torch._inductor import config
+    from torch._inductor.utils import run_and_get_code
+    from torch.distributed.tensor import Shard
+    from torch.distributed.tensor.parallel import (
+        ColwiseParallel,
+        RowwiseParallel,
+        parallelize_module,
+    )  # fmt: skip
+
+    import taxfree
+    from taxfree._runtime.runtime import Runtime
+    from tests.models.meshes import new_mesh
+
+    def gathers(runtime: Runtime, name: str, *_: Any, **__: Any) -> bool:
+        return "gather" in name
+
+    mesh, rows = new_mesh(), Shard(1)
+    plan = {
+        "up": ColwiseParallel(input_layouts=rows),
+        "down": RowwiseParallel(output_layouts=rows),
+    }
+    model = parallelize_module(MLP(bias=False).bfloat16(), mesh, plan)
+    x = torch.randn(2, ROWS, WIDTH).bfloat16().requires_grad_()
+    torch.compiler.reset()
+    with (
+        taxfree.enable(mesh, model),
+        mock.patch.object(Runtime, "_runs_library", gathers),
+        config.patch(fx_graph_cache=False),
+    ):
+        compiled = torch.compile(model)
+        return run_and_get_code(lambda: compiled(x).sum().backward())[1]
+
+
 def meet(fabric: Any) -> list[tuple[str, int]]:
     """What a layer with a residual behind it meets without a record, and how often."""
     from torch._inductor import config
@@ -828,6 +863,13 @@ def test_rows_are_gathered_and_scattered_forward_and_backward(ranks: Ranks, dim:
         gathers = layers["compiled all_gather_into_tensor"]
         assert sum(gathers.values()) >= 2
         assert all(what.startswith("all_gather_matmul") for what in gathers), gathers
+
+
+def test_moved_rows_can_be_written_where_they_are_computed(ranks: Ranks) -> None:
+    """A copy whose rows are found by division is a kernel of its own."""
+    for codes in run(ranks, "move_rows"):
+        assert sum("matmul_reduce_scatter.compiled" in code for code in codes) == 2
+        assert not any("div_floor_integer" in code for code in codes)
 
 
 def test_gathered_rows_may_be_a_symbol(ranks: Ranks) -> None:
