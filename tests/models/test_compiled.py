@@ -452,8 +452,8 @@ def call_own_op_of_pytorch(fabric: Any) -> tuple[bool, Any, Any]:
         return is_right, taxfree.report().layers, rt.stats()
 
 
-def gather_once_by_a_new_variant(fabric: Any) -> tuple[bool, Any]:
-    """Whether one gather serves several weights by a variant that nothing else names."""
+def gather_once(fabric: Any, variant: str) -> tuple[bool, Any]:
+    """Whether one gather serves several weights by a variant; "new": that nothing else names."""
     from taxfree import fingerprints
     from taxfree_kernels.all_gather_matmul.one_shot import OneShot
     from taxfree_kernels.variant import variants
@@ -473,7 +473,7 @@ def gather_once_by_a_new_variant(fabric: Any) -> tuple[bool, Any]:
     dist.all_gather_object(shards, x)
     full = torch.cat(shards)
     with known, versions:
-        rt = runtime_of(fabric, record_of(fabric, problem, "new"))
+        rt = runtime_of(fabric, record_of(fabric, problem, variant))
         name = fabric.group.group_name
         call = partial(torch.ops.taxfree.all_gather_matmuls, x, weights, biases, True, name)
         found, stats = call(), rt.stats()
@@ -937,8 +937,11 @@ def test_several_matmuls_use_one_gather(
         assert stats[gather] == {"exact" if is_tuned else "baseline": 1}
 
 
-def test_one_gather_for_several_weights_runs_by_any_variant_that_can(ranks: Ranks) -> None:
-    for is_right, stats in run(ranks, "gather_once_by_a_new_variant"):
+@pytest.mark.parametrize("variant", ["new", "overlap"])
+def test_one_gather_for_several_weights_runs_by_any_variant_that_can(
+    ranks: Ranks, variant: str
+) -> None:
+    for is_right, stats in run(ranks, "gather_once", variant=variant):
         assert is_right
         assert list(stats.values()) == [{"exact": 1}]
 
