@@ -31,7 +31,7 @@ import triton.language as tl
 from taxfree_kernels.device import sync
 from taxfree_kernels.device.peers import Group, Peers
 from taxfree_kernels.device.sync import is_aborted, signal_everybody, wait_for_everybody
-from taxfree_kernels.launch import Kernel, compile_options, copy_between_ranks
+from taxfree_kernels.launch import Kernel, compile_options, copy_between_ranks, is_compiling
 from taxfree_kernels.variant import Sharded
 
 if TYPE_CHECKING:
@@ -58,15 +58,21 @@ def _announce(control_ptr, heap_bases, rank, channel, peer, GROUP: tl.constexpr)
 
 
 @triton.jit
+def _spoil(control_ptr, out_ptr, elements, BLOCK: tl.constexpr):
+    """Fill an output with NaN if a wait failed."""
+    if is_aborted(control_ptr):
+        for start in range(0, elements, BLOCK):
+            offsets = start + tl.arange(0, BLOCK)
+            tl.store(out_ptr + offsets, float("nan"), mask=offsets < elements)
+
+
+@triton.jit
 def _finish(control_ptr, out_ptr, elements, BLOCK: tl.constexpr):
     """End the call; fill the output with NaN if a wait failed.
 
     It has one program: with several, the generation would change while they leave.
     """
-    if is_aborted(control_ptr):
-        for start in range(0, elements, BLOCK):
-            offsets = start + tl.arange(0, BLOCK)
-            tl.store(out_ptr + offsets, float("nan"), mask=offsets < elements)
+    _spoil(control_ptr, out_ptr, elements, BLOCK)
     generation = sync.running_generation(control_ptr)
     sync.leave(control_ptr, 1 + generation % 2)  # the next generation is odd
 
@@ -91,6 +97,7 @@ class PeerCopies:
         options = compile_options(fabric.backend, {"num_warps": 1})  # fits beside a matmul
         self._meet = Kernel(_meet, 1, group, options)
         self._announce = Kernel(_announce, 1, group, options)
+        self._spoil = Kernel(_spoil, 1, {"BLOCK": 1024}, options)
         self._finish = Kernel(_finish, 1, {"BLOCK": 1024}, options)
 
     @property
@@ -129,9 +136,12 @@ class PeerCopies:
         for stream in self._streams:
             stream.join()
 
-    def finish(self, out: torch.Tensor) -> None:
-        """End the call on the caller's stream, which has joined; `out` is NaN if a wait failed."""
-        self._finish(self._ends[0], out, out.numel())
+    def finish(self, *outs: torch.Tensor) -> None:
+        """End the call on the caller's stream, which has joined; if a wait failed, with NaN."""
+        *others, last = outs
+        for out in outs if is_compiling() else others:  # what is compiled may be called with more
+            self._spoil(self._ends[0], out, out.numel())
+        self._finish(self._ends[0], last, last.numel())
 
 
 def rows_of_shard(problem: Sharded, owner: int) -> slice:

@@ -157,7 +157,8 @@ def _fuse_reduce_scatter(graph: Graph, wait: Node, collective: Node) -> str:
     """mm + reduce-scatter of rows.
 
     Those of another dimension than the first come first in the matmul. The copy of its input takes
-    the place of one of its result.
+    the place of one of its result. It keeps the input's dimensions, not a matrix's two, so that
+    Inductor writes it where the input is computed.
     """
     summed, op, world_size, group = cast("Any", collective.args)
     whole, dim = _uncut(summed)
@@ -174,7 +175,8 @@ def _fuse_reduce_scatter(graph: Graph, wait: Node, collective: Node) -> str:
     with graph.inserting_before(wait):
         if dim:
             x = _reshaped(graph, x, (*sizes, _value(x).shape[-1]))
-            x = _flat(graph, _call(graph, _aten.permute.default, x, order))
+            x = _call(graph, _aten.permute.default, x, order)
+            x = _flat(graph, _call(graph, _aten.clone.default, x))
         shard = _call(graph, _ops.matmul_reduce_scatter.default, x, weight, 0, group)
         if dim:
             sizes[dim] //= world_size

@@ -452,8 +452,8 @@ def call_own_op_of_pytorch(fabric: Any) -> tuple[bool, Any, Any]:
         return is_right, taxfree.report().layers, rt.stats()
 
 
-def gather_once_by_a_new_variant(fabric: Any) -> tuple[bool, Any]:
-    """Whether one gather serves several weights by a variant that nothing else names."""
+def gather_once(fabric: Any, variant: str) -> tuple[bool, Any]:
+    """Whether one gather serves several weights by a variant; "new": that nothing else names."""
     from taxfree import fingerprints
     from taxfree_kernels.all_gather_matmul.one_shot import OneShot
     from taxfree_kernels.variant import variants
@@ -473,7 +473,7 @@ def gather_once_by_a_new_variant(fabric: Any) -> tuple[bool, Any]:
     dist.all_gather_object(shards, x)
     full = torch.cat(shards)
     with known, versions:
-        rt = runtime_of(fabric, record_of(fabric, problem, "new"))
+        rt = runtime_of(fabric, record_of(fabric, problem, variant))
         name = fabric.group.group_name
         call = partial(torch.ops.taxfree.all_gather_matmuls, x, weights, biases, True, name)
         found, stats = call(), rt.stats()
@@ -613,6 +613,41 @@ def schedule_last_nodes_first(fabric: Any) -> list[int]:
     sizes = dict(re.findall(r"assert_size_stride\((arg\d_1), \(4, (\d+)\)", code))
     called = re.findall(r"matmul_all_reduce\.compiled\(\w+, (arg\d_1)", code)
     return [int(sizes[each]) for each in called]
+
+
+def move_rows(fabric: Any) -> list[str]:
+    """The code of a forward and a backward of which ours scatter rows of the second dimension."""
+    from torch._inductor import config
+    from torch._inductor.utils import run_and_get_code
+    from torch.distributed.tensor import Shard
+    from torch.distributed.tensor.parallel import (
+        ColwiseParallel,
+        RowwiseParallel,
+        parallelize_module,
+    )  # fmt: skip
+
+    import taxfree
+    from taxfree._runtime.runtime import Runtime
+    from tests.models.meshes import new_mesh
+
+    def gathers(runtime: Runtime, name: str, *_: Any, **__: Any) -> bool:
+        return "gather" in name
+
+    mesh, rows = new_mesh(), Shard(1)
+    plan = {
+        "up": ColwiseParallel(input_layouts=rows),
+        "down": RowwiseParallel(output_layouts=rows),
+    }
+    model = parallelize_module(MLP(bias=False).bfloat16(), mesh, plan)
+    x = torch.randn(2, ROWS, WIDTH).bfloat16().requires_grad_()
+    torch.compiler.reset()
+    with (
+        taxfree.enable(mesh, model),
+        mock.patch.object(Runtime, "_runs_library", gathers),
+        config.patch(fx_graph_cache=False),
+    ):
+        compiled = torch.compile(model)
+        return run_and_get_code(lambda: compiled(x).sum().backward())[1]
 
 
 def meet(fabric: Any) -> list[tuple[str, int]]:
@@ -831,6 +866,13 @@ def test_rows_are_gathered_and_scattered_forward_and_backward(ranks: Ranks, dim:
         assert all(what.startswith("all_gather_matmul") for what in gathers), gathers
 
 
+def test_moved_rows_can_be_written_where_they_are_computed(ranks: Ranks) -> None:
+    """A copy whose rows are found by division is a kernel of its own."""
+    for codes in run(ranks, "move_rows"):
+        assert sum("matmul_reduce_scatter.compiled" in code for code in codes) == 2
+        assert not any("div_floor_integer" in code for code in codes)
+
+
 def test_gathered_rows_may_be_a_symbol(ranks: Ranks) -> None:
     for right, ran in run(ranks, "gather_symbols"):
         assert right == [True, True]
@@ -896,8 +938,11 @@ def test_several_matmuls_use_one_gather(
         assert stats[gather] == {"exact" if is_tuned else "baseline": 1}
 
 
-def test_one_gather_for_several_weights_runs_by_any_variant_that_can(ranks: Ranks) -> None:
-    for is_right, stats in run(ranks, "gather_once_by_a_new_variant"):
+@pytest.mark.parametrize("variant", ["new", "overlap"])
+def test_one_gather_for_several_weights_runs_by_any_variant_that_can(
+    ranks: Ranks, variant: str
+) -> None:
+    for is_right, stats in run(ranks, "gather_once", variant=variant):
         assert is_right
         assert list(stats.values()) == [{"exact": 1}]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from taxfree import MatmulAllReduce
 from taxfree._runtime.dispatch import Dispatcher
 from taxfree_kernels.hardware import KNOWN
 from taxfree_tune.shapes import ShapeRequest, expand
@@ -45,3 +46,12 @@ def test_every_problem_of_a_model_has_a_record_within_a_factor_of_two(name, op):
     lacking = [each for each in asked if not dispatcher.answer(op, each).is_recorded]
     assert [each for each in lacking if reason_for_none(op, model, each) is None] == []
     assert len(lacking) < len(asked)
+
+
+@pytest.mark.parametrize("k", [4096, 14336])
+def test_a_record_without_residual_does_not_make_a_sum_with_one_spill(k):
+    """Two programs add a tile of 8192 rows with the residual; without, one does."""
+    dispatcher = Dispatcher(Table(shipped=shipped_records()), KNOWN["h100"])
+    problem = MatmulAllReduce(m=8192, n=8192, k=k, dtype="bfloat16", world_size=2, residual=True)
+    choice = dispatcher.choose("matmul_all_reduce", problem)
+    assert (choice.variant, choice.config["PIECES"]) == ("push_two_shot", 2)

@@ -19,6 +19,7 @@ from taxfree_kernels.variant import operation, variants
 from taxfree_tune.benching import bench
 from taxfree_tune.benching.tasks import ProblemTimes
 from taxfree_tune.devices import fabric_for, heap_bytes, require
+from taxfree_tune.measuring import groups
 from taxfree_tune.measuring import trial as trial_module
 from taxfree_tune.measuring.bounds import Bounds, Peaks
 from taxfree_tune.measuring.timer import Timing
@@ -199,6 +200,11 @@ class TestDevices:
         assert heap_bytes([PROBLEM, large]) == slots + words + (1 << 20)
         # the least of which a pool keeps enough for words
         assert heap_bytes([PROBLEM]) == WORDS_SHARE * LAMPORT_SLOT_BYTES + (1 << 20)
+
+    def test_workers_have_room_for_a_record_that_serves_half_its_rows(self):
+        """The dispatcher plans it for all of its rows."""
+        large = AllGatherMatmul(m=32768, n=8, k=8192, world_size=8)
+        assert groups.heap_bytes("cuda", [replace(large, m=16384)]) == heap_bytes([large])
 
 
 def test_a_problem_is_measured_on_the_host():

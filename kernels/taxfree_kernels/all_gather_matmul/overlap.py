@@ -11,6 +11,7 @@ multiplied. It follows this rank's copies of the same part to its peers.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +22,7 @@ import triton.language as tl
 from taxfree_kernels.all_gather_matmul import spaces
 from taxfree_kernels.all_gather_matmul.fused import Gather, wait_for_rows
 from taxfree_kernels.all_gather_matmul.problem import AllGatherMatmul
+from taxfree_kernels.all_gather_matmul.several import Biases, SeveralWeights, SeveralWeightsPlan
 from taxfree_kernels.copies import PeerCopies, rows_of_shard
 from taxfree_kernels.device import sync
 from taxfree_kernels.device.peers import Group, Peers
@@ -28,7 +30,7 @@ from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.launch import Kernel, compile_options
 from taxfree_kernels.spaces import first_streams, nearest_first, per_copy_space
-from taxfree_kernels.variant import Config, Plan, Space, Variant, resized
+from taxfree_kernels.variant import Config, Space, resized
 from taxfree_kernels.vendor import multiply_into, try_fp8
 
 _ROWS_AT_ONCE = 1024
@@ -66,7 +68,7 @@ class _Calls:
     await_args: tuple[Any, ...]
 
 
-class OverlapPlan(Plan):
+class OverlapPlan(SeveralWeightsPlan):
     """Copies on side streams, each with a signal; per part of the rows a wait and a matmul."""
 
     def __init__(self, problem: AllGatherMatmul, fabric: Fabric, config: Config) -> None:
@@ -133,27 +135,54 @@ class OverlapPlan(Plan):
 
     def run(self, *tensors: Any) -> torch.Tensor:
         a, weight, bias, *scales, out = tensors
-        calls, own = self._sized[out.shape[0]], (a, *scales[:1])
-        kind = {"is_fast": self._problem.fast_accumulation}
+        self._multiply(a, [(out, weight, bias)], scales)
+        return out
+
+    def run_several(
+        self, a: torch.Tensor, weights: Sequence[torch.Tensor], biases: Biases, returns_a: bool
+    ) -> list[torch.Tensor]:
+        m = a.shape[0] * self._problem.world_size
+        outs = [a.new_empty(m, weight.shape[1]) for weight in weights]
+        kept = [a.new_empty(m, a.shape[1])] if returns_a else []
+        self._multiply(a, list(zip(outs, weights, biases, strict=True)), (), *kept)
+        return outs + kept
+
+    def _multiply(
+        self, a: torch.Tensor, products: Sequence[Any], scales: Any, *kept: torch.Tensor
+    ) -> None:
+        """Gather A and multiply it.
+
+        Args:
+            products: an output, a weight, and a bias or None of each matmul.
+            kept: where A is wanted.
+        """
+        calls, own = self._sized[len(products[0][0])], (a, *scales[:1])
+
+        def multiply(rows: slice, factor: torch.Tensor, *of_both: torch.Tensor) -> None:
+            is_fast = self._problem.fast_accumulation
+            for out, weight, bias in products:
+                multiply_into(out[rows], factor, weight, bias, *of_both, is_fast=is_fast)
+            for whole in kept:
+                whole[rows].copy_(factor)
+
         self._copies.begin()
-        multiply_into(out[calls.own_rows], a, weight, bias, *scales, **kind)
+        multiply(calls.own_rows, a, *scales)
         for messages, rows, arrived in calls.parts:
             self._send(messages, own)
             self._copies.join()
             self._await(*calls.await_args, rows.start, rows.stop)
-            factor = (*arrived, *own[len(arrived) :])  # with a scale of all of A
-            multiply_into(out[rows], factor[0], weight, bias, *factor[1:], *scales[1:], **kind)
+            # with a scale of all of A
+            multiply(rows, *arrived, *own[len(arrived) :], *scales[1:])
         self._send(calls.last_messages, own)
         self._copies.join()
-        self._copies.finish(out)
-        return out
+        self._copies.finish(*(out for out, *_ in products), *kept)
 
     def _send(self, messages: list[_Message], own: tuple[torch.Tensor, ...]) -> None:
         for peer, targets in messages:
             self._copies.send(targets, own, peer)
 
 
-class Overlap(Variant):
+class Overlap(SeveralWeights):
     """Copy engines gather during the vendor's matmul."""
 
     plan_class = OverlapPlan

@@ -113,7 +113,9 @@ class Push(fused.FusedReductionVariant):
     def illegal_reason(
         self, problem: MatmulAllReduce, hardware: Hardware, config: Config
     ) -> str | None:
-        crowded = spaces.warps_illegal_reason(problem, hardware, config)
+        crowded = spaces.warps_illegal_reason(
+            problem, hardware, config
+        ) or spaces.addends_illegal_reason(problem, hardware, config)
         return crowded or super().illegal_reason(problem, hardware, config)
 
     def signals(self, problem: MatmulAllReduce, config: Config) -> Signals:

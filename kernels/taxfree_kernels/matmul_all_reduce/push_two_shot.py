@@ -296,9 +296,9 @@ class PushTwoShot(fused.FusedReductionVariant):
         needed = WIRE_BYTES[config["WIRE"]] * slot_elements(problem, config)
         if needed > problem.slot_bytes:
             return f"{needed} bytes of whole tiles in a slot of {problem.slot_bytes}"
-        reason = spaces.staggered_illegal_reason(
-            hardware, config, tiles_in(problem, config), problem.k
-        )
+        reason = spaces.addends_illegal_reason(
+            problem, hardware, config, config["PIECES"]
+        ) or spaces.staggered_illegal_reason(hardware, config, tiles_in(problem, config), problem.k)
         if reason is not None:
             return reason
         return super().illegal_reason(problem, hardware, config)

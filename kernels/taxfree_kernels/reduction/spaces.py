@@ -287,6 +287,17 @@ def fits_addends(problem: PartialSum, hardware: Hardware, config: Config, pieces
     return not has_addends or fits_registers(hardware, config, pieces)
 
 
+def addends_illegal_reason(
+    problem: PartialSum, hardware: Hardware, config: Config, pieces: int = 1
+) -> str | None:
+    """The reason why a program cannot add one of `pieces` of a tile, with its addends, or None.
+
+    A record without addends may serve a problem that has some: there its config would spill.
+    """
+    fits = fits_addends(problem, hardware, config, pieces)
+    return None if fits else "too few registers for a tile with bias or residual"
+
+
 def fits_registers(hardware: Hardware, config: Config, pieces: int = 1) -> bool:
     """Whether a program that holds one of `pieces` of a tile has room for more than the sum."""
     if hardware.backend != "cuda":

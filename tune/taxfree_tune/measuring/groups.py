@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from taxfree._runtime.plans import rows_of
+from taxfree.fingerprints import rows_field
 from taxfree.settings import Settings
 from taxfree_kernels.fabric.heap import arena_bytes
 from taxfree_kernels.hardware import Hardware
+from taxfree_kernels.variant import op_of, resized
 from taxfree_tune import devices
 from taxfree_tune.measuring.bounds import slot_bytes
 from taxfree_tune.workers.group import WorkerGroup
@@ -49,5 +52,9 @@ def deadline_s(hardware: Hardware) -> float:
 
 
 def heap_bytes(fabric: str, problems: Sequence[Any]) -> int:
-    """Symmetric memory for problems, and for measuring the rates of the fabric."""
-    return max(devices.heap_bytes(problems), arena_bytes(slot_bytes(fabric)))
+    """Symmetric memory for problems, and for measuring the rates of the fabric.
+
+    A record serves half as many rows as its own, too, and what runs there is planned for all.
+    """
+    planned = [resized(each, **{rows_field(op_of(each)): 2 * rows_of(each)}) for each in problems]
+    return max(devices.heap_bytes(planned), arena_bytes(slot_bytes(fabric)))

@@ -5,6 +5,7 @@ The fastest wins if it clearly beats the library.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -28,6 +29,7 @@ from taxfree_tuning_db import (
 
 LEAST_GAIN = 0.03  # by which a winner must beat the baseline to be adopted
 _LEAST_CHANGE = 0.02  # by which it must beat the recorded winner
+_STANDARD_ERRORS = 3  # of a difference of medians, by which that must differ from 0
 
 
 def record_of(
@@ -239,7 +241,15 @@ def is_of(measured: Measurement, candidate: Candidate) -> bool:
 def is_faster(
     one: Measurement, mode: str, other: Measurement, other_mode: str, least_gain: float
 ) -> bool:
-    """Whether a measurement is faster than another one by a share of its time and the noise."""
+    """Whether a measurement is faster than another one by a share of its time and the noise.
+
+    Under a power cap samples are 10 % apart, their medians are not.
+    """
     best = other.median_us[other_mode]
-    noise = max(one.iqr_us[mode], other.iqr_us[other_mode])
-    return best - one.median_us[mode] > max(least_gain * best, 2 * noise)
+    noise = math.hypot(_standard_error(one, mode), _standard_error(other, other_mode))
+    return best - one.median_us[mode] > max(least_gain * best, _STANDARD_ERRORS * noise)
+
+
+def _standard_error(measured: Measurement, mode: str) -> float:
+    """Of the median of a normal distribution."""
+    return measured.iqr_us[mode] / math.sqrt(measured.samples)
