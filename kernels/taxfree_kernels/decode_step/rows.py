@@ -22,10 +22,10 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import mma_v2
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
-from taxfree_kernels.decode_step.chunks import GROUPS, WARPS, hand_back, reinterpreted, sequences
+from taxfree_kernels.decode_step.chunks import GROUPS, WARPS, hand_back, sequences
 from taxfree_kernels.decode_step.sums import await_words, last_source, receive
 from taxfree_kernels.device.peers import EMPTY
-from taxfree_kernels.device.specialized import load_box
+from taxfree_kernels.device.specialized import load_box, reinterpreted
 
 
 class Staging(NamedTuple):

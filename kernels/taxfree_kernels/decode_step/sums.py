@@ -22,7 +22,7 @@ import triton
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from taxfree_kernels.decode_step.chunks import WARPS, reinterpreted, rolled
+from taxfree_kernels.decode_step.chunks import WARPS, rolled
 from taxfree_kernels.device import packets
 from taxfree_kernels.device.peers import (
     ABORT,
@@ -33,6 +33,7 @@ from taxfree_kernels.device.peers import (
     USED,
     translate,
 )
+from taxfree_kernels.device.specialized import reinterpreted
 from taxfree_kernels.device.sync import abort
 
 HEADER = gl.constexpr(256)  # words; of 8 ranks and 16 sequences
