@@ -76,14 +76,14 @@ def pytest_sessionfinish() -> None:
     gc.unfreeze()
 
 
-def _dealt(item: pytest.Item) -> tuple[str, tuple[int, ...]] | None:
-    """A test that is marked `dealt`, and which of the values of its dealt parameters it has."""
+def _dealt(item: pytest.Item) -> tuple[str, tuple[str, ...]] | None:
+    """A test that is marked `dealt`, and the values that it has of its dealt parameters."""
     if (mark := item.get_closest_marker("dealt")) is None:
         return None
     # A part by the date of what is dealt by the date would leave some combinations out for ever.
     assert isinstance(item, pytest.Function)
     assert "sample" not in item.fixturenames
-    return item.nodeid.partition("[")[0], tuple(item.callspec.indices[name] for name in mark.args)
+    return item.nodeid.partition("[")[0], tuple(str(item.callspec.params[n]) for n in mark.args)
 
 
 @pytest.fixture

@@ -80,7 +80,7 @@ class Sample:
         return [each for at, each in enumerate(entries) if (at % parts == mine) != self.is_rest]
 
 
-Turn = tuple[str, tuple[int, ...]]
+Turn = tuple[str, tuple[str, ...]]
 
 
 def turns_of(sample: str, turns: Iterable[Turn]) -> set[Turn]:
@@ -88,7 +88,7 @@ def turns_of(sample: str, turns: Iterable[Turn]) -> set[Turn]:
 
     Args:
         sample: see `Sample.of_test`.
-        turns: node ids without parameters, and the places of the dealt parameters' values.
+        turns: node ids without parameters, and the values of the dealt parameters.
     """
     of_tests: dict[str, set[Turn]] = {}
     for turn in turns:

@@ -64,8 +64,8 @@ def test_anything_else_is_refused() -> None:
 
 @pytest.mark.parametrize("day", days(PARTS))
 def test_of_a_test_that_is_dealt_one_turn_is_taken_and_of_its_file_the_same(day: str) -> None:
-    places = list(product(range(3), range(2)))
-    turns = [(test, each) for test in ("a.py::one", "a.py::two", "b.py::one") for each in places]
+    values = list(product("abc", "xy"))
+    turns = [(test, each) for test in ("a.py::one", "a.py::two", "b.py::one") for each in values]
     taken, rest = turns_of(day, turns), turns_of(f"rest:{day}", turns)
     assert sorted(test for test, _ in taken) == ["a.py::one", "a.py::two", "b.py::one"]
     assert len({each for test, each in taken if test.startswith("a.py")}) == 1

@@ -168,6 +168,7 @@ def test_shards_of_columns_that_begin_within_a_block_are_refused(ranks):
 
 
 @on_every_fabric
+@pytest.mark.dealt("scales")
 @pytest.mark.parametrize("scales", SCALES)
 @pytest.mark.parametrize(("op", "variant"), FP8)
 def test_every_variant_is_exact_on_integers_and_no_less_accurate(ranks, op, variant, scales):
@@ -231,6 +232,7 @@ def test_fast_accumulation_loses_no_more_than_documented(k, most):
 
 
 @on_every_fabric
+@pytest.mark.dealt("scales")
 @pytest.mark.parametrize("scales", SCALES)
 @pytest.mark.parametrize("variant", GATHERED)
 def test_every_gather_carries_rows_and_their_scales(ranks, variant, scales):
@@ -250,6 +252,7 @@ def test_every_gather_carries_rows_and_their_scales(ranks, variant, scales):
 
 
 @on_every_fabric
+@pytest.mark.dealt("scales")
 @pytest.mark.parametrize("scales", SCALES)
 @pytest.mark.parametrize(
     ("variant", "config"),
@@ -270,6 +273,7 @@ def test_every_way_to_gather_scales_alike(ranks, variant, config, scales):
 
 
 @on_every_fabric
+@pytest.mark.dealt("scales")
 @pytest.mark.parametrize("scales", SCALES)
 @pytest.mark.parametrize(
     ("variant", "config"),
@@ -318,6 +322,7 @@ def test_the_wire_of_fp8_errs_no_more_than_documented(ranks, dtype):
 
 
 @on_every_fabric
+@pytest.mark.dealt("out_scales")
 @pytest.mark.parametrize("out_scales", SCALES)
 @pytest.mark.parametrize("variant", NORMALISING)
 def test_a_normalised_sum_is_quantised_for_the_next_layer(ranks, variant, out_scales):
@@ -332,6 +337,7 @@ def test_a_normalised_sum_is_quantised_for_the_next_layer(ranks, variant, out_sc
 
 
 @on_every_fabric
+@pytest.mark.dealt("kv_scales")
 @pytest.mark.parametrize("kv_scales", KV_SCALES)
 @pytest.mark.parametrize("variant", served_names(DECODE))
 def test_decode_attention_reads_a_cache_in_fp8(ranks, variant, kv_scales):
@@ -345,6 +351,7 @@ def test_decode_attention_reads_a_cache_in_fp8(ranks, variant, kv_scales):
 
 
 @on_every_fabric
+@pytest.mark.dealt("kv_scales")
 @pytest.mark.parametrize("kv_scales", KV_SCALES)
 @pytest.mark.parametrize(("variant", "config"), [("baseline", {}), ("flash", {}), ("flash", TMA)])
 def test_attention_reads_keys_and_values_in_fp8(ranks, variant, config, kv_scales):
