@@ -73,7 +73,7 @@ def _members(cls: type[Any]) -> Iterator[tuple[str, Any]]:
     """
     if issubclass(cls, Problem):
         return
-    for base in cls.__mro__:
+    for base in reversed(cls.__mro__):
         if not base.__module__.startswith("taxfree"):
             continue
         for name, member in vars(base).items():
