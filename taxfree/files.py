@@ -38,10 +38,11 @@ def require_writable(path: Path) -> None:
         raise TaxfreeError(f"{path} cannot be written: it is a database", "give another file")
     obstacle = _obstacle(path)
     if obstacle is not None:
-        raise TaxfreeError(
-            f"{path} cannot be written: {os.strerror(obstacle)}",
-            "check the path and its permissions",
-        )
+        raise _unwritable(path, os.strerror(obstacle))
+
+
+def _unwritable(path: Path, why: str) -> TaxfreeError:
+    return TaxfreeError(f"{path} cannot be written: {why}", "check the path and its permissions")
 
 
 def _obstacle(path: Path) -> int | None:
@@ -70,6 +71,4 @@ def write(path: Path, text: str) -> None:
             file.parent.mkdir(parents=True, exist_ok=True)
         files.write(path, text)
     except OSError as error:
-        raise TaxfreeError(
-            f"{path} cannot be written: {error.strerror}", "check the path and its permissions"
-        ) from error
+        raise _unwritable(path, str(error.strerror)) from error

@@ -60,9 +60,7 @@ def bench_model(
     from taxfree_tune.tuning.history import TuningHistory
 
     fabric = devices.fabric_for(fabric)
-    ranks, *others = shapes.request(devices.world_sizes(fabric)).world_sizes
-    if others:
-        raise UsageError(f"--gpus {shapes.gpus}: a model is split over one number", "--gpus 2")
+    ranks = shapes.ranks_of_model(devices.world_sizes(fabric))
     model, dtype = model_to_bench(name, ranks, options.layers, shapes.dtype)
     bench = ModelBench(name, model, dtype, ranks, _phases(options))
     modes = dict.fromkeys(mode for _, mode in bench.modes)

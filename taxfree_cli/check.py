@@ -14,7 +14,7 @@ import typer
 from taxfree.errors import TaxfreeError, UsageError, WrongResult
 from taxfree.problems import DTYPE_ALIASES, require_operation
 from taxfree_cli import options
-from taxfree_cli.check_executed import execute_function, show_executed
+from taxfree_cli.check_executed import execute_function, require_compiled, show_executed
 from taxfree_cli.check_function import check_function, require_pass, show
 from taxfree_cli.output import note, print_json, print_lines
 from taxfree_kernels.variant import operation_names, operation_shapes, variants
@@ -172,8 +172,7 @@ def check(
         return
     first = first_seed or 0
     if executed:
-        if os.environ.get("TRITON_INTERPRET", "0") != "0":
-            raise UsageError("--executed needs compiled kernels", "unset TRITON_INTERPRET")
+        require_compiled()
         _require("numba")
         from taxfree_check.executed.check import check as checked_problems
         from taxfree_check.executed.check import tiny_problems

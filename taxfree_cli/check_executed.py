@@ -7,11 +7,21 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from taxfree.errors import TaxfreeError, UsageError, WrongResult
-from taxfree_cli.check_function import DEFAULT_RANKS, function_of, takes_world
+from taxfree_cli.check_function import DEFAULT_RANKS, failure_of, function_of, takes_world
 from taxfree_cli.output import note, print_json, print_lines, print_table
 
 if TYPE_CHECKING:
     from taxfree_check.executed.check import ExecutedCheck
+
+
+def require_compiled() -> None:
+    """Check that kernels are not interpreted.
+
+    Raises:
+        UsageError: they are.
+    """
+    if os.environ.get("TRITON_INTERPRET", "0") != "0":
+        raise UsageError("--executed needs compiled kernels", "unset TRITON_INTERPRET")
 
 
 def show_executed(checks: Iterable[ExecutedCheck], json: bool) -> None:
@@ -83,8 +93,7 @@ def execute_function(
     function = function_of(target)
     if not takes_world(function):
         raise UsageError(f"{target} takes no world", "def function(world): ... world.run(call)")
-    if os.environ.get("TRITON_INTERPRET", "0") != "0":
-        raise UsageError("--executed needs compiled kernels", "unset TRITON_INTERPRET")
+    require_compiled()
     from taxfree_check.executed.errors import ExecutionError, UnknownInstruction
     from taxfree_check.executed.world import ExecutedWorld
 
@@ -105,8 +114,7 @@ def execute_function(
         except TaxfreeError:
             raise
         except (Exception, SystemExit) as error:
-            message = f"{target} raised {type(error).__name__}: {error}"
-            raise TaxfreeError(message, "see its lines outside of kernels") from error
+            raise failure_of(target, error) from error
         instructions = sum(shown.instructions for shown in world.runs)
         seconds = sum(shown.seconds for shown in world.runs)
         rows.append((seed, verdict, instructions, seconds, details))

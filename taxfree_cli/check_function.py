@@ -67,8 +67,7 @@ def check_function(
     except TaxfreeError:
         raise
     except (Exception, SystemExit) as error:
-        message = f"{target} raised {type(error).__name__}: {error}"
-        raise TaxfreeError(message, "see its lines outside of kernels") from error
+        raise failure_of(target, error) from error
     finally:
         overrides.reset(token)
     checks = [checked for world in request.worlds for checked in world.checks]
@@ -82,6 +81,12 @@ def takes_world(function: Callable[..., object]) -> bool:
     """Whether a function wants to be given a world."""
     parameters = inspect.signature(function).parameters.values()
     return any(parameter.default is inspect.Parameter.empty for parameter in parameters)
+
+
+def failure_of(target: str, error: BaseException) -> TaxfreeError:
+    """What a user is told of an error that a function raises."""
+    message = f"{target} raised {type(error).__name__}: {error}"
+    return TaxfreeError(message, "see its lines outside of kernels")
 
 
 def function_of(target: str) -> Callable[..., object]:

@@ -22,7 +22,7 @@ from taxfree_cli.explain_views import print_explanation, print_sweep, print_time
 from taxfree_cli.output import note, print_json, print_lines, watched
 from taxfree_cli.pictures import require_picture
 from taxfree_cli.tune import Batch, Context, Layers
-from taxfree_cli.tune_step import STEP, explain_step
+from taxfree_cli.tune_step import explain_step, is_for_step
 from taxfree_tune.shapes import choose
 
 if TYPE_CHECKING:
@@ -111,18 +111,14 @@ def explain(
 
     With --op decode_step and --model: what the time of a step in one kernel is.
     """
-    if op == STEP:
-        of_problems = {"--hardware": hardware, "--variant": variant, "--sweep": sweep,
-                       "--plot": plot, "--trace": trace, "--timeline": timeline,
-                       "--from": saved, "--scale": scale, "--tp": tp}  # fmt: skip
-        options.refuse(
-            of_problems, f"is not for --op {STEP}", "give --model, --layers, --batch, --context"
-        )
+    of_problems = {"--hardware": hardware, "--variant": variant, "--sweep": sweep,
+                   "--plot": plot, "--trace": trace, "--timeline": timeline,
+                   "--from": saved, "--scale": scale, "--tp": tp}  # fmt: skip
+    of_step = {"--layers": layers, "--batch": batch, "--context": context}
+    if is_for_step(op, of_problems, of_step):
         step = options.ShapeOptions(op, shapes, gpus, dtype, model)
         explain_step(step, layers, batch or 1, context or 1024, fabric or "auto", db, json)
         return
-    of_step = {"--layers": layers, "--batch": batch, "--context": context}
-    options.refuse(of_step, "is for a step of a whole model", f"add --op {STEP} --model MODEL")
     if scale is not None:
         measuring = {"--fabric": fabric, "--hardware": hardware, "--variant": variant,
                      "--sweep": sweep, "--trace": trace, "--timeline": timeline, "--from": saved,

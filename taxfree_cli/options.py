@@ -184,6 +184,17 @@ class ShapeOptions:
             is_training=self.is_training,
         )
 
+    def ranks_of_model(self, default_gpus: tuple[int, ...]) -> int:
+        """The number of ranks that a whole model is split over; see :meth:`request`.
+
+        Raises:
+            UsageError: there are several.
+        """
+        ranks, *others = self.request(default_gpus).world_sizes
+        if others:
+            raise UsageError(f"--gpus {self.gpus}: a model is split over one number", "--gpus 2")
+        return ranks
+
     def operations(self, request: ShapeRequest, variants: Iterable[str] = ()) -> list[str]:
         """The operation of `--op`; without it those of the shapes and the model, else the default.
 

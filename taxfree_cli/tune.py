@@ -14,7 +14,7 @@ from taxfree_cli.output import place
 from taxfree_cli.tune_check import check_records
 from taxfree_cli.tune_dry_run import list_candidates
 from taxfree_cli.tune_search import search
-from taxfree_cli.tune_step import STEP, tune_step
+from taxfree_cli.tune_step import is_for_step, tune_step
 
 Trials: TypeAlias = Annotated[
     int | None,
@@ -115,16 +115,12 @@ def tune(
         shapes = [*(shapes or ()), _problems_file(from_file)]
     shape_options = options.ShapeOptions(op, shapes, gpus, dtype, model, tp, path, training)
     of_step = {"--layers": layers, "--batch": batch, "--context": context}
-    if op == STEP:
-        others = {"--tp": tp, "--path": path, "--training": training, "--variant": variant,
-                  "--dry-run": dry_run, "--check": check, "--hardware": hardware}  # fmt: skip
-        options.refuse(
-            others, f"is not for --op {STEP}", "give --model, --layers, --batch, --context"
-        )
+    of_others = {"--tp": tp, "--path": path, "--training": training, "--variant": variant,
+                 "--dry-run": dry_run, "--check": check, "--hardware": hardware}  # fmt: skip
+    if is_for_step(op, of_others, of_step):
         sizes = layers, batch or 1, context or 1024
         tune_step(shape_options, *sizes, fabric or "auto", db, trials, seconds, seed, json)
         return
-    options.refuse(of_step, "is for a step of a whole model", f"add --op {STEP} --model MODEL")
     if hardware is not None and not (check or dry_run):
         raise UsageError(
             "--hardware is for --dry-run and --check", "what is not here cannot be measured"

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from taxfree.errors import UsageError
 from taxfree_cli.bench_views import us
-from taxfree_cli.options import ShapeOptions, database_path
+from taxfree_cli.options import ShapeOptions, database_path, refuse
 from taxfree_cli.output import note, print_json, print_table
 
 if TYPE_CHECKING:
@@ -16,6 +17,21 @@ if TYPE_CHECKING:
 
 STEP = "decode_step"
 _TRIALS = 16
+
+
+def is_for_step(
+    op: str | None, of_others: Mapping[str, object], of_step: Mapping[str, object]
+) -> bool:
+    """Whether a step is asked for; what was given must be for it, or for what else is.
+
+    Raises:
+        UsageError: an option is not.
+    """
+    if op == STEP:
+        refuse(of_others, f"is not for --op {STEP}", "give --model, --layers, --batch, --context")
+    else:
+        refuse(of_step, "is for a step of a whole model", f"add --op {STEP} --model MODEL")
+    return op == STEP
 
 
 def tune_step(
@@ -126,11 +142,7 @@ def step_asked(
     if shape_options.model is None or shape_options.shapes:
         raise UsageError("a decode step is of a model", "--op decode_step --model qwen3-8b")
     fabric = devices.fabric_for(fabric)
-    ranks, *others = shape_options.request(devices.world_sizes(fabric)).world_sizes
-    if others:
-        raise UsageError(
-            f"--gpus {shape_options.gpus}: a model is split over one number", "--gpus 2"
-        )
+    ranks = shape_options.ranks_of_model(devices.world_sizes(fabric))
     devices.require(fabric, ranks)
     model, dtype = model_to_bench(
         shape_options.model, ranks, layers, shape_options.dtype, in_fp8=True

@@ -35,6 +35,7 @@ _SECTION = re.compile(r"^(Args|Returns|Raises):$", re.MULTILINE)
 _ENTRY = re.compile(r"^([\w, ]+): ", re.MULTILINE)
 _ROLE = re.compile(r":(?:class|func|meth|mod):`~?([^`]+)`")
 _LINE, _HEADING = 100, 64
+_OF_EACH = "**Errors** `PlanError`: on impossible dimensions.\n"  # problem; said once
 
 
 def document() -> str:
@@ -45,6 +46,8 @@ def document() -> str:
         chosen = {name: named for name, named in left.items() if belongs(named)}
         left = {name: named for name, named in left.items() if name not in chosen}
         parts.append(f"## {title}\n")
+        if title == "Problems":
+            parts.append(f"{_OF_EACH}")
         for name, named in chosen.items():
             parts.extend(_class(name, named) if inspect.isclass(named) else _function(name, named))
         if title == "Problems":
@@ -58,7 +61,7 @@ def _class(name: str, cls: type[Any]) -> Iterator[str]:
     if dataclasses.is_dataclass(cls):
         yield _code(_signature(f"taxfree.{name}", cls))
     derived = f"Of `{cls.__bases__[0].__name__}`. " if issubclass(cls, Exception) else ""
-    yield derived + _markdown(cls)
+    yield derived + _markdown(cls).replace(f"\n{_OF_EACH}", "")
     for member, named in _members(cls):
         if isinstance(named, property | cached_property):
             yield f"#### `{name}.{member}`\n\n{_markdown(named)}"
@@ -73,7 +76,7 @@ def _members(cls: type[Any]) -> Iterator[tuple[str, Any]]:
     """
     if issubclass(cls, Problem):
         return
-    for base in cls.__mro__:
+    for base in reversed(cls.__mro__):
         if not base.__module__.startswith("taxfree"):
             continue
         for name, member in vars(base).items():

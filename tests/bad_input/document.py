@@ -62,7 +62,7 @@ def _commands() -> Iterator[str]:
     commands = dict(_leaves("taxfree", group))
     contexts = {name: _context(name, command) for name, command in commands.items()}
     listed = {
-        name: [(record, option) for option in command.params
+        name: [(record, option) for option in command.get_params(contexts[name])
                if (record := option.get_help_record(contexts[name])) is not None]
         for name, command in commands.items()
     }  # fmt: skip
@@ -80,7 +80,9 @@ def _commands() -> Iterator[str]:
             if record in shared:
                 option.hidden = True
                 also.append(option.opts[0])
-        said = f"{command.get_help(contexts[name])}\n  Also: {', '.join(also)}"
+        said = command.get_help(contexts[name]).removeprefix(f"Usage: {name} [OPTIONS]\n")
+        others = "  Also" if "\nOptions:" in said else "\nOptions"
+        said += f"\n{others}: {', '.join(also)}"
         yield f"### {name}\n\n{_fenced(said)}"
 
 

@@ -9,9 +9,8 @@ import os
 
 os.environ["TRITON_INTERPRET"] = "1"
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator
-from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,7 @@ _HEAD = """\
 <!-- Written by `make docs`: change tests/check/checker/mutated.py, not this page. -->
 
 A mutant is a device function of a real kernel with one construct deleted or weakened. This page
-lists the mutants of each function, and how the happens-before checker reports them.
+counts the mutants by file and operation, and says how the happens-before checker reports them.
 
 These are mutated:
 
@@ -43,33 +42,44 @@ These are mutated:
 Forks and joins of side streams, and the parity of the generation that `overlap` leaves, have tests
 of their own. Code that runs only after a timeout is not mutated.
 
-| function | operation | mutants | reported | as |
+| functions | operation | mutants | reported | as |
 |---|---|---|---|---|"""
 _HARMLESS = """
 The following mutants are not reported. They are as right as the original as long as no wait times
 out:
 
-| mutant | why it changes nothing |
+| mutants | why they change nothing |
 |---|---|"""
 
 
 def main() -> None:
     """Write the page."""
-    rows = [row for name, group in GROUPS.items() for row in _rows(name, group)]
+    rows = list(_rows())
     total, reported = (sum(row[at] for row in rows) for at in (2, 3))
     lines = [_HEAD, *(_line(*row) for row in rows), _line("all", "", total, reported, "")]
     lines.append(_HARMLESS)
-    lines += [f"| `{mutant}` | {why} |" for _, mutant, why in HARMLESS]
+    reasons = defaultdict[str, dict[str, None]](dict)
+    for _, mutant, why in HARMLESS:
+        reasons[why][f"`{mutant}`"] = None
+    lines += [_line(", ".join(mutants), why) for why, mutants in reasons.items()]
     PATH.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
-def _rows(name: str, group: Group) -> Iterator[tuple[str, str, int, int, str]]:
-    for function, each in groupby(group.mutants(), lambda mutant: mutant.function.fn):
-        reasons = Counter(_reason(name, group, mutant) for mutant in each)
-        harmless = reasons.pop("harmless", 0)
-        said = ", ".join(f"{reason} {count}" for reason, count in reasons.most_common())
-        where = f"`{function.__name__}` ({Path(function.__code__.co_filename).name})"
-        yield where, group.op, reasons.total() + harmless, reasons.total(), said
+def _rows() -> Iterator[tuple[str, str, int, int, str]]:
+    """A row for the functions of a file that are mutated in calls of an operation."""
+    reasons = defaultdict[tuple[str, str], Counter[str]](Counter)
+    functions = defaultdict[tuple[str, str], dict[str, None]](dict)
+    for name, group in GROUPS.items():
+        for mutant in group.mutants():
+            function = mutant.function.fn
+            key = Path(function.__code__.co_filename).name, group.op
+            functions[key][f"`{function.__name__}`"] = None
+            reasons[key][_reason(name, group, mutant)] += 1
+    for (file, op), counts in reasons.items():
+        harmless = counts.pop("harmless", 0)
+        said = ", ".join(f"{reason} {count}" for reason, count in counts.most_common())
+        where = f"{file}: {', '.join(functions[file, op])}"
+        yield where, op, counts.total() + harmless, counts.total(), said
 
 
 def _reason(name: str, group: Group, mutant: Any) -> str:

@@ -56,7 +56,7 @@ def candidates(
     for name, variant in known.items():
         if only is not None and name not in ("baseline", *only):
             continue
-        config = _best_config(variant, problem, hardware, measured)
+        config = best_config(variant, problem, hardware, measured)
         if isinstance(config, str):
             skipped.append(Skipped(op, fields, name, {}, "refused", config))
         else:
@@ -64,8 +64,8 @@ def candidates(
     return taken, skipped
 
 
-def _best_config(
-    variant: Variant, problem: Problem, hardware: Hardware, measured: Sequence[Candidate]
+def best_config(
+    variant: Variant, problem: Problem, hardware: Hardware, measured: Sequence[Candidate] = ()
 ) -> Mapping[str, Any] | str:
     """The first measured config that is still valid, else the default; or the reason for none."""
     reason = variant.unsupported_reason(problem, hardware)

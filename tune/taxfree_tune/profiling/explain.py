@@ -17,7 +17,7 @@ from typing import Any
 from taxfree._runtime.dispatch import Choice
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.variant import Config, Problem, Variant, variants
-from taxfree_tune.benching.bench import ProblemResult, run_one
+from taxfree_tune.benching.bench import ProblemResult, best_config, run_one
 from taxfree_tune.cost.machines import Machine
 from taxfree_tune.cost_model import bounds_of, modelled, times
 from taxfree_tune.measuring.bounds import Bounds
@@ -278,22 +278,20 @@ def model(op: str, problem: Problem, machine: Machine, only: Sequence[str] = ())
     for name, variant in variants(op).items():
         if name != "baseline" and name not in only:
             continue
-        reason = variant.unsupported_reason(problem, machine.hardware)
-        configs = variant.seed_configs(problem, machine.hardware)
-        fields = dataclasses.asdict(problem)
-        if reason is not None or not configs:
-            why = reason or "none of its first configs serves"
-            skipped.append(Skipped(op, fields, name, {}, "refused", why))
+        config = best_config(variant, problem, machine.hardware)
+        if isinstance(config, str):
+            fields = dataclasses.asdict(problem)
+            skipped.append(Skipped(op, fields, name, {}, "refused", config))
             continue
         pipelines.append(
             Pipeline(
                 name,
-                configs[0],
+                dict(config),
                 False,
                 times(machine, problem, name).kernels,
                 (modelled(machine, problem, name),),
                 None,
-                _signals(variant, problem, configs[0], machine.hardware),
+                _signals(variant, problem, config, machine.hardware),
             )
         )
     return Explanation(
