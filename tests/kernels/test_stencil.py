@@ -119,7 +119,7 @@ def test_results_have_the_same_bits_however_the_domain_is_cut(ranks):
 
 @pytest.mark.parametrize("variant", ["persistent", "pushed"])
 def test_tiles_at_sides_may_be_of_several_blocks_and_reach_beyond_the_part(ranks, variant):
-    """Of several rows, which thin blocks cut; the last of these have no points."""
+    """Of several rows; what is sent of them has programs of its own in pushed steps."""
     plane = {"rows": 32, "columns": 7, "steps": 3}
     volume = {"rows": 9, "columns": 6, "depth": 9, "steps": 3, "across": 2}
     cases = [

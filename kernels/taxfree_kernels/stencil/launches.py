@@ -92,7 +92,7 @@ def _step(
         if BESIDE:
             _store_edges(values, edges_ptr, block, rank, rows, BOX)
         if HAS_NORM:
-            squares += squared_change(last, values, block, rows, BOX)
+            squares += squared_change(last, values, inside(block, rows, BOX))
     if HAS_NORM:
         tl.store(squares_ptr + norm * tiles + tile + tl.arange(0, 1), squares)
     if AWAITS:

@@ -69,8 +69,5 @@ OPERATION = Operation(
     make_inputs=make_inputs,
     reference=reference,
     empty_output=empty_output,
-    # what both buffers of a part do not find in a cache needs no persistent programs
-    first_variants=lambda problem: (
-        ("pushed",) if problem.cost.memory_bytes > 32 << 20 else ("persistent",)
-    ),
+    first_variants=lambda problem: ("pushed", "persistent"),
 )

@@ -101,12 +101,13 @@ def _persistent(
             if place < sides_of(rows, BOX):
                 squares = relax_at_sides(
                     source_ptr, target_ptr, received_ptr, targets, area, tile, rows, is_right,
-                    step_number < steps, has_norm, peers, GROUP, BOX, BOX, HAS_NORMS,
+                    step_number < steps, has_norm, peers, GROUP, BOX, HAS_NORMS,
                 )  # fmt: skip
             else:
                 squares = relax_inside(
-                    source_ptr, target_ptr, tile, rows, rank, is_right, has_norm, BOX, HAS_NORMS
-                )
+                    source_ptr, target_ptr, tile, rows, rank, is_right, has_norm,
+                    BOX, HAS_NORMS, False,
+                )  # fmt: skip
             if HAS_NORMS:
                 if has_norm:
                     norm = step_number // norm_every - 1

@@ -36,7 +36,6 @@ class Box(NamedTuple):
         DOWN, ACROSS: ranks that share the rows, and the columns.
         BLOCK_0, BLOCK_1, BLOCK_2: points of a block.
         BLOCKS: of a tile, one below the other.
-        SPLIT: blocks beside each other in each of them.
     """
 
     COLUMNS: int
@@ -47,7 +46,6 @@ class Box(NamedTuple):
     BLOCK_1: int
     BLOCK_2: int
     BLOCKS: int
-    SPLIT: int = 1
 
 
 class Block(NamedTuple):
@@ -55,7 +53,8 @@ class Block(NamedTuple):
 
     Args:
         first_row, first_column: where it begins.
-        row, column, layer: its points: [BLOCK_0, 1, 1], [1, BLOCK_1, 1] and [1, 1, BLOCK_2].
+        row, column, layer: its points: [BLOCK_0, 1, 1], [1, BLOCK_1, 1] and [1, 1, BLOCK_2]; of
+            points of an edge, all three [BLOCK_1].
     """
 
     first_row: Any
@@ -70,7 +69,7 @@ def tiles_of(rows, BOX: tl.constexpr):
     """Tiles of a part along its rows, its columns and its depth."""
     return (
         tl.cdiv(rows, BOX.BLOCK_0 * BOX.BLOCKS),
-        tl.cdiv(BOX.COLUMNS, BOX.BLOCK_1 * BOX.SPLIT),
+        tl.cdiv(BOX.COLUMNS, BOX.BLOCK_1),
         tl.cdiv(BOX.DEPTH, BOX.BLOCK_2),
     )
 
@@ -119,15 +118,15 @@ def blocks_of(tile, rows, BOX: tl.constexpr):
     """Blocks of a tile that have points."""
     _, across, deep = tiles_of(rows, BOX)
     left = tl.cdiv(rows, BOX.BLOCK_0) - tile // deep // across * BOX.BLOCKS
-    return tl.minimum(BOX.BLOCKS, left) * BOX.SPLIT
+    return tl.minimum(BOX.BLOCKS, left)
 
 
 @triton.jit
 def block_of(tile, number, rows, BOX: tl.constexpr):
     """A block of a tile, by their numbers."""
     _, across, deep = tiles_of(rows, BOX)
-    row = (tile // deep // across * BOX.BLOCKS + number // BOX.SPLIT) * BOX.BLOCK_0
-    column = (tile // deep % across * BOX.SPLIT + number % BOX.SPLIT) * BOX.BLOCK_1
+    row = (tile // deep // across * BOX.BLOCKS + number) * BOX.BLOCK_0
+    column = tile // deep % across * BOX.BLOCK_1
     layer = tile % deep * BOX.BLOCK_2
     return Block(
         row,
@@ -142,7 +141,7 @@ def block_of(tile, number, rows, BOX: tl.constexpr):
 def inside(block, rows, BOX: tl.constexpr):
     """Which points of a block the part has; broadcasts to it."""
     found = block.row < rows
-    if BOX.COLUMNS % (BOX.BLOCK_1 * BOX.SPLIT) != 0:
+    if BOX.COLUMNS % BOX.BLOCK_1 != 0:
         found = found & (block.column < BOX.COLUMNS)
     if BOX.DEPTH % BOX.BLOCK_2 != 0:
         found = found & (block.layer < BOX.DEPTH)
@@ -193,9 +192,8 @@ def reaches(block, rows, SIDE: tl.constexpr, BOX: tl.constexpr):
         found = block.first_row + BOX.BLOCK_0 >= rows
     elif SIDE == BEFORE:
         found = block.first_column == 0
-    else:  # thin blocks of a tile may have no points
-        last = BOX.COLUMNS - 1
-        found = (block.first_column <= last) & (block.first_column + BOX.BLOCK_1 > last)
+    else:
+        found = block.first_column + BOX.BLOCK_1 >= BOX.COLUMNS
     return found
 
 
@@ -319,9 +317,9 @@ def relaxed(source_ptr, block, rows, rank, faces, BOX: tl.constexpr):
 
 
 @triton.jit
-def squared_change(before, after, block, rows, BOX: tl.constexpr):
+def squared_change(before, after, mask):
     """The sum of squares of what a step has changed in a block, in float64."""
-    change = tl.where(inside(block, rows, BOX), after - before, 0.0).to(tl.float64)
+    change = tl.where(mask, after - before, 0.0).to(tl.float64)
     return tl.sum(tl.reshape(change * change, (change.numel,)), 0)
 
 
@@ -332,14 +330,6 @@ def box(problem: Stencil, config: Config) -> Box:
     """The constants of a problem in a config."""
     blocks = (config["BLOCK_0"], config["BLOCK_1"], config["BLOCK_2"], config["BLOCKS"])
     return Box(problem.own_columns, problem.depth, problem.down, problem.across, *blocks)
-
-
-def thin(box: Box, hardware: Hardware, config: Config) -> Box:
-    """The same tiles in blocks of a row, with a point for each thread where that many are."""
-    points = max(4, hardware.warp_size * config["num_warps"])
-    width = max(1, min(box.BLOCK_1, points // box.BLOCK_2))
-    blocks = box.BLOCK_0 * box.BLOCKS
-    return box._replace(BLOCK_0=1, BLOCK_1=width, BLOCKS=blocks, SPLIT=box.BLOCK_1 // width)
 
 
 def counts(problem: Stencil, constants: Box) -> tuple[int, int]:
@@ -362,11 +352,13 @@ def steps_of(
 
 
 def launched_configs(problem: Stencil) -> list[dict[str, int]]:
-    """What a search tries first where a launch is a step: a program for each block."""
-    blocks = ((8, 128, 1), (1, 1024, 1)) if problem.depth == 1 else ((1, 8, 64), (1, 16, 64))
-    names = ("BLOCK_0", "BLOCK_1", "BLOCK_2")
+    """What a search tries first where a launch is a step; the library's path has the first one."""
+    plane = ((8, 128, 1, 1), (1, 512, 1, 1), (1, 1024, 1, 2))
+    volume = ((1, 8, 64, 1), (1, 8, 128, 1), (1, 16, 64, 1))
+    names = ("BLOCK_0", "BLOCK_1", "BLOCK_2", "BLOCKS")
     return [
-        dict(zip(names, block, strict=True)) | {"BLOCKS": 1, "num_warps": 4} for block in blocks
+        dict(zip(names, tile, strict=True)) | {"num_warps": 4}
+        for tile in (plane if problem.depth == 1 else volume)
     ]
 
 

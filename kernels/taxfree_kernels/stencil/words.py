@@ -67,79 +67,91 @@ def send_first(u_ptr, targets, area, tile, rows, peers, BOX: tl.constexpr):
     for number in range(blocks_of(tile, rows, BOX)):
         block = block_of(tile, number, rows, BOX)
         values = tl.load(u_ptr + offsets(block, BOX), mask=inside(block, rows, BOX), other=0.0)
-        _send(values, targets, area, block, rows, peers, BOX)
+        send_edges(values, targets, area, block, rows, peers, BOX)
 
 
 @triton.jit
 def relax_inside(
     source_ptr, target_ptr, tile, rows, rank, is_right, has_norm,
-    BOX: tl.constexpr, HAS_NORMS: tl.constexpr,
+    BOX: tl.constexpr, HAS_NORMS: tl.constexpr, HAS_EDGES: tl.constexpr,
 ):  # fmt: skip
-    """A step of a tile that is at no shared side; the sum of squares of what it changed."""
+    """A step of a tile without what others send; the sum of squares of what it changed.
+
+    Args:
+        HAS_EDGES: it has points at shared sides, and leaves them out. Else it has none.
+    """
     squares = tl.zeros((1,), tl.float64)
     for number in range(blocks_of(tile, rows, BOX)):
         block = block_of(tile, number, rows, BOX)
         last, values = relaxed(source_ptr, block, rows, rank, None, BOX)
-        squares += _stored(
-            last, values, target_ptr, block, rows, is_right, has_norm, BOX, HAS_NORMS
-        )
+        mask = inside(block, rows, BOX)
+        if HAS_EDGES:
+            for SIDE in tl.static_range(SIDES):
+                if (BOX.DOWN if SIDE < 2 else BOX.ACROSS) > 1:
+                    is_edge = at_side(block, rows, SIDE, BOX) & (rank_at(rank, SIDE, BOX) >= 0)
+                    mask = mask & (is_edge == 0)
+        place = target_ptr + offsets(block, BOX)
+        squares += _stored(last, values, place, mask, is_right, has_norm, HAS_NORMS)
     return squares
 
 
 @triton.jit
 def relax_at_sides(
     source_ptr, target_ptr, received_ptr, targets, area, tile, rows, is_right, sends, has_norm,
-    peers, GROUP: tl.constexpr, BOX: tl.constexpr, THIN: tl.constexpr, HAS_NORMS: tl.constexpr,
+    peers, GROUP: tl.constexpr, BOX: tl.constexpr, HAS_NORMS: tl.constexpr,
 ):  # fmt: skip
-    """The same of a tile at shared sides: it waits for halos, and sends its edges.
+    """The same of a tile at shared sides: it waits for halos, and sends its edges."""
+    squares = tl.zeros((1,), tl.float64)
+    for number in range(blocks_of(tile, rows, BOX)):
+        block = block_of(tile, number, rows, BOX)
+        if is_beside(block, peers.rank, rows, BOX):
+            squares += relax_beside(
+                source_ptr, target_ptr, received_ptr, targets, area, block, rows, is_right, sends,
+                has_norm, peers, GROUP, BOX, HAS_NORMS,
+            )  # fmt: skip
+        else:
+            last, values = relaxed(source_ptr, block, rows, peers.rank, None, BOX)
+            mask, place = inside(block, rows, BOX), target_ptr + offsets(block, BOX)
+            squares += _stored(last, values, place, mask, is_right, has_norm, HAS_NORMS)
+    return squares
+
+
+@triton.jit
+def relax_beside(
+    source_ptr, target_ptr, received_ptr, targets, area, block, rows, is_right, sends, has_norm,
+    peers, GROUP: tl.constexpr, BOX: tl.constexpr, HAS_NORMS: tl.constexpr,
+):  # fmt: skip
+    """The same of a block at shared sides.
 
     Args:
         received_ptr: the words of this step.
         area: where those of the next begin.
         sends: there is a next step.
-        THIN: the tile in blocks of fewer points, for those that have faces.
     """
-    PARTS: tl.constexpr = BOX.BLOCK_0 // THIN.BLOCK_0 * THIN.SPLIT  # of a block
-    squares = tl.zeros((1,), tl.float64)
-    for number in range(blocks_of(tile, rows, BOX)):
-        block = block_of(tile, number, rows, BOX)
-        if is_beside(block, peers.rank, rows, BOX):
-            first = number * PARTS
-            for part in range(first, min(first + PARTS, blocks_of(tile, rows, THIN))):
-                thin = block_of(tile, part, rows, THIN)
-                above, has_above = _receive(received_ptr, thin, rows, peers, GROUP, ABOVE, THIN)
-                below, has_below = _receive(received_ptr, thin, rows, peers, GROUP, BELOW, THIN)
-                before, has_before = _receive(received_ptr, thin, rows, peers, GROUP, BEFORE, THIN)
-                after, has_after = _receive(received_ptr, thin, rows, peers, GROUP, AFTER, THIN)
-                arrived = is_right & has_above & has_below & has_before & has_after
-                faces = (above, below, before, after)
-                last, values = relaxed(source_ptr, thin, rows, peers.rank, faces, THIN)
-                squares += _stored(
-                    last, values, target_ptr, thin, rows, arrived, has_norm, THIN, HAS_NORMS
-                )
-                if sends:
-                    values = tl.where(arrived, values, float("nan"))
-                    _send(values, targets, area, thin, rows, peers, THIN)
-        else:
-            last, values = relaxed(source_ptr, block, rows, peers.rank, None, BOX)
-            squares += _stored(
-                last, values, target_ptr, block, rows, is_right, has_norm, BOX, HAS_NORMS
-            )
+    above, has_above = _receive(received_ptr, block, rows, peers, GROUP, ABOVE, BOX)
+    below, has_below = _receive(received_ptr, block, rows, peers, GROUP, BELOW, BOX)
+    before, has_before = _receive(received_ptr, block, rows, peers, GROUP, BEFORE, BOX)
+    after, has_after = _receive(received_ptr, block, rows, peers, GROUP, AFTER, BOX)
+    arrived = is_right & has_above & has_below & has_before & has_after
+    faces = (above, below, before, after)
+    last, values = relaxed(source_ptr, block, rows, peers.rank, faces, BOX)
+    mask, place = inside(block, rows, BOX), target_ptr + offsets(block, BOX)
+    squares = _stored(last, values, place, mask, arrived, has_norm, HAS_NORMS)
+    if sends:
+        values = tl.where(arrived, values, float("nan"))
+        send_edges(values, targets, area, block, rows, peers, BOX)
     return squares
 
 
 @triton.jit
-def _stored(
-    last, values, target_ptr, block, rows, is_right, has_norm,
-    BOX: tl.constexpr, HAS_NORMS: tl.constexpr,
-):  # fmt: skip
+def _stored(last, values, place, mask, is_right, has_norm, HAS_NORMS: tl.constexpr):
     """Store a block, and return the sum of squares of what has changed, if the step has a norm."""
     values = tl.where(is_right, values, float("nan"))
-    tl.store(target_ptr + offsets(block, BOX), values, mask=inside(block, rows, BOX))
+    tl.store(place, values, mask=mask)
     squares = tl.zeros((1,), tl.float64)
     if HAS_NORMS:
         if has_norm:
-            squares += squared_change(last, values, block, rows, BOX)
+            squares += squared_change(last, values, mask)
     return squares
 
 
@@ -185,10 +197,18 @@ def _receive(
 ):
     """A block's neighbours at a side that another rank has, and whether they have arrived."""
     at, has = halo_offsets(block, rows, SIDE, BOX)
+    other = rank_at(peers.rank, SIDE, BOX)
+    comes = (other >= 0) & reaches(block, rows, SIDE, BOX)
+    if len(at.shape) == 1:
+        has = has & at_side(block, rows, SIDE, BOX)
+        if (BOX.ACROSS > 1) | (BOX.COLUMNS * BOX.DEPTH % BOX.BLOCK_1 != 0):
+            # another program's words are not even loaded
+            own = tl.max(tl.where(has, at, -1), 0)
+            at = tl.where(has, at, own)
+            comes = comes & (own >= 0)
     words, arrived = tl.zeros(at.shape, tl.int32), tl.num_programs(0) > 0
     if is_shared(SIDE, BOX):
-        other = rank_at(peers.rank, SIDE, BOX)
-        if (other >= 0) & reaches(block, rows, SIDE, BOX):
+        if comes:
             words, arrived = packets.receive(peers, words_ptr + at, other, GROUP, mask=has)
             empty = tl.full(at.shape, EMPTY, tl.int32)
             tl.store(words_ptr + at, empty, mask=has, cache_modifier=".wt")
@@ -196,7 +216,7 @@ def _receive(
 
 
 @triton.jit
-def _send(values, targets, area, block, rows, peers, BOX: tl.constexpr):
+def send_edges(values, targets, area, block, rows, peers, BOX: tl.constexpr):
     """Send the points of a block that other ranks need, to the opposite sides of their halos."""
     words = values.to(tl.int32, bitcast=True)
     for SIDE in tl.static_range(SIDES):
