@@ -45,9 +45,9 @@ from taxfree_kernels.device import sync
 from taxfree_kernels.device.peers import Peers, translate
 from taxfree_kernels.device.specialized import (
     accumulators,
+    add_products,
     load_box,
     make_boxes,
-    multiply_blocks,
     multiply_fp8,
     scaled_product,
     scales_of_groups,
@@ -323,9 +323,9 @@ def _multiplied_fp8(
     if TILE.SCALES == "block":
         _, slot_ptr = sync.running_slot(call.memory, call.rank)
         scales = call, row, inbox_scales(slot_ptr, call.shard, GROUP)
-        return multiply_blocks(
-            part, GROUP.WORLD, steps, boxes, scales, _scales_of_source, (GROUP, GATHER), TILE,
-            WORK.WARPGROUPS, WORK.STAGES,
+        return add_products(
+            part, GROUP.WORLD, steps, boxes, scales, _scales_of_source, (GROUP, GATHER), 1,
+            TILE, WORK.WARPGROUPS, WORK.STAGES,
         )  # fmt: skip
     else:
         scales = scales_of_product(

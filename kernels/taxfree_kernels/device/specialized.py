@@ -162,15 +162,16 @@ def multiply_tile_fp8(
         groups = gl.cdiv(k, BLOCK)
         w_ptr = w_scale_ptr + col // BLOCK * groups.to(gl.int64)
         scales = x_scale_ptr, w_ptr, row, row_end, groups
-        return multiply_blocks(0, 1, steps, boxes, scales, _scales_of_tile, None, TILE, 1, STAGES)
+        return add_products(0, 1, steps, boxes, scales, _scales_of_tile, None, 2, TILE, 1, STAGES)
     else:
         scales = scales_of_product(
             row, row_end, col, col_end, x_scale_ptr, w_scale_ptr, COLUMNS, LAYOUT, TILE
         )
         if TILE.FAST:
-            return scaled_product(multiply(0, steps, 0, boxes, TILE, 1, STAGES), scales, TILE)
+            acc = multiply(0, steps, 0, boxes, TILE, 1, STAGES)
         else:
-            return multiply_fp8(0, steps, boxes, scales, TILE, 1, STAGES)
+            acc = add_products(0, 1, steps, boxes, None, None, None, 2, TILE, 1, STAGES)
+        return scaled_product(acc, scales, TILE)
 
 
 @gluon.jit
@@ -197,55 +198,95 @@ def scales_of_groups(x_ptr, w_ptr, row, row_end, stride, first, end, ROWS: gl.co
 
 
 @gluon.jit
-def multiply_blocks(
+def add_products(
     part: gl.constexpr, sources: gl.constexpr, steps, boxes, scales, SCALES_OF: gl.constexpr,
-    CONSTANTS: gl.constexpr, TILE: gl.constexpr, CONSUMERS: gl.constexpr, STAGES: gl.constexpr,
+    CONSTANTS: gl.constexpr, AT_ONCE: gl.constexpr,
+    TILE: gl.constexpr, CONSUMERS: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
-    """As :func:`multiply_fp8`, with scales of blocks, whose products are in shared memory.
+    """As :func:`multiply`, of a program's first tile of fp8 factors, each step added by itself.
 
-    A thread's rows of the product are in as many lines of the scales, and a load that a step waits
-    for takes longer than the step. So rows are read 16 groups at a time, before those are needed.
+    See ``tiles.add_fp8_product``. Scales of blocks multiply products; others are left to callers.
+
+    A thread's rows of the product are in as many lines of the scales of blocks, and a load that a
+    step waits for takes longer than the step. So rows are read 16 groups at a time, before those
+    are needed, and their products with the scales of columns are in shared memory.
 
     Args:
         sources: of parts of K, of so many steps each, that follow one another.
         SCALES_OF: takes `scales`, a source that has arrived, a step of it, ROWS and CONSTANTS, to
             return what :func:`scales_of_groups` does.
+        AT_ONCE: 2: a step is added while the next one is multiplied; 1.
     """
     GROUPS: gl.constexpr = 16
+    BY_BLOCK: gl.constexpr = TILE.SCALES == "block"
     COLUMNS: gl.constexpr = TILE.BLOCK_M if TILE.SWAP_AB else TILE.BLOCK_N
     ROWS: gl.constexpr = 16 * gl.num_warps()
-    X_ROWS: gl.constexpr = COLUMNS if TILE.SWAP_AB else ROWS
     LAYOUT: gl.constexpr = accumulators(COLUMNS, gl.num_warps(), 1)
-    OF_ROWS: gl.constexpr = gl.SliceLayout(0 if TILE.SWAP_AB else 1, LAYOUT)
-    flat: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
-    square: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
-    ring = gl.allocate_shared_memory(gl.float32, [2 * GROUPS, X_ROWS], flat)
-    halves = reinterpreted(ring, [2, GROUPS, X_ROWS], square)
+    ring = None
+    if BY_BLOCK:
+        X_ROWS: gl.constexpr = COLUMNS if TILE.SWAP_AB else ROWS
+        flat: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
+        square: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
+        ring = gl.allocate_shared_memory(gl.float32, [2 * GROUPS, X_ROWS], flat)
+        halves = reinterpreted(ring, [2, GROUPS, X_ROWS], square)
     acc = gl.zeros([ROWS, COLUMNS], gl.float32, LAYOUT)
     none = gl.zeros([ROWS, COLUMNS], gl.float32, LAYOUT)
     gl.assume(steps > 0)
+    whole = steps // AT_ONCE * AT_ONCE
     for source in range(sources):
         begin = source * steps
-        if sources > 1:
-            if source > 0:  # its scales come with its rows
-                mbarrier.wait(boxes.full.index(begin % STAGES), begin // STAGES & 1)
-        of_rows, of_cols = SCALES_OF(scales, source, 0, X_ROWS, CONSTANTS)
-        halves.index(0).store((of_rows * of_cols).permute((1, 0)))
-        for first in range(0, steps, GROUPS):
-            of_rows, of_cols = SCALES_OF(scales, source, first + GROUPS, X_ROWS, CONSTANTS)
-            for step in range(first, gl.minimum(first + GROUPS, steps)):
-                stage = (begin + step) % STAGES
-                mbarrier.wait(boxes.full.index(stage), (begin + step) // STAGES & 1)
-                long = boxes.long.index(stage * CONSUMERS + part).reshape([ROWS, TILE.BLOCK_K])
-                other = boxes.other.index(stage).reshape([COLUMNS, TILE.BLOCK_K]).permute((1, 0))
-                product = warpgroup_mma(long, other, none, use_acc=False, is_async=True)
-                of_step = ring.index(step % (2 * GROUPS)).load(OF_ROWS)
-                product = warpgroup_mma_wait(0, deps=[product])
-                mbarrier.arrive(boxes.empty.index(stage), count=1)
-                acc += times_rows(product, of_step, TILE)
-            # multiplied here, for a product where they are loaded would wait for them
-            halves.index((first // GROUPS + 1) % 2).store((of_rows * of_cols).permute((1, 0)))
+        if BY_BLOCK:
+            if sources > 1:
+                if source > 0:  # its scales come with its rows
+                    mbarrier.wait(boxes.full.index(begin % STAGES), begin // STAGES & 1)
+            of_rows, of_cols = SCALES_OF(scales, source, 0, X_ROWS, CONSTANTS)
+            halves.index(0).store((of_rows * of_cols).permute((1, 0)))
+        for first in range(0, whole, GROUPS):
+            if BY_BLOCK:
+                of_rows, of_cols = SCALES_OF(scales, source, first + GROUPS, X_ROWS, CONSTANTS)
+            for step in range(first, gl.minimum(first + GROUPS, whole), AT_ONCE):
+                one = _multiply_step(part, begin + step, boxes, none, TILE, CONSUMERS, STAGES)
+                if AT_ONCE == 2:
+                    other = _multiply_step(
+                        part, begin + step + 1, boxes, none, TILE, CONSUMERS, STAGES
+                    )
+                product = warpgroup_mma_wait(AT_ONCE - 1, deps=[one])
+                acc = _add_step(acc, product, begin, step, boxes, ring, TILE, STAGES)
+                if AT_ONCE == 2:
+                    product = warpgroup_mma_wait(0, deps=[other])
+                    acc = _add_step(acc, product, begin, step + 1, boxes, ring, TILE, STAGES)
+            if BY_BLOCK:
+                # multiplied here, for a product where they are loaded would wait for them
+                halves.index((first // GROUPS + 1) % 2).store((of_rows * of_cols).permute((1, 0)))
+        if AT_ONCE == 2:
+            if steps > whole:
+                one = _multiply_step(part, begin + whole, boxes, none, TILE, CONSUMERS, STAGES)
+                product = warpgroup_mma_wait(0, deps=[one])
+                acc = _add_step(acc, product, begin, whole, boxes, ring, TILE, STAGES)
     return acc
+
+
+@gluon.jit
+def _multiply_step(
+    part: gl.constexpr, number, boxes, none,
+    TILE: gl.constexpr, CONSUMERS: gl.constexpr, STAGES: gl.constexpr,
+):  # fmt: skip
+    """Begin to multiply a step, once it has arrived."""
+    stage = number % STAGES
+    mbarrier.wait(boxes.full.index(stage), number // STAGES & 1)
+    long = boxes.long.index(stage * CONSUMERS + part).reshape([none.shape[0], TILE.BLOCK_K])
+    other = boxes.other.index(stage).reshape([none.shape[1], TILE.BLOCK_K]).permute((1, 0))
+    return warpgroup_mma(long, other, none, use_acc=False, is_async=True)
+
+
+@gluon.jit
+def _add_step(acc, product, begin, step, boxes, ring, TILE: gl.constexpr, STAGES: gl.constexpr):
+    """`acc` plus a step's product, times its scales in `ring`; the step is number begin + step."""
+    mbarrier.arrive(boxes.empty.index((begin + step) % STAGES), count=1)
+    if TILE.SCALES == "block":
+        layout: gl.constexpr = gl.SliceLayout(0 if TILE.SWAP_AB else 1, acc.type.layout)
+        product = times_rows(product, ring.index(step % ring.shape[0]).load(layout), TILE)
+    return acc + product
 
 
 @gluon.jit
