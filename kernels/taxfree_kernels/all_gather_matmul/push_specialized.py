@@ -45,11 +45,12 @@ from taxfree_kernels.device import sync
 from taxfree_kernels.device.peers import Peers, translate
 from taxfree_kernels.device.specialized import (
     accumulators,
+    add_products,
     load_box,
     make_boxes,
     multiply_fp8,
-    rows_of_product,
     scaled_product,
+    scales_of_groups,
     scales_of_product,
 )
 from taxfree_kernels.device.sync import before_tma_loads, gdc_launch_dependents, gdc_wait, lanes
@@ -317,40 +318,40 @@ def _multiplied_fp8(
     LAYOUT: gl.constexpr = accumulators(COLUMNS, 4, 1)
     row = place.row if TILE.SWAP_AB else place.row + part * _ROWS
     col = place.col + part * _ROWS if TILE.SWAP_AB else place.col
-    steps = (place.step_end - place.step_begin) * GROUP.WORLD
+    steps = place.step_end - place.step_begin
     gl.assume(steps > 0)
     if TILE.SCALES == "block":
-        rows = rows_of_product(row, COLUMNS, LAYOUT, TILE)
         _, slot_ptr = sync.running_slot(call.memory, call.rank)
-        scales = call, rows, inbox_scales(slot_ptr, call.shard, GROUP)
+        scales = call, row, inbox_scales(slot_ptr, call.shard, GROUP)
+        return add_products(
+            part, GROUP.WORLD, steps, boxes, scales, _scales_of_source, (GROUP, GATHER), 1,
+            TILE, WORK.WARPGROUPS, WORK.STAGES,
+        )  # fmt: skip
     else:
         scales = scales_of_product(
             row, call.m, col, call.n, output.a_scale_ptr, output.w_scale_ptr, COLUMNS, LAYOUT, TILE
         )
-    if TILE.FAST:
-        return scaled_product(_multiplied(part, call, GROUP, TILE, WORK), scales, TILE)
-    return multiply_fp8(
-        part, steps, boxes, scales, _scales_of_step, (GROUP, GATHER), TILE, WORK.WARPGROUPS,
-        WORK.STAGES,
-    )  # fmt: skip
+        if TILE.FAST:
+            return scaled_product(_multiplied(part, call, GROUP, TILE, WORK), scales, TILE)
+        else:
+            steps *= GROUP.WORLD
+            return multiply_fp8(part, steps, boxes, scales, TILE, WORK.WARPGROUPS, WORK.STAGES)
 
 
 @gluon.jit
-def _scales_of_step(scales, step, ARRIVE: gl.constexpr):
-    """float32: the scale of each row, times that of the columns, in a step, which has arrived."""
-    call, rows, inbox_ptr = scales
-    GROUP: gl.constexpr = ARRIVE[0]
-    GATHER: gl.constexpr = ARRIVE[1]
+def _scales_of_source(scales, near, first, ROWS: gl.constexpr, CONSTANTS: gl.constexpr):
+    """See ``specialized.scales_of_groups``: of a source, whose rows have arrived."""
+    call, row, inbox_ptr = scales
+    GROUP: gl.constexpr = CONSTANTS[0]
+    GATHER: gl.constexpr = CONSTANTS[1]
     place, output = call.place, call.output
     WIDTH: gl.constexpr = GATHER.SCALE_COLUMNS  # of a source
-    steps = place.step_end - place.step_begin
-    near, group = step // steps, place.step_begin + step % steps
     source = (call.rank + near) % GROUP.WORLD
     x_ptr = inbox_ptr + source * call.shard_rows * WIDTH
     x_ptr = select(near == 0, output.a_scale_ptr, x_ptr, 4)
-    of_rows = gl.load(x_ptr + rows * WIDTH + group, mask=rows < call.m, other=0.0)
     w_ptr = output.w_scale_ptr + (place.col // BLOCK * GROUP.WORLD + source) * WIDTH
-    return of_rows * gl.load(w_ptr + group)
+    first += place.step_begin
+    return scales_of_groups(x_ptr, w_ptr, row, call.m, WIDTH, first, place.step_end, ROWS)
 
 
 @gluon.jit

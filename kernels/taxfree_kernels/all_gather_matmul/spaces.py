@@ -230,7 +230,8 @@ def first_specialized_configs(
             "num_stages": 11 if least == 8 else 9,
         }  # fmt: skip
     elif rows <= 64:
-        guess = skinny | {"num_stages": {16: 10, 32: 9}.get(rows, 7)}
+        most = 7 - (problem.scales == "block")  # whose scales are in shared memory, too
+        guess = skinny | {"num_stages": {16: 10, 32: 9}.get(rows, most)}
     elif rows == 128 and not problem.is_fp8:  # whose sums and products do not fit registers so
         guess = skinny | {"BLOCK_K": 64, "num_stages": 9}
     elif rows <= 256:

@@ -159,79 +159,139 @@ def multiply_tile_fp8(
     COLUMNS: gl.constexpr = TILE.BLOCK_M if TILE.SWAP_AB else TILE.BLOCK_N
     LAYOUT: gl.constexpr = accumulators(COLUMNS, gl.num_warps(), 1)
     if TILE.SCALES == "block":
-        return _multiply_blocks(
-            steps, boxes, row, row_end, col, k, x_scale_ptr, w_scale_ptr, TILE, STAGES
-        )
+        groups = gl.cdiv(k, BLOCK)
+        w_ptr = w_scale_ptr + col // BLOCK * groups.to(gl.int64)
+        scales = x_scale_ptr, w_ptr, row, row_end, groups
+        return add_products(0, 1, steps, boxes, scales, _scales_of_tile, None, 2, TILE, 1, STAGES)
     else:
         scales = scales_of_product(
             row, row_end, col, col_end, x_scale_ptr, w_scale_ptr, COLUMNS, LAYOUT, TILE
         )
         if TILE.FAST:
-            return scaled_product(multiply(0, steps, 0, boxes, TILE, 1, STAGES), scales, TILE)
+            acc = multiply(0, steps, 0, boxes, TILE, 1, STAGES)
         else:
-            return multiply_fp8(0, steps, boxes, scales, None, None, TILE, 1, STAGES)
+            acc = add_products(0, 1, steps, boxes, None, None, None, 2, TILE, 1, STAGES)
+        return scaled_product(acc, scales, TILE)
 
 
 @gluon.jit
-def _multiply_blocks(
-    steps, boxes, row, row_end, col, k, x_scale_ptr, w_scale_ptr,
-    TILE: gl.constexpr, STAGES: gl.constexpr,
-):  # fmt: skip
-    """As :func:`multiply_tile_fp8`, with scales of blocks, whose products are in shared memory.
+def _scales_of_tile(scales, source, first, ROWS: gl.constexpr, CONSTANTS: gl.constexpr):
+    x_ptr, w_ptr, row, row_end, groups = scales
+    return scales_of_groups(x_ptr, w_ptr, row, row_end, groups, first, groups, ROWS)
 
-    A thread's rows of the product are in as many lines of the scales, and a load that a step waits
-    for takes longer than the step. So rows are read 16 groups at a time, before those are needed.
+
+@gluon.jit
+def scales_of_groups(x_ptr, w_ptr, row, row_end, stride, first, end, ROWS: gl.constexpr):
+    """Scales of some groups of k, from `first` on: of rows, float32 [ROWS, 16], of columns [1, 16].
+
+    Args:
+        x_ptr: to the scales of row 0, `stride` apart from row to row.
+        w_ptr: to those of the columns.
+        end: of the groups.
+    """
+    LAYOUT: gl.constexpr = gl.BlockedLayout([1, 1], [2, 16], [gl.num_warps(), 1], [1, 0])
+    rows = (row + gl.arange(0, ROWS, gl.SliceLayout(1, LAYOUT)))[:, None]
+    group = first + gl.arange(0, 16, gl.SliceLayout(0, LAYOUT))[None, :]
+    x_ptrs = x_ptr + rows.to(gl.int64) * stride + group
+    of_rows = gl.load(x_ptrs, mask=(rows < row_end) & (group < end), other=0.0)
+    return of_rows, gl.load(w_ptr + group, mask=group < end, other=0.0)
+
+
+@gluon.jit
+def add_products(
+    part: gl.constexpr, sources: gl.constexpr, steps, boxes, scales, SCALES_OF: gl.constexpr,
+    CONSTANTS: gl.constexpr, AT_ONCE: gl.constexpr,
+    TILE: gl.constexpr, CONSUMERS: gl.constexpr, STAGES: gl.constexpr,
+):  # fmt: skip
+    """As :func:`multiply`, of a program's first tile of fp8 factors, each step added by itself.
+
+    See ``tiles.add_fp8_product``. Scales of blocks multiply products; others are left to callers.
+
+    A thread's rows of the product are in as many lines of the scales of blocks, and a load that a
+    step waits for takes longer than the step. So rows are read 16 groups at a time, before those
+    are needed, and their products with the scales of columns are in shared memory.
+
+    Args:
+        sources: of parts of K, of so many steps each, that follow one another.
+        SCALES_OF: takes `scales`, a source that has arrived, a step of it, ROWS and CONSTANTS, to
+            return what :func:`scales_of_groups` does.
+        AT_ONCE: 2: a step is added while the next one is multiplied; 1.
     """
     GROUPS: gl.constexpr = 16
-    WARPS: gl.constexpr = gl.num_warps()
+    BY_BLOCK: gl.constexpr = TILE.SCALES == "block"
     COLUMNS: gl.constexpr = TILE.BLOCK_M if TILE.SWAP_AB else TILE.BLOCK_N
-    ROWS: gl.constexpr = 16 * WARPS
-    LAYOUT: gl.constexpr = accumulators(COLUMNS, WARPS, 1)
-    LOADED: gl.constexpr = gl.BlockedLayout([1, 1], [2, 16], [WARPS, 1], [1, 0])
-    groups = gl.cdiv(k, BLOCK)
-    rows = row + gl.arange(0, TILE.BLOCK_M, gl.SliceLayout(1, LOADED))
-    x_ptrs = (x_scale_ptr + rows * groups.to(gl.int64))[:, None]
-    scales = x_ptrs, (rows < row_end)[:, None], w_scale_ptr + col // BLOCK * groups.to(gl.int64)
-    flat: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
-    square: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
-    ring = gl.allocate_shared_memory(gl.float32, [2 * GROUPS, TILE.BLOCK_M], flat)
-    halves = reinterpreted(ring, [2, GROUPS, TILE.BLOCK_M], square)
-    of_rows, of_cols = _scales_of_groups(scales, 0, groups, GROUPS, LOADED)
-    halves.index(0).store((of_rows * of_cols).permute((1, 0)))
+    ROWS: gl.constexpr = 16 * gl.num_warps()
+    LAYOUT: gl.constexpr = accumulators(COLUMNS, gl.num_warps(), 1)
+    ring = None
+    if BY_BLOCK:
+        X_ROWS: gl.constexpr = COLUMNS if TILE.SWAP_AB else ROWS
+        flat: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
+        square: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
+        ring = gl.allocate_shared_memory(gl.float32, [2 * GROUPS, X_ROWS], flat)
+        halves = reinterpreted(ring, [2, GROUPS, X_ROWS], square)
     acc = gl.zeros([ROWS, COLUMNS], gl.float32, LAYOUT)
     none = gl.zeros([ROWS, COLUMNS], gl.float32, LAYOUT)
     gl.assume(steps > 0)
-    for first in range(0, steps, GROUPS):
-        of_rows, of_cols = _scales_of_groups(scales, first + GROUPS, groups, GROUPS, LOADED)
-        for step in range(first, gl.minimum(first + GROUPS, steps)):
-            stage = step % STAGES
-            mbarrier.wait(boxes.full.index(stage), step // STAGES & 1)
-            long = boxes.long.index(stage).reshape([ROWS, TILE.BLOCK_K])
-            other = boxes.other.index(stage).reshape([COLUMNS, TILE.BLOCK_K]).permute((1, 0))
-            product = warpgroup_mma(long, other, none, use_acc=False, is_async=True)
-            of_step = ring.index(step % (2 * GROUPS)).load(
-                gl.SliceLayout(0 if TILE.SWAP_AB else 1, LAYOUT)
-            )
-            product = warpgroup_mma_wait(0, deps=[product])
-            mbarrier.arrive(boxes.empty.index(stage), count=1)
-            acc += times_rows(product, of_step, TILE)
-        # multiplied here, for a product where they are loaded would wait for them
-        halves.index((first // GROUPS + 1) % 2).store((of_rows * of_cols).permute((1, 0)))
+    whole = steps // AT_ONCE * AT_ONCE
+    for source in range(sources):
+        begin = source * steps
+        if BY_BLOCK:
+            if sources > 1:
+                if source > 0:  # its scales come with its rows
+                    mbarrier.wait(boxes.full.index(begin % STAGES), begin // STAGES & 1)
+            of_rows, of_cols = SCALES_OF(scales, source, 0, X_ROWS, CONSTANTS)
+            halves.index(0).store((of_rows * of_cols).permute((1, 0)))
+        for first in range(0, whole, GROUPS):
+            if BY_BLOCK:
+                of_rows, of_cols = SCALES_OF(scales, source, first + GROUPS, X_ROWS, CONSTANTS)
+            for step in range(first, gl.minimum(first + GROUPS, whole), AT_ONCE):
+                one = _multiply_step(part, begin + step, boxes, none, TILE, CONSUMERS, STAGES)
+                if AT_ONCE == 2:
+                    other = _multiply_step(
+                        part, begin + step + 1, boxes, none, TILE, CONSUMERS, STAGES
+                    )
+                product = warpgroup_mma_wait(AT_ONCE - 1, deps=[one])
+                acc = _add_step(acc, product, begin, step, boxes, ring, TILE, STAGES)
+                if AT_ONCE == 2:
+                    product = warpgroup_mma_wait(0, deps=[other])
+                    acc = _add_step(acc, product, begin, step + 1, boxes, ring, TILE, STAGES)
+            if BY_BLOCK:
+                # multiplied here, for a product where they are loaded would wait for them
+                halves.index((first // GROUPS + 1) % 2).store((of_rows * of_cols).permute((1, 0)))
+        if AT_ONCE == 2:
+            if steps > whole:
+                one = _multiply_step(part, begin + whole, boxes, none, TILE, CONSUMERS, STAGES)
+                product = warpgroup_mma_wait(0, deps=[one])
+                acc = _add_step(acc, product, begin, whole, boxes, ring, TILE, STAGES)
     return acc
 
 
 @gluon.jit
-def _scales_of_groups(scales, first, groups, GROUPS: gl.constexpr, LAYOUT: gl.constexpr):
-    """The scales of rows, float32 [rows, GROUPS], and of the columns, of groups from `first` on."""
-    x_ptrs, row_mask, w_ptr = scales
-    group = first + gl.arange(0, GROUPS, gl.SliceLayout(0, LAYOUT))[None, :]
-    of_rows = gl.load(x_ptrs + group, mask=row_mask & (group < groups), other=0.0)
-    return of_rows, gl.load(w_ptr + group, mask=group < groups, other=0.0)
+def _multiply_step(
+    part: gl.constexpr, number, boxes, none,
+    TILE: gl.constexpr, CONSUMERS: gl.constexpr, STAGES: gl.constexpr,
+):  # fmt: skip
+    """Begin to multiply a step, once it has arrived."""
+    stage = number % STAGES
+    mbarrier.wait(boxes.full.index(stage), number // STAGES & 1)
+    long = boxes.long.index(stage * CONSUMERS + part).reshape([none.shape[0], TILE.BLOCK_K])
+    other = boxes.other.index(stage).reshape([none.shape[1], TILE.BLOCK_K]).permute((1, 0))
+    return warpgroup_mma(long, other, none, use_acc=False, is_async=True)
+
+
+@gluon.jit
+def _add_step(acc, product, begin, step, boxes, ring, TILE: gl.constexpr, STAGES: gl.constexpr):
+    """`acc` plus a step's product, times its scales in `ring`; the step is number begin + step."""
+    mbarrier.arrive(boxes.empty.index((begin + step) % STAGES), count=1)
+    if TILE.SCALES == "block":
+        layout: gl.constexpr = gl.SliceLayout(0 if TILE.SWAP_AB else 1, acc.type.layout)
+        product = times_rows(product, ring.index(step % ring.shape[0]).load(layout), TILE)
+    return acc + product
 
 
 @gluon.jit
 def multiply_fp8(
-    part: gl.constexpr, steps, boxes, scales, SCALES_OF: gl.constexpr, ARRIVE: gl.constexpr,
+    part: gl.constexpr, steps, boxes, scales,
     TILE: gl.constexpr, CONSUMERS: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
     """As :func:`multiply`, of a program's first tile of fp8 factors, times their scales.
@@ -239,42 +299,24 @@ def multiply_fp8(
     Each step is added by itself: see ``tiles.add_fp8_product``.
 
     Args:
-        scales: of :func:`scales_of_product`; of blocks, what SCALES_OF takes before a step, to
-            return float32 for each row of x.
-        ARRIVE: constants that SCALES_OF takes. Scales of blocks come with their rows: they are
-            loaded once a step has arrived, while the one before is multiplied.
+        scales: of :func:`scales_of_product`.
     """
     COLUMNS: gl.constexpr = TILE.BLOCK_M if TILE.SWAP_AB else TILE.BLOCK_N
     ROWS: gl.constexpr = 16 * gl.num_warps()
     LAYOUT: gl.constexpr = accumulators(COLUMNS, gl.num_warps(), 1)
-    BY_BLOCK: gl.constexpr = TILE.SCALES == "block"
     acc = gl.zeros([ROWS, COLUMNS], gl.float32, LAYOUT)
     none = gl.zeros([ROWS, COLUMNS], gl.float32, LAYOUT)
     gl.assume(steps > 0)
-    if BY_BLOCK:
-        mbarrier.wait(boxes.full.index(0), 0)
-        following = SCALES_OF(scales, 0, ARRIVE)
     for step in range(steps):
         stage = step % STAGES
-        if BY_BLOCK:
-            of_step = following
-        else:
-            mbarrier.wait(boxes.full.index(stage), step // STAGES & 1)
+        mbarrier.wait(boxes.full.index(stage), step // STAGES & 1)
         long = boxes.long.index(stage * CONSUMERS + part).reshape([ROWS, TILE.BLOCK_K])
         other = boxes.other.index(stage).reshape([COLUMNS, TILE.BLOCK_K]).permute((1, 0))
         product = warpgroup_mma(long, other, none, use_acc=False, is_async=True)
-        if BY_BLOCK:
-            after = gl.minimum(step + 1, steps - 1)
-            mbarrier.wait(boxes.full.index(after % STAGES), after // STAGES & 1)
-            following = SCALES_OF(scales, after, ARRIVE)
         product = warpgroup_mma_wait(0, deps=[product])
         mbarrier.arrive(boxes.empty.index(stage), count=1)
-        if BY_BLOCK:
-            product = times_rows(product, of_step, TILE)
         acc += product
-    if not BY_BLOCK:
-        acc = scaled_product(acc, scales, TILE)
-    return acc
+    return scaled_product(acc, scales, TILE)
 
 
 @gluon.jit

@@ -59,7 +59,7 @@ class ReductionWork(NamedTuple):
 
     STAGES: int
     EARLY: bool
-    OTHER_REGISTERS: int = 56
+    OTHER_REGISTERS: int
 
 
 class ReductionTile(NamedTuple):
@@ -258,7 +258,8 @@ class SpecializedPlan(LamportPlan):
         if early:
             arguments = (problem, fabric, config, function, layout, constants)
             self._waiting = SpecializedPlan(*arguments, loads_early=False)
-        work = ReductionWork(config["num_stages"], early)
+        is_wide_fp8 = problem.is_fp8 and config["num_warps"] == 8  # two products and a sum
+        work = ReductionWork(config["num_stages"], early, 40 if is_wide_fp8 else 56)
         super().__init__(problem, fabric, config, function, layout, {**constants, "WORK": work})
         registers = registers_of(problem, fabric.hardware, config)
         options = {**self._kernel.options, "maxnreg": registers}
@@ -327,7 +328,7 @@ class Specialized(LamportVariant):
         deep, two_at_once = (few | {"BLOCK_K": block_k} for block_k in (128, 64))
         if problem.is_fp8:
             two_at_once = deep
-            deep = deep | {"num_stages": {16: 20, 32: 16}.get(rows, 12)}
+            deep = deep | {"num_stages": {16: 20, 32: 16}.get(rows, 10)}
         square = {"BLOCK_M": 128, "BLOCK_N": 128, "BLOCK_K": 64, "GROUP_M": 8, "num_warps": 8,
                   "num_stages": 6}  # fmt: skip
         square["BLOCK_K"] *= 2 // problem.factor_bytes
