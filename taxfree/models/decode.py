@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from itertools import dropwhile
 from typing import Any
 
 import torch
@@ -13,9 +14,9 @@ from torch.nn.functional import embedding, linear, rms_norm, scaled_dot_product_
 
 from taxfree._runtime.aside import aside
 from taxfree._runtime.collectives import Failure, attempt
-from taxfree._runtime.runtime import Runtime, runtime_of
+from taxfree._runtime.runtime import Runtime, most_saved, runtime_of
 from taxfree._runtime.startup import init
-from taxfree.errors import UsageError
+from taxfree.errors import NoRecord, UsageError
 from taxfree.models import report
 from taxfree.models.decoders import decoder_of, group_of
 from taxfree.models.step_records import StepChoice, choose, problem_of
@@ -122,6 +123,16 @@ class ModelStep:
             for has_bias in {False, first.q_bias is not None}
         )  # fmt: skip
         self._sequences = torch.arange(self.batch, device=decoder.embedding.device)
+        #: of q, k and v, their biases, and of gate and up: one matrix where a model holds them so
+        self._joint = [
+            (
+                _joined(layer.q, layer.k, layer.v),
+                _joined(layer.q_bias, layer.k_bias, layer.v_bias),
+                _joined(layer.gate, layer.up),
+            )
+            for layer in decoder.layers
+        ]
+        self._taken = {name: self._taken_along(name) for name in ("o", "down")}
         self._next_norms = [layer.input_norm for layer in decoder.layers[1:]] + [decoder.norm]
         self._parts: tuple[Callable[..., Any], ...] = self._begun, self._behind_layer
         if decoder.embedding.is_cuda:  # one by one: equal layers share their code
@@ -270,12 +281,12 @@ class ModelStep:
         """
         begun, behind_layer = self._parts
         normalised, x, turns, index, lengths, masks = begun(tokens, positions)
-        for layer, keys, values, next_norm in zip(
-            self.decoder.layers, *self._tensors(), self._next_norms, strict=True
+        for layer, joint, keys, values, next_norm in zip(
+            self.decoder.layers, self._joint, *self._tensors(), self._next_norms, strict=True
         ):
             seen = lengths, masks.get(self._sees(layer, keys))
             normalised, x = behind_layer(
-                layer, keys, values, next_norm, normalised, x, turns, index, seen
+                layer, joint, keys, values, next_norm, normalised, x, turns, index, seen
             )
         return linear(normalised, self.decoder.head)
 
@@ -301,6 +312,7 @@ class ModelStep:
     def _behind_layer(
         self,
         layer: Layer,
+        joint: tuple[torch.Tensor | None, ...],
         keys: torch.Tensor,
         values: torch.Tensor,
         next_norm: torch.Tensor,
@@ -311,13 +323,12 @@ class ModelStep:
         seen: tuple[torch.Tensor, torch.Tensor | None],
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """What the next layer takes: normalised, and as it is."""
-        q, k, v = self._projected(layer, normalised, turns)
+        q, k, v = self._projected(layer, joint[:2], normalised, turns)
         keys[index], values[index] = k, v
         y = self._attended(q, keys, values, layer.window, *seen)
-        normalised, x = self._added(y, _scaled(layer, "o"), x, layer.post_norm)
-        inputs = self._inputs(normalised)
-        gate, up = (self._product(inputs, _scaled(layer, each)) for each in ("gate", "up"))
-        return self._added(silu(gate) * up, _scaled(layer, "down"), x, next_norm)
+        normalised, x = self._added(y, "o", layer, x, layer.post_norm)
+        gate, up = self._products(normalised, layer, ("gate", "up"), (None, None), joint[2], None)
+        return self._added(silu(gate) * up, "down", layer, x, next_norm)
 
     def _normalised(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         return rms_norm(x, weight.shape, weight, self.decoder.eps)
@@ -330,17 +341,19 @@ class ModelStep:
         return cos, torch.cat((-sin, sin), dim=2).to(cos.dtype)
 
     def _projected(
-        self, layer: Layer, x: torch.Tensor, turns: tuple[torch.Tensor, torch.Tensor]
+        self,
+        layer: Layer,
+        joint: tuple[torch.Tensor | None, ...],
+        x: torch.Tensor,
+        turns: tuple[torch.Tensor, torch.Tensor],
     ) -> Iterator[torch.Tensor]:
         """q, k and v of a layer, [batch, heads, head_dim] each."""
         cos, sin = turns
-        inputs = self._inputs(x)
-        for name, bias, norm, is_turned in (
-            ("q", layer.q_bias, layer.q_norm, True),
-            ("k", layer.k_bias, layer.k_norm, True),
-            ("v", layer.v_bias, None, False),
+        biases = layer.q_bias, layer.k_bias, layer.v_bias
+        products = self._products(x, layer, ("q", "k", "v"), biases, *joint)
+        for y, norm, is_turned in zip(
+            products, (layer.q_norm, layer.k_norm, None), (True, True, False), strict=True
         ):
-            y = self._product(inputs, _scaled(layer, name), bias)
             y = y.unflatten(1, (-1, self.decoder.head_dim))
             if norm is not None:
                 y = self._normalised(y, norm)
@@ -384,6 +397,24 @@ class ModelStep:
         """What products of a layer read of x: in fp8, if its weights are."""
         return (x, None) if self._scales == "none" else quantise(x, self._scales)
 
+    def _products(
+        self,
+        x: torch.Tensor,
+        layer: Layer,
+        names: tuple[str, ...],
+        biases: tuple[torch.Tensor | None, ...],
+        weight: torch.Tensor | None,
+        bias: torch.Tensor | None,
+    ) -> Sequence[torch.Tensor]:
+        """Products of x with weights of a layer, by one matmul where `weight` is all of them."""
+        if weight is not None and (bias is not None or biases[0] is None):
+            return linear(x, weight, bias).split([len(getattr(layer, each)) for each in names], 1)
+        inputs = self._inputs(x)
+        return [
+            self._product(inputs, _scaled(layer, name), each)
+            for name, each in zip(names, biases, strict=True)
+        ]
+
     def _product(
         self, inputs: _Factor, weight: _Factor, bias: torch.Tensor | None = None
     ) -> torch.Tensor:
@@ -399,18 +430,51 @@ class ModelStep:
         y = product(x, x_scale, rows.t(), scale.t())
         return (y if bias is None else y + bias).to(dtype)
 
+    def _taken_along(self, name: str) -> str:
+        """What the sum behind a weight takes along: "norm", with the residual, or that alone.
+
+        It is what a compiled layer's sum takes: what records say saves the most time.
+        """
+        runtime, layer = self._runtime, self.decoder.layers[0]
+        if runtime is None or self._kernel is not None or self._scales != "none":
+            return "norm"
+        rows = getattr(layer, name)
+        given = rows.new_empty(self.batch, rows.shape[1]), rows.t(), None
+        x = rows.new_empty(self.batch, len(rows))
+        calls: dict[str, tuple[Any, ...]] = {
+            "norm": (
+                "matmul_all_reduce_rms_norm", *given, x, layer.post_norm, self.decoder.eps
+            ),
+            "residual": ("matmul_all_reduce", *given, x),
+            "nothing": ("matmul_all_reduce", *given, None),
+        }  # fmt: skip
+        try:
+            names = list(dropwhile(lambda each: runtime._runs_library(*calls[each]), calls))
+        except NoRecord:  # the call raises it
+            return "norm"
+        if not names:
+            return "nothing"
+        times = [runtime._measured_us(*calls[each]) for each in names]
+        return names[most_saved(times, names[0] == "norm")]
+
     def _added(
-        self, y: torch.Tensor, weight: _Factor, x: torch.Tensor, norm: torch.Tensor
+        self, y: torch.Tensor, name: str, layer: Layer, x: torch.Tensor, norm: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """y @ weight^T, summed over the ranks, + x: normalised, and as it is."""
+        weight, taken = _scaled(layer, name), self._taken[name]
         inputs, (rows, scale) = self._inputs(y), weight
         (values, of_values), eps = inputs, self.decoder.eps
         if self._runtime is not None and of_values is not None and scale is not None:
             return self._runtime.scaled_matmul_all_reduce_rms_norm(
                 values, rows.t(), of_values, scale.t(), norm, residual=x, eps=eps, dtype=x.dtype
             )
-        if self._runtime is not None:
+        if self._runtime is not None and taken == "norm":
             return self._runtime.matmul_all_reduce_rms_norm(y, rows.t(), norm, residual=x, eps=eps)
+        if self._runtime is not None:
+            residual = x if taken == "residual" else None
+            y = self._runtime.matmul_all_reduce(y, rows.t(), residual=residual)
+            x = y if taken == "residual" else x + y
+            return self._normalised(x, norm), x
         y = self._product(inputs, weight)
         if self._group is not None:
             dist.all_reduce(y, group=self._group)
@@ -438,6 +502,22 @@ class ModelStep:
 def _scaled(layer: Layer, name: str) -> _Factor:
     """A weight, and its scales in fp8."""
     return getattr(layer, name), layer.scales[SCALED.index(name)] if layer.scales else None
+
+
+def _joined(*parts: torch.Tensor | None) -> torch.Tensor | None:
+    """All rows as one tensor, if each part lies right behind the one before it."""
+    first, end = parts[0], None
+    for part in parts:
+        if part is None or first is None or not part.is_contiguous():
+            return None
+        if end not in (None, part.data_ptr()) or part.shape[1:] != first.shape[1:]:
+            return None
+        if part.untyped_storage().data_ptr() != first.untyped_storage().data_ptr():
+            return None
+        end = part.data_ptr() + part.nbytes
+    assert first is not None
+    rows = sum(len(part) for part in parts if part is not None)
+    return first.as_strided((rows, *first.shape[1:]), first.stride())
 
 
 def _mask(positions: torch.Tensor, keys: int, window: int | None) -> torch.Tensor:

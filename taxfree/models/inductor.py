@@ -30,7 +30,7 @@ from torch.utils._pytree import tree_leaves
 
 import taxfree._runtime.ops  # noqa: F401  registers the operations
 from taxfree._runtime.collectives import all_find_differing
-from taxfree._runtime.runtime import Runtime, runtime_of, table_digest
+from taxfree._runtime.runtime import Runtime, most_saved, runtime_of, table_digest
 from taxfree.errors import NoRecord, UsageError
 from taxfree.models import norms, report, rows
 
@@ -396,19 +396,9 @@ def _all_behind(value: Node, bias: Any, residual: Any) -> list[_Behind]:
 
 
 def _fastest(candidates: Sequence[_Behind], x: Any, weight: Any, group: Any) -> _Behind:
-    """The one that saves the most time; the first, where it or another was not measured.
-
-    What is left to others costs what it costs behind the library's sum. A norm behind a residual
-    that was taken along is a kernel of its own then, for which half of the residual's time counts.
-    """
+    """The one that saves the most time."""
     times = [_asked(Runtime._measured_us, *each.called(x, weight, group)) for each in candidates]
-    if None in times:
-        return candidates[0]
-    saved = [library - ours for library, ours in times]
-    if candidates[0].norm is not None and len(times) > 2:
-        saved[1] -= (times[1][0] - times[2][0]) / 2
-    saved[0] += 0.03 * times[0][1]  # as much faster as a winner must be
-    return candidates[saved.index(max(saved))]
+    return candidates[most_saved(times, candidates[0].norm is not None)]
 
 
 def _decide_layer(graph: Graph, node: Node) -> None:

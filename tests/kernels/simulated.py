@@ -420,7 +420,7 @@ def _wait_for_units(counters: Block, count: Any, control: Block) -> None:
     _until(lambda: int(_load(counters + int(DONE)).value) >= int(_raw(count)))
 
 
-def _await_words(words: Block, mask: Block, inbox: Any, PACK: Any) -> Block:
+def _receive(words: Block, source: Any, mask: Block, inbox: Any, PACK: Any, GROUP: Any) -> Block:
     from taxfree_kernels.device.peers import EMPTY
 
     seen = _where(mask, _load(words), 0)
@@ -496,7 +496,7 @@ def adapt() -> Any:
     )
     names = {
         "gl": language, "tl": language, "mbarrier": barrier, "mma_v2": _dot, "range": _range,
-        "load_box": _load_box, "reinterpreted": _reinterpreted, "await_words": _await_words,
+        "load_box": _load_box, "reinterpreted": _reinterpreted, "receive": _receive,
         "wait_for_units": _wait_for_units, "_rotary": _rotary, "translate": _translate,
         "hand_back": lambda stage, pipe: pipe.empty.index(stage).change(1, 0),
         "before_tma_loads": lambda GROUP: None, "fence_stage": lambda: None,

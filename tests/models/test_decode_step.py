@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -15,7 +17,7 @@ from torch._dynamo.utils import counters
 import taxfree
 from taxfree._runtime.runtime import runtimes
 from taxfree.errors import UsageError
-from taxfree.models import report
+from taxfree.models import decode, report
 from taxfree.models.decoders import decoder_of
 from taxfree_kernels.decode_step.decoder import Cache, weights_of
 from taxfree_kernels.decode_step.twin import TwinStep
@@ -235,6 +237,78 @@ def compile_a_step(_: Any, dtype: torch.dtype) -> None:
         )
         torch.testing.assert_close(step.run_operations(tokens, positions), logits)
     assert counters["stats"]["unique_graphs"] == compiled_before + 2
+
+
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_neighbours_in_memory_are_one_matmul(has_bias: bool) -> None:
+    """As an engine holds q, k and v, and gate and up."""
+    step = taxfree.decode_step(made("Qwen2" if has_bias else "Qwen3", torch.float32), BATCH, 16)
+    tokens, positions = torch.tensor([3, 4]), torch.tensor([0, 0], dtype=torch.int32)
+
+    def parted(layer: Any, *names: str) -> dict[str, torch.Tensor]:
+        parts = [getattr(layer, each) for each in names]
+        joint = torch.cat(parts).split([len(each) for each in parts])
+        return dict(zip(names, joint, strict=True))
+
+    layers = []
+    for layer in step.decoder.layers:
+        changed = parted(layer, "q", "k", "v") | parted(layer, "gate", "up")
+        if has_bias:
+            changed |= parted(layer, "q_bias", "k_bias", "v_bias")
+        layers.append(replace(layer, **changed))
+    joint = taxfree.decode_step(replace(step.decoder, layers=tuple(layers)), BATCH, 16)
+    found, matmuls = [], []
+    for each in (step, joint):
+        with (
+            torch.no_grad(),
+            mock.patch.object(decode, "linear", side_effect=decode.linear) as called,
+        ):
+            found.append(each.run_operations(tokens, positions))
+        matmuls.append(called.call_count)
+    torch.testing.assert_close(found[1], found[0])
+    assert matmuls == [7 * len(layers) + 1, 4 * len(layers) + 1]
+
+
+@pytest.mark.parametrize(
+    ("of_library", "times", "chosen"),
+    [
+        ((), [(27.8, 20.7), (23.2, 13.5), (21.7, 13.6)], "residual"),
+        ((), [(28.8, 20.7), (26.0, 18.6), (25.0, 18.5)], "norm"),
+        (("norm", "residual"), [(21.7, 13.6)], "nothing"),
+        (("norm", "residual", "nothing"), [], "nothing"),
+    ],
+)
+def test_a_sum_takes_along_what_saves_the_most(
+    of_library: tuple[str, ...], times: Any, chosen: str
+) -> None:
+    step = taxfree.decode_step(made("Qwen3", torch.bfloat16), BATCH, 16)
+    asked = iter(("norm", "residual", "nothing"))
+    step._runtime = mock.Mock(
+        _runs_library=lambda *_: next(asked) in of_library,
+        _measured_us=mock.Mock(side_effect=times),
+    )
+    assert step._taken_along("down") == chosen
+
+
+def differences_of_sums(fabric: Any) -> list[float]:
+    """How far logits of one model on two ranks are apart, by what sums take along."""
+    from benchmarks import decode_step as bench
+    from tests.kernels.simulate import SIZES
+
+    weights = bench.Weights(SIZES, torch.bfloat16, fabric.device)
+    part = bench.make_decoder(SIZES, 1, weights, fabric.rank, 2)
+    step = taxfree.decode_step(part, 2, 8, group=fabric.group)
+    tokens, positions = torch.tensor([3, 4]), torch.zeros(2, dtype=torch.int32)
+    found = []
+    for taken in ("norm", "residual", "nothing"):
+        step._taken = {"o": taken, "down": taken}
+        found.append(step.run_operations(tokens, positions))
+    return [float((each - found[0]).norm() / found[0].norm()) for each in found]
+
+
+def test_sums_are_the_same_whatever_they_take_along(ranks: Ranks) -> None:
+    for errors in ranks.run(2, f"{__name__}:differences_of_sums"):
+        assert max(errors) < 0.02
 
 
 # -- fp8 -----------------------------------------------------------------------------------------

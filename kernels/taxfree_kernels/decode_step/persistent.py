@@ -45,7 +45,6 @@ from taxfree_kernels.decode_step.chunks import (
     multiply,
     next_unit,
     part_of_slabs,
-    reinterpreted,
     rows_of_unit,
     sequences,
     slabs_in,
@@ -89,6 +88,7 @@ from taxfree_kernels.decode_step.sums import (
 from taxfree_kernels.decode_step.tape import EVENTS, INPUT_NORM, POST_NORM, Q_BIAS, VECTORS
 from taxfree_kernels.device import packets, sync
 from taxfree_kernels.device.peers import NO_CHANNEL, Peers
+from taxfree_kernels.device.specialized import reinterpreted
 from taxfree_kernels.device.sync import abort, before_tma_loads, cycles, is_aborted
 
 _EVENTS = gl.constexpr(len(EVENTS))

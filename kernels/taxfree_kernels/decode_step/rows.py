@@ -23,7 +23,7 @@ from triton.experimental.gluon.language.nvidia.ampere import mma_v2
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
 from taxfree_kernels.decode_step.chunks import GROUPS, WARPS, hand_back, sequences
-from taxfree_kernels.decode_step.sums import await_words, last_source, receive
+from taxfree_kernels.decode_step.sums import receive
 from taxfree_kernels.device.peers import EMPTY
 from taxfree_kernels.device.specialized import load_box, reinterpreted
 
@@ -213,8 +213,6 @@ def add_owned(
     inside = (sequence * MODEL.HIDDEN + column)[None, :, :]
     mask = is_owned[None, :, :] & (number < COUNT)
     words = area + source * (MODEL.BATCH * MODEL.HIDDEN) + inside
-    last = area + last_source(inbox.peers, COUNT, GROUP) * (MODEL.BATCH * MODEL.HIDDEN)
-    await_words(last + sequence * MODEL.HIDDEN + column, is_owned, inbox, 4)
     seen = receive(words, source % GROUP.WORLD, mask, inbox, 4, GROUP)
     values = gl.where(mask, seen.to(gl.float32, bitcast=True), 0.0)
     new = (residual.to(gl.float32) + gl.sum(values, 0)).to(residual.dtype)

@@ -177,30 +177,6 @@ def _poll_constraints(pack):
 
 
 @gluon.jit
-def await_words(words, mask, inbox, PACK: gl.constexpr):
-    """Poll until words are not EMPTY; bounded. What each thread has is polled one after the other.
-
-    Before many words of a thread are received, one of those that come last is awaited: what is
-    loaded too early is loaded again, one way to the L2 cache for each.
-    """
-    control_ptr = inbox.peers.control_ptr
-    limit = gl.load(control_ptr + LIMIT)
-    aborted, failed = control_ptr + ABORT, inbox.failed
-    seen = gl.where(mask, gl.load(words, volatile=True), 0)
-    return gl.inline_asm_elementwise(
-        _poll(PACK), _poll_constraints(PACK),
-        [seen, words.to(gl.int64), limit, aborted.to(gl.int64), failed.to(gl.int64)],
-        dtype=gl.int32, is_pure=False, pack=PACK,
-    )  # fmt: skip
-
-
-@gluon.jit
-def last_source(peers, COUNT: gl.constexpr, GROUP: gl.constexpr):
-    """A source of a sum whose words come late: another rank's, the last of its parts."""
-    return COUNT - GROUP.WORLD + (peers.rank + 1) % GROUP.WORLD
-
-
-@gluon.jit
 def receive(words, source, mask, inbox, PACK: gl.constexpr, GROUP: gl.constexpr):
     """Words that are not EMPTY, where `mask` is set; bounded.
 
@@ -208,7 +184,14 @@ def receive(words, source, mask, inbox, PACK: gl.constexpr, GROUP: gl.constexpr)
     much of the L2 cache's rate as the weights do.
     """
     peers = inbox.peers
-    seen = await_words(words, mask, inbox, PACK)
+    limit = gl.load(peers.control_ptr + LIMIT)
+    aborted, failed = peers.control_ptr + ABORT, inbox.failed
+    seen = gl.where(mask, gl.load(words, volatile=True), 0)
+    seen = gl.inline_asm_elementwise(
+        _poll(PACK), _poll_constraints(PACK),
+        [seen, words.to(gl.int64), limit, aborted.to(gl.int64), failed.to(gl.int64)],
+        dtype=gl.int32, is_pure=False, pack=PACK,
+    )  # fmt: skip
     is_late = seen == EMPTY
     of = gl.reshape(gl.where(is_late, source + 1, 0), [is_late.numel])
     late = gl.max(of, 0)
@@ -256,10 +239,6 @@ def add_and_norm(
     x, residual = staging.blocks, staging.residual
     WIDTH: gl.constexpr = width_of(MODEL.HIDDEN, GROUP.WORLD * WORK.DOWN_PARTS)
     squares = gl.zeros([WIDTH], gl.float32, COLUMNS)
-    if COUNT:
-        last = area + last_source(inbox.peers, COUNT, GROUP) * MODEL.HIDDEN
-        of_thread = MODEL.HIDDEN - 1 - gl.arange(0, _EMPTIED, _ANY)
-        await_words(last + gl.maximum(of_thread, 0), of_thread >= 0, inbox, 1)
     for block in range(rolled(_blocks(MODEL.HIDDEN, GROUP.WORLD * WORK.DOWN_PARTS))):
         at = block * WIDTH + gl.arange(0, WIDTH, COLUMNS)
         weight = gl.load(norm + at, mask=at < MODEL.HIDDEN, other=0.0)
