@@ -36,7 +36,7 @@ class TestRMSNorm:
 @pytest.mark.parametrize("fabric", [pytest.param("cuda", marks=pytest.mark.gpu)], indirect=True)
 @pytest.mark.parametrize(
     ("variant", "config"),
-    [("registered", None), ("torch_symm_mem", {"SHOTS": 1}), ("torch_symm_mem", {"SHOTS": 2})],
+    [("registered", None), *(("torch_symm_mem", {"SHOTS": shots}) for shots in (1, 2, 3))],
 )
 class TestLibrariesOfGpus:
     def test_is_right_with_and_without_addends(self, ranks, variant, config):
