@@ -408,7 +408,8 @@ class ModelStep:
     ) -> Sequence[torch.Tensor]:
         """Products of x with weights of a layer, by one matmul where `weight` is all of them."""
         if weight is not None and (bias is not None or biases[0] is None):
-            return linear(x, weight, bias).split([len(getattr(layer, each)) for each in names], 1)
+            product: torch.Tensor = linear(x, weight, bias)
+            return product.split([len(getattr(layer, each)) for each in names], 1)
         inputs = self._inputs(x)
         return [
             self._product(inputs, _scaled(layer, name), each)

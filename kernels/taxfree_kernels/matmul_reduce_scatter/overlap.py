@@ -162,8 +162,8 @@ class OverlapPlan(Plan):
             width = BLOCK if self._problem.scales == "block" else 1
             blocks = slice(columns.start // width, -(-columns.stop // width))
             scales = of_rows[rows], of_columns[:, blocks]
-        factors = x[rows], weight[:, columns], None, *scales
-        multiply_into(shard.product, *factors, is_fast=self._problem.fast_accumulation)
+        fast = self._problem.fast_accumulation
+        multiply_into(shard.product, x[rows], weight[:, columns], None, *scales, is_fast=fast)
 
 
 class Overlap(Variant):
