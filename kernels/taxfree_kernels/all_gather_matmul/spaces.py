@@ -204,7 +204,7 @@ def specialized_space(problem: AllGatherMatmul, hardware: Hardware) -> Space:
 def first_specialized_configs(
     problem: AllGatherMatmul, hardware: Hardware, space: Space
 ) -> list[dict[str, Any]]:
-    """The seed config of tiles whose warps have roles; see :func:`seed_configs`.
+    """Seed configs of tiles whose warps have roles; see :func:`seed_configs`.
 
     For each M, these tiles were the fastest in isolation on H200. Stages fill shared memory, so a
     program has a compute unit for itself, and programs of the next call begin where one has ended.
@@ -239,7 +239,10 @@ def first_specialized_configs(
         guess = _SQUARE | {"SPLIT_K": 2, "GROUP_M": 2, "num_stages": stages}
     else:
         guess = (_SQUARE if rows == 512 else _WIDE) | {"SPLIT_K": 1, "GROUP_M": 4}
-    guesses = for_fp8(problem, [sent | guess])
+    guesses = [sent | guess]
+    if rows == 64 and problem.is_fp8:  # of 128 columns, where these fill whole rounds of programs
+        guesses.append(sent | skinny | {"BLOCK_N": 128, "SPLIT_K": 1, "num_stages": 4})
+    guesses = for_fp8(problem, guesses)
     return allowed(problem, hardware, space, guesses, specialized_illegal_reason)
 
 
