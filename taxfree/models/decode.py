@@ -451,7 +451,7 @@ class ModelStep:
         }  # fmt: skip
         try:
             names = list(dropwhile(lambda each: runtime._runs_library(*calls[each]), calls))
-        except NoRecord:  # the call raises it
+        except (NoRecord, UsageError):  # the call raises it
             return "norm"
         if not names:
             return "nothing"
