@@ -26,6 +26,7 @@ def probe(*folders, source="from tests.kernels.interpreter_probe import main; ma
 
 
 class TestNarrowTypes:
+    @pytest.mark.dealt("triton")
     @pytest.mark.parametrize("triton", TRITONS)
     def test_is_that_of_torch_bit_for_bit(self, triton):
         found = probe(*filter(None, [FOLDERS[triton]]))

@@ -71,7 +71,7 @@ CALLED = [
     (EMBEDDING, {"shard_dim": 1, "weighted": True, "dtype": "float32"}, "push"),
     (EMBEDDING, {"dtype": "bfloat16"}, "baseline"),
     ("stencil", {"across": 2, "rows": 7}, "persistent"),
-    ("stencil", {"depth": 4}, "copies"),
+    ("stencil", {"rows": 6, "columns": 4, "depth": 3, "steps": 2}, "copies"),
     (OP, {}, "baseline"),
     (ALL_REDUCE, {}, "baseline"),
     (ALL_REDUCE, {"residual": True, "rms_norm": True}, "baseline"),

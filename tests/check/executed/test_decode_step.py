@@ -15,6 +15,7 @@ SCRIPT = str(Path(__file__).with_name("decode_step.py"))
 
 @needs_3_8
 @pytest.mark.timeout(600)
+@pytest.mark.dealt("case")
 @pytest.mark.parametrize("case", [("gfx942", 2, 1), ("gfx950", 2, 2)], ids=str)
 def test_tokens_and_logits_are_those_of_float64(case: tuple[str, int, int]) -> None:
     runs = json.loads(run_python(SCRIPT, *map(str, case), "0", "1"))
