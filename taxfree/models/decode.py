@@ -408,8 +408,9 @@ class ModelStep:
     ) -> Sequence[torch.Tensor]:
         """Products of x with weights of a layer, by one matmul where `weight` is all of them."""
         if weight is not None and (bias is not None or biases[0] is None):
-            product: torch.Tensor = linear(x, weight, bias)
-            return product.split([len(getattr(layer, each)) for each in names], 1)
+            product = linear(x, weight, bias)
+            sizes = [len(getattr(layer, each)) for each in names]
+            return torch.split(product, sizes, 1)
         inputs = self._inputs(x)
         return [
             self._product(inputs, _scaled(layer, name), each)
