@@ -365,6 +365,7 @@ HARMLESS = (
     ),
     ("gather: overlap", "_announce: signal: channel 0", "copies are told of on channel 0"),
     ("stencil: copies", "_step: wait: channel 0", "copies are told of on channel 0"),
+    ("scatter: overlap", "_finish: _spoil(...) deleted", "it stores after a timeout only"),
     ("sum: push_in_place", "_push_in_place: sum_by_words: generation + 1", _ANOTHER_FLAG),
     ("sum: push_lamport", "_push_lamport: leave(...) deleted", _BY_TURNS),
     ("sum: push_two_shot_lamport", "_push_two_shot_lamport: leave(...) deleted", _BY_TURNS),
