@@ -97,7 +97,12 @@ def test_shipped_records_are_served_when_a_shared_device_function_is_rewritten(t
         check=True,
     )
     served = Counter(done.stdout.splitlines())
-    assert served == {"exact True": len(shipped_records())}
+    ways = ("another version", "exact")
+    assert served == Counter(
+        f"{ways[each.winner.version == variants(each.op)[each.winner.variant].version]} True"
+        for each in shipped_records()
+    )
+    assert served["exact True"] > 0.99 * len(shipped_records())
 
 
 class TestHashes:
