@@ -48,6 +48,7 @@ from taxfree.fingerprints import size_field
 from taxfree.problems import format_problem, heading, recorded_problem
 from taxfree.settings import Settings
 from taxfree_kernels.hardware import KNOWN
+from taxfree_kernels.variant import is_library
 from taxfree_tune.measuring.results import DISPATCH, Row, by_problem, fastest, machine_name
 from taxfree_tuning_db import Table, shipped_records
 
@@ -109,7 +110,8 @@ HIGHLIGHTS_CAPTION = (
 )
 FP8_CAPTION = (
     "Microseconds in a graph of what dispatch picks, median of the slowest rank; in brackets as a "
-    "multiple of the library's fastest path, in fp8 that of inputs which are quantised before."
+    "multiple of the library's fastest path, in fp8 that of inputs which are quantised before; "
+    "of a problem that was tuned since, both are of the search's last round."
 )
 _COMMON = ("dtype", "world_size", "v_head_dim")  # the same in the whole table
 
@@ -150,8 +152,7 @@ def update(text: str, root: Path) -> str:
                 where(block)["modes"].split(","),
             ),
             "scaled": lambda block: scaled(
-                [row for path in sorted(root.glob(block["file"])) for row in rows_of(path)],
-                Path(block["file"]).name,
+                sorted(root.glob(block["file"])), Path(block["file"]).name
             ),
             "accept": lambda block: acceptance(
                 json.loads((root / block["file"]).read_bytes()), where(block)
@@ -251,21 +252,54 @@ def _dispatcher(machine: str) -> Dispatcher:
     return Dispatcher(Table(shipped=shipped_records()), hardware, Settings())
 
 
-def scaled(rows: Sequence[Row], machine: str) -> str:
-    """What dispatch picks for problems in fp8, and in 16 bits, by rows, in Markdown."""
-    sizes = sorted({_size([row]) for row in rows})
+def scaled(paths: Sequence[Path], machine: str) -> str:
+    """What dispatch picks for problems in fp8, and in 16 bits, by rows, in Markdown.
+
+    Args:
+        paths: of result files, a problem in one of them.
+    """
     lines: dict[str, dict[int, str]] = {}
-    for group in by_problem(row for row in rows if row.mode == "graph"):
-        ours, library = _picked(group, machine), fastest([row for row in group if row.is_library])
-        fields = {f: v for f, v in group[0].problem.items() if f not in (*_COMMON, "m", "x_dtype")}
-        kind = fields.pop("scales").replace("none", "bfloat16")
-        name = f"{group[0].op} {format_problem(group[0].op, fields)}, {kind}"
-        if ours and library:
-            speedup = library.median_us / ours.median_us
-            lines.setdefault(name, {})[_size(group)] = f"{ours.median_us:.1f} ({speedup:.2f})"
+    every = []
+    for path in paths:
+        rows = [row for row in rows_of(path) if row.mode == "graph"]
+        every += rows
+        created = json.loads(path.read_bytes())["environment"]["created"]
+        for group in by_problem(rows):
+            of_problem = {
+                x: v for x, v in group[0].problem.items() if x not in (*_COMMON, "x_dtype")
+            }
+            size = of_problem.pop("m")
+            kind = of_problem.pop("scales").replace("none", "bfloat16")
+            name = f"{group[0].op} {format_problem(group[0].op, of_problem)}, {kind}"
+            ours, library = _finals(group[0], machine, created) or _benched(group, machine)
+            if ours and library:
+                lines.setdefault(name, {})[size] = f"{ours:.1f} ({library / ours:.2f})"
+    sizes = sorted({size for by_size in lines.values() for size in by_size})
     cells = [[name, *(by_size.get(m, "") for m in sizes)] for name, by_size in lines.items()]
     header = ["", *(f"m={m}" for m in sizes)]
-    return f"{table(header, cells, text=[0])}\n{FP8_CAPTION}{_age(rows)}\n"
+    return f"{table(header, cells, text=[0])}\n{FP8_CAPTION}{_age(every)}\n"
+
+
+def _benched(group: Sequence[Row], machine: str) -> tuple[float | None, float | None]:
+    """Times of what dispatch picks today, and of the library's fastest path."""
+    ours, library = _picked(group, machine), fastest([row for row in group if row.is_library])
+    return ours and ours.median_us, library and library.median_us
+
+
+def _finals(row: Row, machine: str, created: str) -> tuple[float, float] | None:
+    """The same from the last round of a search that found the problem's record since."""
+    problem = recorded_problem(row.op, row.problem)
+    for record in shipped_records():
+        if (
+            record.op == row.op
+            and machine.startswith(machine_name(record.hardware.gpu))
+            and record.provenance["created"] > created
+            and recorded_problem(record.op, record.problem) == problem
+        ):
+            every = (record.baseline, record.winner, *record.runners_up)
+            library = min(x.median_us["graph"] for x in every if is_library(row.op, x.variant))
+            return record.winner.median_us["graph"], library
+    return None
 
 
 def models(documents: Sequence[Mapping[str, Any]], wanted: Sequence[str]) -> str:
