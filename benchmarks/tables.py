@@ -135,7 +135,7 @@ def update(text: str, root: Path) -> str:
     """
 
     def rows(block: Block) -> list[Row]:
-        return rows_of(root / block["file"])
+        return [row for path in sorted(root.glob(block["file"])) for row in rows_of(path)]
 
     def where(block: Block) -> dict[str, str]:
         return dict(word.split("=", 1) for word in block["where"].split())
