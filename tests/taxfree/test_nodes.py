@@ -20,7 +20,7 @@ from taxfree.errors import UsageError
 from taxfree_kernels.errors import PeerTimeout
 from taxfree_kernels.hardware import KNOWN, Hardware
 from taxfree_kernels.nodes import NodesFabric
-from taxfree_kernels.variant import op_of, variants
+from taxfree_kernels.variant import op_of, operation_names, operation_shapes, variants
 from taxfree_tuning_db import Database
 from tests.ranks import Ranks, replies_of_survivors, start_group
 from tests.taxfree.runtime_tasks import problem_of, record_of, tensors_of
@@ -93,6 +93,17 @@ def every_operation(fabric: Any, folder: str, nodes: int, chunks: int) -> Any:
         rt.check()
         inside = {problem.partition("(")[0] for problem in rt._fabric.node.stats()}
     return found, inside
+
+
+def by_the_library(fabric: Any, folder: str) -> dict[str, tuple[str, bool]]:
+    """A small problem of each operation without a record."""
+    found = {}
+    with on_nodes(2, 2), init(folder) as rt:
+        for op in operation_names():
+            problem = operation_shapes(op).tiny(dist.get_world_size())[0]
+            y, expected = called(rt, problem)
+            found[op] = rt.choice(problem).variant, torch.equal(y, expected)
+    return found
 
 
 def with_a_group_of_its_own(fabric: Any, folder: str) -> bool:
@@ -298,6 +309,11 @@ def test_the_rail_runs_beside_the_next_chunk(ranks: Ranks, tmp_path: Path) -> No
 
 def test_gradients_go_by_the_rail(ranks: Ranks, tmp_path: Path) -> None:
     assert run(ranks, 4, "through_autograd", folder=str(tmp_path)) == [(True, True)] * 4
+
+
+def test_the_library_serves_every_operation(ranks: Ranks, tmp_path: Path) -> None:
+    for found in run(ranks, 4, "by_the_library", folder=str(tmp_path)):
+        assert found == dict.fromkeys(operation_names(), ("baseline", True))
 
 
 def test_uneven_and_unordered_nodes_are_refused_with_the_reason(

@@ -31,6 +31,7 @@ from taxfree_kernels.stencil.step import (
     blocks_of,
     halo_offsets,
     inside,
+    is_shared,
     offsets,
     rank_at,
     reaches,
@@ -61,7 +62,7 @@ def _step(
     """A step of the tiles from place `first` on, a program for each.
 
     Args:
-        pool: pointers to its control words and to the bases of heaps.
+        pool: pointers to its control words and to the bases of heaps; None if no kernel awaits.
         BESIDE: the tiles are at shared sides.
         AWAITS: wait for the neighbours' signals, and leave the generation.
     """
@@ -71,9 +72,10 @@ def _step(
     if AWAITS:
         peers = Peers(pool[0], pool[1], rank, sync.running_generation(pool[0]))
         for SIDE in tl.static_range(SIDES):
-            other = rank_at(rank, SIDE, BOX)
-            if other >= 0:
-                arrived = sync.wait(peers, 0, other, GROUP) & arrived
+            if is_shared(SIDE, BOX):
+                other = rank_at(rank, SIDE, BOX)
+                if other >= 0:
+                    arrived = sync.wait(peers, 0, other, GROUP) & arrived
     squares = tl.zeros((1,), tl.float64)
     for number in range(blocks_of(tile, rows, BOX)):
         block = block_of(tile, number, rows, BOX)
@@ -104,8 +106,9 @@ def _received(halo_ptr, block, rank, rows, SIDE: tl.constexpr, BOX: tl.constexpr
     """A block's neighbours at a side that another rank has."""
     at, has = halo_offsets(block, rows, SIDE, BOX)
     values = tl.zeros(at.shape, tl.float32)
-    if (rank_at(rank, SIDE, BOX) >= 0) & reaches(block, rows, SIDE, BOX):
-        values = tl.load(halo_ptr + at, mask=has, other=0.0)
+    if is_shared(SIDE, BOX):
+        if (rank_at(rank, SIDE, BOX) >= 0) & reaches(block, rows, SIDE, BOX):
+            values = tl.load(halo_ptr + at, mask=has, other=0.0)
     return values
 
 
@@ -113,10 +116,11 @@ def _received(halo_ptr, block, rank, rows, SIDE: tl.constexpr, BOX: tl.constexpr
 def _store_edges(values, edges_ptr, block, rank, rows, BOX: tl.constexpr):
     """Store the points of a block that other ranks need, each side where a halo has it."""
     for SIDE in tl.static_range(SIDES):
-        if (rank_at(rank, SIDE, BOX) >= 0) & reaches(block, rows, SIDE, BOX):
-            at, has = halo_offsets(block, rows, SIDE, BOX)
-            at += tl.zeros(values.shape, tl.int32)
-            tl.store(edges_ptr + at, values, mask=at_side(block, rows, SIDE, BOX) & has)
+        if is_shared(SIDE, BOX):
+            if (rank_at(rank, SIDE, BOX) >= 0) & reaches(block, rows, SIDE, BOX):
+                at, has = halo_offsets(block, rows, SIDE, BOX)
+                at += tl.zeros(values.shape, tl.int32)
+                tl.store(edges_ptr + at, values, mask=at_side(block, rows, SIDE, BOX) & has)
 
 
 @triton.jit(do_not_specialize=["tiles"])
@@ -217,13 +221,15 @@ class LaunchesPlan(Plan):
                 {"BESIDE": True, "AWAITS": awaits},
             )
         )
+        # several nodes have no heap, and the library runs there
+        self._pool = (fabric.pool.control, fabric.heap_bases) if awaits else None
         self._sized = fabric.workspace.by_size(self._of_size)
 
     def _of_size(self, rows: int) -> Launches:
         """Of so many rows of the whole domain."""
         problem, fabric = resized(self._problem, rows=rows), self._fabric
         shared, tiles = step.counts(problem, self._box)
-        ends = ((fabric.pool.control, fabric.heap_bases), fabric.rank, problem.own_rows)
+        ends = (self._pool, fabric.rank, problem.own_rows)
 
         def resize(kernels: dict[bool, Kernel], first: int, count: int) -> dict[bool, Kernel]:
             last = (tiles, first, *ends)
