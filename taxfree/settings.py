@@ -8,6 +8,7 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
@@ -111,6 +112,12 @@ def duration(name: str, text: str) -> float:
     if match is None or float(match[1]) == 0:
         raise UsageError(f"invalid {name} {text!r}", "give a duration such as 90s, 10m or 1h")
     return float(match[1]) * _UNITS[match[2]]
+
+
+def is_positive(value: Any) -> bool:
+    """Whether it is a finite number above 0; `True` is no number."""
+    is_number = isinstance(value, Real) and not isinstance(value, bool)
+    return is_number and 0 < value < math.inf
 
 
 def _switch(environ: Mapping[str, str], name: str, default: str = "") -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import time
 import warnings
 from collections import Counter
@@ -15,7 +14,7 @@ import torch.distributed as dist
 from taxfree._runtime.autotuning import Autotuned
 from taxfree._runtime.runtime import Runtime, runtimes
 from taxfree.errors import UsageError
-from taxfree.settings import duration
+from taxfree.settings import duration, is_positive
 from taxfree_kernels.errors import PeerTimeout
 
 
@@ -42,8 +41,8 @@ def autotune(budget: float | str = "60s") -> AbstractContextManager[list[Autotun
         UsageError: the budget is no time; or, when it begins, a block is within another one.
         PeerTimeout: a rank is lost.
     """
-    seconds = duration("budget", budget) if isinstance(budget, str) else float(budget)
-    if not 0 < seconds < math.inf:
+    seconds = duration("budget", budget) if isinstance(budget, str) else budget
+    if not is_positive(seconds):
         raise UsageError(f"budget is {budget}", 'give seconds, or a text such as "90s"')
     return _block(seconds)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import os
 import warnings
 from collections.abc import Iterable, Sequence
@@ -23,7 +22,7 @@ from taxfree._runtime.unrecorded import UnrecordedProblems
 from taxfree._version import __version__
 from taxfree.errors import TaxfreeError, UsageError
 from taxfree.problems import recorded_problem
-from taxfree.settings import Settings
+from taxfree.settings import Settings, is_positive
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.fabric.heap import arena_bytes
 from taxfree_kernels.fabric.open import hardware_here, open_fabric
@@ -162,7 +161,7 @@ def _agreed(
 
 def _require_positive(**arguments: float | None) -> None:
     for name, value in arguments.items():
-        if value is not None and not 0 < value < math.inf:
+        if value is not None and not is_positive(value):
             raise UsageError(f"{name} is {value}", f"leave {name} out, or give a positive number")
 
 

@@ -308,6 +308,10 @@ def init_without_time(_: Any, __: Path) -> None:
     taxfree.init(timeout_s=-1.0)
 
 
+def init_with_a_flag_for_a_time(_: Any, __: Path) -> None:
+    taxfree.init(timeout_s=True)
+
+
 def init_with_a_wrong_variable_on_one_rank(fabric: Any, _: Path) -> None:
     with _variable("TAXFREE_TIMEOUT", "soon" if fabric.rank == 1 else "30"):
         taxfree.init(db="none.sqlite")

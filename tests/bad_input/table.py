@@ -64,6 +64,7 @@ class Call:
 
 SEE = "the docstring"
 EXAMPLE = 'for example --shapes "m=1,16 n=3584 k=8192"'
+OF_STENCIL = 'for example --shapes "rows=1024 columns=1024", --shapes plane'
 RANK = "--fabric host --gpus 1"
 HOST = "--fabric host --gpus 2"
 SHAPE = '--shapes "m=16 n=64 k=64"'
@@ -110,6 +111,9 @@ def _variable(name: str, value: str, command: str, error: str, hint: str) -> Row
 SHAPES = [
     _shapes("an empty shape", "", "a shape is empty"),
     _shapes("a blank shape", "  ", "a shape is empty"),
+    _shapes("an empty shape of a stencil", "", "a shape is empty", OF_STENCIL, "--op stencil"),
+    _shapes("no steps of a stencil", "rows=8 columns=8 steps=0", "steps is 0, must be at least 1",
+            OF_STENCIL, "--op stencil --gpus 1"),
     _shapes("a field without a value", "m= n=64 k=64", "m='' is not an integer"),
     _shapes("a hole in a list", "m=1,,4 n=64 k=64", "m='' is not an integer"),
     _shapes("a size that is a word", "m=some n=64 k=64", "m='some' is not an integer"),
@@ -617,6 +621,8 @@ TENSORS = [
     Call("a heap of no bytes", "init_on_no_memory", USAGE, "heap_bytes is 0", "leave heap_bytes"),
     Call("a heap that is too small", "init_on_a_small_heap", FAILED,
          "the symmetric heap has 1000 bytes left", "give a larger heap_bytes"),
+    Call("True for a timeout", "init_with_a_flag_for_a_time", USAGE, "timeout_s is True",
+         "leave timeout_s"),
     Call("a negative timeout", "init_without_time", USAGE, "timeout_s is -1.0", "leave timeout_s"),
     Call("TAXFREE_TIMEOUT=soon on one rank: that rank", "init_with_a_wrong_variable_on_one_rank",
          USAGE, "TAXFREE_TIMEOUT=soon", "TAXFREE_TIMEOUT=30", ranks=(1,)),

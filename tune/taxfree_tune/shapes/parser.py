@@ -48,6 +48,15 @@ class Shape:
     axes: Axes
 
 
+def example(op: str | None) -> str:
+    """A hint at shapes of an operation; None: of any matmul."""
+    shapes = None if op is None else operation_shapes(op)
+    if shapes is None or shapes.shorthand == ("m", "n", "k"):
+        return EXAMPLE
+    name, (first, *_) = next(iter(shapes.sets.items()))
+    return f'for example --shapes "{first}", --shapes {name}'
+
+
 class Parser:
     """Reads the shapes of one operation.
 
@@ -57,7 +66,7 @@ class Parser:
     """
 
     def __init__(self, op: str, sets: Mapping[str, Sequence[str]]) -> None:
-        self._sets = sets
+        self._sets, self._example = sets, example(op)
         self._shorthand = operation_shapes(op).shorthand
         self._problem = problem_class(op)
         self._fields = field_specs(self._problem)
@@ -85,11 +94,11 @@ class Parser:
         axes = {**unsaid, **shape.axes}
         required = [name for name, spec in self._fields.items() if spec.required]
         if missing := [name for name in required if name not in axes]:
-            raise _bad(shape.text, f"lacks {', '.join(missing)}")
+            raise _bad(shape.text, f"lacks {', '.join(missing)}", self._example)
         try:
             return [self._problem(**combined) for combined in _combinations(axes)]
         except PlanError as error:
-            raise _bad(shape.text, error.message, error.hint or EXAMPLE) from error
+            raise _bad(shape.text, error.message, error.hint or self._example) from error
 
     def _assignments(self, text: str, words: Iterable[str]) -> dict[str, Sequence[Value]]:
         axes: dict[str, Sequence[Value]] = {}
@@ -97,7 +106,7 @@ class Parser:
             name, equals, values = word.partition("=")
             name = name.lower()
             if not equals:
-                raise _bad(text, f"{quoted(word)} is not field=value")
+                raise _bad(text, f"{quoted(word)} is not field=value", self._example)
             if name not in self._fields:
                 raise _bad(text, f"no field {quoted(name)}", f"fields: {', '.join(self._fields)}")
             if name in axes:
@@ -121,7 +130,7 @@ class Parser:
         read, wanted = _READERS[self._fields[name].kind]
         parsed = read(value)
         if parsed is None:
-            raise _bad(text, f"{name}={quoted(value)} is not {wanted}")
+            raise _bad(text, f"{name}={quoted(value)} is not {wanted}", self._example)
         return parsed
 
     def _unknown(self, text: str, word: str) -> UsageError:
@@ -162,21 +171,24 @@ _READERS: Mapping[type, tuple[Callable[[str], Value | None], str]] = {
 }
 
 
-def _bad(text: str, why: str, hint: str = EXAMPLE) -> UsageError:
+def _bad(text: str, why: str, hint: str) -> UsageError:
     return UsageError(f"shape {quoted(text)}: {why}", hint)
 
 
 # -- files --
 
 
-def entries(argument: str) -> list[ShapeEntry]:
+def entries(argument: str, op: str | None) -> list[ShapeEntry]:
     """The shapes of one argument: those of a YAML file, in its order, or the argument itself.
+
+    Args:
+        op: that was asked for, if any.
 
     Raises:
         UsageError: it is empty, or the file is not a list of shapes.
     """
     if not argument.strip():
-        raise UsageError("a shape is empty", EXAMPLE)
+        raise UsageError("a shape is empty", example(op))
     if not argument.endswith((".yaml", ".yml")):
         return [ShapeEntry(argument)]
     return _yaml_entries(Path(argument))

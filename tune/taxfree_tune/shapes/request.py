@@ -21,7 +21,6 @@ from taxfree_tune.shapes.models import (
     split_layers,
 )
 from taxfree_tune.shapes.parser import (
-    EXAMPLE,
     MODEL_SET,
     Axes,
     Parser,
@@ -29,6 +28,7 @@ from taxfree_tune.shapes.parser import (
     ShapeEntry,
     Value,
     entries,
+    example,
 )
 from taxfree_tune.shapes.text import integer
 
@@ -153,7 +153,7 @@ def operations(request: ShapeRequest, default: str) -> list[str]:
     """
     named: list[str] = []
     for argument in _arguments(request):
-        for entry in entries(argument):
+        for entry in entries(argument, request.op):
             if entry.op is not None or request.op is not None or not _is_of_model(entry, request):
                 named.append(entry.op or request.op or default)
                 continue
@@ -175,7 +175,7 @@ def left_out(request: ShapeRequest) -> list[tuple[str, str]]:
     """
     if request.op is not None:
         return _left_out(request, [request.op])
-    named = [entry for argument in _arguments(request) for entry in entries(argument)]
+    named = [entry for argument in _arguments(request) for entry in entries(argument, request.op)]
     asked = (
         _operations_of_model(entry, request) for entry in named if _is_of_model(entry, request)
     )
@@ -220,13 +220,13 @@ def _problems(op: str, request: ShapeRequest, arguments: Sequence[str]) -> list[
     named = [
         (entry.op or request.op or op, entry.text)
         for argument in arguments
-        for entry in entries(argument)
+        for entry in entries(argument, request.op)
         if request.op is not None
         or not _is_of_model(entry, request)
         or op in _operations_with_fields(entry)
     ]
     if not named:
-        raise UsageError("no shapes are given", EXAMPLE)
+        raise UsageError("no shapes are given", example(op))
     shapes = [shape for of, text in named if of == op for shape in parser.shapes(text)]
     if not shapes and any(of == op for of, _ in named):  # the model's set alone may be empty
         why = "; ".join(reason for _, reason in _left_out(request, [op]))
