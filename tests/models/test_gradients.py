@@ -243,6 +243,24 @@ def differentiate_tables(fabric: Any, fields: dict[str, Any], how: str) -> tuple
     return error, torch.equal(*found), is_right
 
 
+def differentiate_bags_after_the_first(fabric: Any, shard_dim: int) -> list[list[float]]:
+    """How often each row counts, if the first index is of no bag."""
+    rt = runtime_of(fabric)
+    weight = torch.ones(1 + shard_dim, 2, 2, requires_grad=True)
+    indices = torch.tensor([[0, 1, 1, 0], [1, 0, 0, 0]], dtype=torch.int32)
+    offsets = torch.tensor([[1, 2, 4], [1, 2, 3]], dtype=torch.int32)
+    rt.embedding_all_to_all(weight, indices, offsets, shard_dim=shard_dim).sum().backward()
+    return weight.grad[:, :, 0].tolist()
+
+
+def test_indices_before_the_first_bag_get_no_gradient(ranks):
+    task = f"{__name__}:differentiate_bags_after_the_first"
+    by_table = ranks.run(2, task, shard_dim=0)  # each row by both ranks
+    assert by_table == [[[2, 4]], [[4, 0]]]
+    by_rows = ranks.run(2, task, shard_dim=1)
+    assert by_rows == [[[2, 4], [4, 0]], [[0, 0], [0, 0]]]
+
+
 @pytest.mark.parametrize("how", ["eager", "compiled"])
 @pytest.mark.parametrize(
     "fields",

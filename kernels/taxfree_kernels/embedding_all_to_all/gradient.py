@@ -36,7 +36,7 @@ def gradient(context: Any, grad: torch.Tensor) -> Gradients:
     bag = torch.searchsorted(begins[:, 1:].contiguous(), place.contiguous(), right=True)
     if shard_dim == 1:
         index = index - context.rank * weight.shape[1]
-    is_row = (index >= 0) & (index < weight.shape[1]) & (bag < batch)
+    is_row = (index >= 0) & (index < weight.shape[1]) & (bag < batch) & (place >= begins[:, :1])
     bag = bag.clamp(max=batch - 1)
     block = torch.arange(len(asked), device=grad.device)[:, None]
     of_index = rows[block, bag]
