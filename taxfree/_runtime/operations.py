@@ -203,21 +203,24 @@ class Operations(abc.ABC):
     ) -> torch.Tensor:
         """Pooled rows of embedding tables that are sharded over the ranks, for own bags of indices.
 
-        Indices and lengths of bags may change between replays of a graph. Bags that are out of
-        order or longer than there is room, or hold an index that is no row, pool to NaN; the
-        library fails instead.
+        Indices and lengths of bags may change between replays of a graph. By the fused kernel a bag
+        that begins before 0, ends before it begins or ends beyond the capacity, or holds an index
+        that is no row, pools to NaN; the library's path checks no more than torch's
+        `embedding_bag` does on all of a rank's tables.
 
         Args:
-            weight: this rank's tables, [tables, rows, dim], contiguous; float16, bfloat16 or
-                float32; dim is even. For shard_dim 0 it has tables [rank * tables // world_size,
-                ...) of all; for 1 rows [rank * rows, ...) of each table.
+            weight: this rank's tables, [tables, rows, dim], contiguous, at a multiple of 16 bytes
+                (`.clone()` a part that is not); float16, bfloat16 or float32; dim is even. For
+                shard_dim 0 it has tables [rank * tables // world_size, ...) of all; for 1 rows
+                [rank * rows, ...) of each table.
             indices: int32 [tables, capacity], contiguous: this rank's bags for all tables, those of
-                a table one behind the other. Beyond the last bag there may be any rows' numbers.
-                The capacity, the same on all ranks, is a multiple of the batch.
+                a table one behind the other. Before the first bag and beyond the last there may be
+                any numbers. The capacity, the same on all ranks, is a multiple of the batch.
             offsets: int32 [tables, batch + 1], contiguous: bag b of table t is indices[t,
                 offsets[t, b] : offsets[t, b + 1]]; the first begins at 0. The batch is the same on
                 all ranks.
-            per_sample_weights: float32 [tables, capacity], factors of rows; for mode "sum".
+            per_sample_weights: float32 [tables, capacity], factors of rows; for mode "sum". The
+                library's path rounds them to weight's dtype.
             shard_dim: 0: ranks hold whole tables; 1: ranks hold rows of each.
             mode: "sum" or "mean"; an empty bag pools to 0.
             out: [batch, tables, dim], contiguous; the result is written into it.

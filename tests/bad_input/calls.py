@@ -211,6 +211,13 @@ def of_rows_of_odd_length(fabric: Any, _: Path) -> None:
     call_embedding(fabric, lambda weight, *bags: (weight[:, :, :3].contiguous(), *bags))
 
 
+def of_tables_between_16_bytes(fabric: Any, _: Path) -> None:
+    def moved(weight: torch.Tensor) -> torch.Tensor:
+        return torch.cat([weight.new_zeros(4), weight.flatten()])[4:].view(weight.shape)
+
+    call_embedding(fabric, lambda weight, *bags: (moved(weight), *bags))
+
+
 def with_indices_of_int64(fabric: Any, _: Path) -> None:
     call_embedding(fabric, lambda weight, indices, *others: (weight, indices.long(), *others))
 

@@ -591,6 +591,8 @@ TENSORS = [
          "weight has 2 tables, the rank holds 1", SEE),
     Call("embedding rows of odd length", "of_rows_of_odd_length", USAGE, "dim is 3, must be even",
          "pad the rows"),
+    Call("embedding tables between multiples of 16 bytes", "of_tables_between_16_bytes", USAGE,
+         "not contiguous and aligned to 16 bytes", "weight.clone("),
     Call("indices of int64", "with_indices_of_int64", USAGE, "indices is torch.int64", SEE),
     Call("room for indices that bags do not share evenly", "with_room_that_bags_do_not_share",
          USAGE, "room for 5 indices of a table, must be a multiple of batch=2", SEE),

@@ -57,6 +57,10 @@ class EmbeddingAllToAll(Problem):
             raise PlanError("a mean of weighted rows is not defined", "use mode='sum'")
         if self.world_size * self.tables * max(self.capacity, self.batch * self.row_words) >> 31:
             raise PlanError(f"{self}: kernels count indices and words of a call in 32 bits")
+        if max(self.most_tables * self.rows, self.all_rows) >> 31:
+            raise PlanError(
+                f"{self}: rows of a rank are counted in 32 bits", "spread the tables on more ranks"
+            )
 
     @property
     def capacity(self) -> int:

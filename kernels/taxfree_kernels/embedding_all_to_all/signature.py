@@ -10,6 +10,7 @@ import torch
 from taxfree_kernels.arguments import aligned, require, require_integers
 from taxfree_kernels.embedding_all_to_all.gradient import gradient
 from taxfree_kernels.embedding_all_to_all.problem import EmbeddingAllToAll
+from taxfree_kernels.errors import PlanError
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.signature import Signature
 from taxfree_kernels.variant import ITEM_BYTES
@@ -30,10 +31,11 @@ def _problem(
     require(weight.dim() == 3, f"weight is {list(weight.shape)}, must be [tables, rows, dim]")
     require(weight.dtype in _DTYPES, f"weight is {weight.dtype}, not {', '.join(ITEM_BYTES)}")
     require(weight.device == fabric.device, f"weight is on {weight.device}, not {fabric.device}")
-    require(
-        weight.is_contiguous() and weight.data_ptr() % 16 == 0,
-        "weight is not contiguous and aligned to 16 bytes",
-    )
+    if not weight.is_contiguous() or weight.data_ptr() % 16:
+        raise PlanError(
+            "weight is not contiguous and aligned to 16 bytes",
+            "copy it once: weight.clone(memory_format=torch.contiguous_format)",
+        )
     require(offsets.dim() == 2, f"offsets is {list(offsets.shape)}, must be [tables, batch + 1]")
     require(indices.dim() == 2, f"indices is {list(indices.shape)}, must be [tables, capacity]")
     tables, batch = offsets.shape[0], offsets.shape[1] - 1
