@@ -238,8 +238,11 @@ class _Fp8Operations(ModelStep):
     def _inputs(self, x: torch.Tensor) -> Any:
         return self._rounded(x, 1), None
 
-    def _added(self, y: torch.Tensor, weight: Any, x: torch.Tensor, norm: torch.Tensor) -> Any:
-        total = x + torch.nn.functional.linear(self._rounded(y, self.ranks), weight[0])
+    def _added(
+        self, y: torch.Tensor, name: str, layer: Layer, x: torch.Tensor, norm: torch.Tensor
+    ) -> Any:
+        rows = getattr(layer, name)
+        total = x + torch.nn.functional.linear(self._rounded(y, self.ranks), rows)
         return self._normalised(total, norm), total
 
 

@@ -122,7 +122,8 @@ def tiny_problems(op: str, world_size: int) -> list[Problem]:
     A rank has three tiles of a stencil, one of them at no side.
     """
     tiny = list(operation_shapes(op).tiny(world_size))
-    for name, by in (("window", _WIDER), ("rows", _HIGHER if op == "stencil" else 0)):
+    higher = -(-_HIGHER // world_size) * world_size if op == "stencil" else 0
+    for name, by in (("window", _WIDER), ("rows", higher)):
         tiny = [
             _grown(problem, name, by) if by and getattr(problem, name, 0) else problem
             for problem in tiny

@@ -261,7 +261,9 @@ class Witness:
         if "atomic" in instruction.opcode:
             changes = True
             if re.search("_(add|or)(_x2)?$", instruction.opcode):  # of 0: a poll
-                operand = row_of(instruction.operands[2 if "sc0" in instruction.modifiers else 1])
+                returns = "sc0" in instruction.modifiers
+                place_of = 0 if instruction.opcode.startswith("buffer") else 1 + returns
+                operand = row_of(instruction.operands[place_of])
         has_scope = scope_of(instruction.modifiers) > Scope.UNIT or "atomic" in instruction.opcode
         words_of_operand = 2 if instruction.opcode.endswith("_x2") else 1
 
