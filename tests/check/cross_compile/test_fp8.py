@@ -13,7 +13,7 @@ from .conftest import run_python
 #: Prints device, variant and scales, violations, and matrix instructions.
 COMPILE = """
 import json, re
-import torch
+import torch, triton
 from taxfree_check.cross_compile.compile import compile_launch
 from taxfree_check.cross_compile.record import Launch, record
 from taxfree_check.cross_compile.worker import checked
@@ -58,7 +58,9 @@ for device, cases in CASES.items():
         (launch,) = record(op, name, problem, config, hardware)
         compiled = compile_launch(launch, hardware)
         kinds = sorted(set(re.findall(MATRIX, compiled.text)))
-        assert "fp8_wire" not in wire or re.search(QUANTISES, compiled.text)
+        # before 3.7 Triton rounds to e4m3 by integer instructions on gfx950
+        by_integers = device == "mi350x" and triton.__version__.startswith("3.6")
+        assert "fp8_wire" not in wire or by_integers or re.search(QUANTISES, compiled.text)
         of_steps = [each for loop in compiled.k_loops for each in compiled.code.inside(loop)]
         # scales of blocks are in shared memory by then: a step does not wait for memory
         assert "specialized" not in name or not any("ld.global" in each.text for each in of_steps)
