@@ -6,6 +6,7 @@ With `--model` alone it is a whole model that is measured (:mod:`taxfree_cli.ben
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, TypeAlias
@@ -19,6 +20,8 @@ from taxfree_cli import options
 from taxfree_cli.asked import what_is_asked
 from taxfree_cli.bench_views import print_comparison, print_problem
 from taxfree_cli.output import print_json, watched
+from taxfree_cli.pictures import require_picture
+from taxfree_kernels.variant import op_of
 from taxfree_tune.measuring import results
 
 Model: TypeAlias = Annotated[
@@ -89,6 +92,10 @@ Compare: TypeAlias = Annotated[
 Out: TypeAlias = Annotated[
     Path | None, typer.Option("--out", metavar="FILE", help="Also write the results as JSON.")
 ]
+Plot: TypeAlias = Annotated[
+    Path | None,
+    typer.Option("--plot", metavar="FILE.png", help="Draw time / bound against the size."),
+]
 
 
 def bench(
@@ -109,6 +116,7 @@ def bench(
     min_speedup: MinSpeedup = None,
     compare: Compare = None,
     out: Out = None,
+    plot: Plot = None,
     json: options.Json = False,
 ) -> None:
     """Measure all variants, the library path and dispatch against the hardware bounds.
@@ -125,6 +133,7 @@ def bench(
     is_whole_model = model is not None and op is None and not shapes
     of_problems = {
         "--tp": tp, "--variant": variant, "--min-speedup": min_speedup, "--compare": compare,
+        "--plot": plot,
     }  # fmt: skip
     if is_whole_model:
         why = "is not for a whole model, which --model alone measures"
@@ -133,19 +142,27 @@ def bench(
         of_whole = {f"--{name}": value for name, value in vars(of_model).items()}
         hint = "give --model, and neither --op nor --shapes"
         options.refuse(of_whole, "is for a whole model", hint)
+    if plot is not None:
+        require_picture(plot)
     if min_speedup is not None and not 0 < min_speedup < math.inf:
         raise UsageError(
             f"--min-speedup {min_speedup} is not a positive number", "for example --min-speedup 1.1"
         )
     if out is not None:
         require_writable(out)
+        if plot is not None and os.path.realpath(out) == os.path.realpath(plot):
+            raise UsageError("--out and --plot name one file", "give each its own")
     if model is not None and is_whole_model:
         bench_model(model, shape_options, of_model, fabric, db, out, json)
         return
     before = None if compare is None else results.load(compare).rows
+    from taxfree.fingerprints import size_field
     from taxfree_tune.benching.bench import collect, run
 
     asked = what_is_asked(shape_options, fabric, db, variant or None)
+    ops = {op_of(problem) for problem in asked.problems}
+    if plot is not None and len(ops) > 1:
+        raise UsageError("--plot draws one operation, the shapes are of several", "add --op")
     measured = []
     try:
         for result in watched(
@@ -169,6 +186,10 @@ def bench(
         print_json(document)
     elif verdicts is not None and compare is not None:
         print_comparison(verdicts, compare)
+    if plot is not None and collected.rows:
+        from taxfree_tune.reporting.pictures import save_times
+
+        save_times(collected.rows, size_field(ops.pop()), plot)
     fail_if_broken(collected.skipped)
     if min_speedup is not None:
         _fail_if_below(collected.rows, min_speedup)

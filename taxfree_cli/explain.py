@@ -42,7 +42,7 @@ Sweep: TypeAlias = Annotated[
 ]
 Plot: TypeAlias = Annotated[
     Path | None,
-    typer.Option("--plot", metavar="FILE.png", help="With --scale: draw calls as stacked bars."),
+    typer.Option("--plot", metavar="FILE.png", help="Draw the taxes as stacked bars."),
 ]
 TraceFile: TypeAlias = Annotated[
     Path | None,
@@ -129,7 +129,9 @@ def explain(
         asked_of = options.ShapeOptions(op, shapes, gpus, dtype)
         explain_scale(asked_of, scale, link, db, plot, json)
         return
-    options.refuse({"--link": link, "--plot": plot}, "is for --scale", "add --scale 2..64")
+    options.refuse({"--link": link}, "is the link between nodes of --scale", "add --scale 2..64")
+    if plot is not None:
+        require_picture(plot)
     if timeline is not None:
         require_picture(timeline, "--timeline")
     if trace is not None:
@@ -138,7 +140,7 @@ def explain(
     if saved is not None:
         if any(
             option not in (None, [], False)
-            for option in (fabric, hardware, variant, db, trace, timeline, json, model, tp)
+            for option in (fabric, hardware, variant, db, trace, timeline, plot, json, model, tp)
         ):
             raise UsageError(
                 "--from takes only --op, --shapes, --gpus, --dtype and --sweep",
@@ -176,6 +178,10 @@ def explain(
                 _print_json(explained, environment())
             elif sweep:
                 print_sweep(explained)
+            if plot is not None:
+                from taxfree_tune.reporting.pictures import save_taxes
+
+                save_taxes([row for explanation in explained for row in explanation.rows()], plot)
     if wants_timelines:
         _write_timelines(explained[0], environment, trace, timeline)
     fail_if_broken([skipped for explanation in explained for skipped in explanation.skipped])

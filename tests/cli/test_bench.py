@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 import json
 from typing import ClassVar
 
@@ -130,11 +131,13 @@ def test_without_json_it_prints_tables_and_verdicts(cli, monkeypatch, tmp_path):
     result = dataclasses.replace(RESULT, skipped=(wrong,), hardware=KNOWN["h200"])
     monkeypatch.setattr("taxfree_tune.benching.bench.run", lambda *asked: iter([result]))
     save(Results({}, tuple(ROWS)), tmp_path / "before.json")
-    outcome = cli("bench", *SHAPE, "--compare", tmp_path / "before.json")
+    picture = tmp_path / "rows.png"
+    outcome = cli("bench", *SHAPE, "--compare", tmp_path / "before.json", "--plot", picture)
     assert "bound 14 us (floor 14, link 3), gemm alone 20.2 us" in outcome.out
     assert "pull: wrong, #wrong 3: 3 of 160 values wrong" in outcome.out
     assert "dispatch: push (exact: its record)" in outcome.out
     assert outcome.out.count("same") == len(ROWS)
+    assert picture.read_bytes().startswith(b"\x89PNG")
     assert outcome.code == ExitCode.WRONG_RESULT
 
 
@@ -227,6 +230,15 @@ class TestErrors:
         with pytest.raises(Exception, match=f"push {said} on m=16") as caught:
             fail_if_broken([refused, broken])
         assert failure(caught.value).exit_code == code
+
+    def test_a_picture_needs_altair(self, cli, monkeypatch, tmp_path):
+        find = importlib.util.find_spec
+        monkeypatch.setattr(
+            "importlib.util.find_spec", lambda name: None if name == "altair" else find(name)
+        )
+        outcome = cli("bench", *SHAPE, "--plot", tmp_path / "rows.png")
+        assert outcome.code == ExitCode.FAILED
+        assert "taxfree[plot]" in outcome.err
 
 
 def test_it_measures_all_operations_that_a_file_names(cli, tmp_path):

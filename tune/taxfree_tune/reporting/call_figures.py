@@ -37,8 +37,8 @@ _TAXED = {
 }
 
 
-def taxes_of(rows: list[dict[str, Any]]) -> Figure:
-    """Stacked bars of the chosen problem: of each size one bar per pipeline."""
+def account_bars(rows: list[dict[str, Any]], legend: alt.Legend | None) -> Any:
+    """Stacked bars: of each size one bar per pipeline; the parameter `unit` is us or percent."""
     unit = "datum[unit == 'us' ? 'us' : 'percent']"
     end = "datum[unit == 'us' ? 'end_us' : 'end_percent']"
     colours = {part: f"var(--{part.replace(' ', '-')})" for part in _PARTS}
@@ -58,7 +58,7 @@ def taxes_of(rows: list[dict[str, Any]]) -> Figure:
             x=alt.X("value:Q", title=None, axis=axis),
             y=y,
             yOffset=offset,
-            color=coloured("part", colours, sort=list(_PARTS), legend=None),
+            color=coloured("part", colours, sort=list(_PARTS), legend=legend),
             order="depth:Q",
             description="said:N",
             tooltip=hover(_TAXED),
@@ -77,12 +77,16 @@ def taxes_of(rows: list[dict[str, Any]]) -> Figure:
     )
     room = names.mark_point(opacity=0, aria=False).encode(x="room:Q", text=alt.Undefined)
     height = alt.Step(15, **{"for": "offset"})
-    drawn = alt.layer(bars, names, room).properties(height=height, width="container")
+    return alt.layer(bars, names, room).properties(height=height)
+
+
+def taxes_of(rows: list[dict[str, Any]]) -> Figure:
+    """The accounts of the chosen problem."""
     return Figure(
         "taxes-bars",
         "One eager call of the slowest rank",
         rows,
-        finished(drawn, unit="percent"),
+        finished(account_bars(rows, None).properties(width="container"), unit="percent"),
         _TAXED,
         (
             panel_control("Problem", rows),
