@@ -19,10 +19,11 @@ class Outcome:
 
 
 def content(folder: Path) -> dict[str, bytes | None]:
-    """Every path below a folder with its bytes; None for folders."""
+    """Every path below a folder with its bytes; None for folders. Not Python's bytecode."""
     return {
         str(path.relative_to(folder)): path.read_bytes() if path.is_file() else None
         for path in sorted(folder.rglob("*"))
+        if "__pycache__" not in path.parts
     }
 
 

@@ -80,7 +80,7 @@ def test_measurements_of_file_hashes_are_of_todays_versions() -> None:
         for op, each in found
         if each.version != variants(op)[each.variant].version
     )
-    assert (len(found), of_others) == (1343, OF_VERSION_0)
+    assert (len(found), of_others) == (1351, OF_VERSION_0)
 
 
 def test_shipped_records_are_served_when_a_shared_device_function_is_rewritten(tmp_path) -> None:
