@@ -39,10 +39,12 @@ from taxfree._runtime.collectives import Failure
 from taxfree._runtime.ready import ready_plans
 from taxfree.fingerprints import rows_field
 from taxfree_check.cross_compile.record import record
+from taxfree_check.cross_compile.screen import Screen
 from taxfree_kernels.device import packets, sync
 from taxfree_kernels.device.peers import LIMIT, Group
 from taxfree_kernels.device.sync import gdc_launch_dependents
 from taxfree_kernels.fabric.base import Fabric, aligned
+from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.launch import Kernel, launch_normally, launching_through
 from taxfree_kernels.variant import (
     MatmulProblem,
@@ -433,6 +435,8 @@ class Soak:
             self._call = torch.zeros(2, dtype=torch.int64, device=fabric.device)
             self._wrong = torch.zeros(len(candidates), dtype=torch.int64, device=fabric.device)
             self._first = torch.full_like(self._wrong, -1)
+            if fabric.rank == 0 and not inside:
+                _compile_ahead(fabric.hardware, candidates)
             self._share_compilation(candidates)
             for member in candidates:
                 self._add(member)
@@ -569,6 +573,23 @@ def _capture(call: Callable[[Sequence[int], int], Counter[int]], members: Sequen
 
 def _variant(member: Member) -> Variant:
     return variants(member.op)[member.variant]
+
+
+def _compile_ahead(hardware: Hardware, candidates: Sequence[Member]) -> None:
+    """Let processes compile into the compiler's cache, where the ranks find it.
+
+    They know neither promises nor pauses inside kernels.
+    """
+    of_problems: dict[Any, list[tuple[str, dict[str, Any]]]] = {}
+    for member in candidates:
+        if _variant(member).fused and not member.promised:
+            of_problem = of_problems.setdefault(member.problem, [])
+            of_problem.append((member.variant, member.config))
+    with Screen(hardware) as screen:
+        for problem, of_problem in of_problems.items():
+            screen.begin(op_of(problem), problem, of_problem)
+        for problem, of_problem in of_problems.items():
+            screen.verdicts(op_of(problem), problem, of_problem)
 
 
 def _tiny_problems(fabric: Fabric) -> Iterator[Any]:

@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import gc
 import os
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.forked_workers import Forks
-from tests.sample import ALL, REST, Sample, turns_of
+from tests.sample import ALL, REST, Sample, split, turns_of
 
 if TYPE_CHECKING:
     from tests.ranks import Ranks
@@ -34,6 +34,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="DATE",
         help=f"of long lists take this date's part, or {REST}DATE, or {ALL}; default: today's part",
     )
+    parser.addoption(
+        "--part", default="1/1", metavar="I/N", help="of what is selected, the I-th of N parts"
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -41,14 +44,20 @@ def pytest_configure(config: pytest.Config) -> None:
         Sample.of_test(config.option.sample, "")
     except ValueError as error:
         raise pytest.UsageError(f"--sample: {error}") from None
+    try:
+        split([], config.option.part)
+    except ValueError as error:
+        raise pytest.UsageError(f"--part: {error}") from None
 
 
 def pytest_report_header(config: pytest.Config) -> str:
     return f"of long lists: --sample {config.option.sample}"
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_collection_modifyitems(
+    config: pytest.Config, items: list[pytest.Item]
+) -> Generator[None, None, None]:
     """Deal the tests that are marked `dealt`. Marks come before the selection by marks.
 
     Tests that may take long, which have a timeout of their own, begin first, so that all workers
@@ -63,6 +72,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     config.hook.pytest_deselected(items=dropped)
     items[:] = [item for item in items if item not in dealt or dealt[item] in taken]
     items.sort(key=lambda item: item.get_closest_marker("timeout") is None)
+    yield
+    items[:], others = split(items, config.option.part)
+    config.hook.pytest_deselected(items=others)
 
 
 def pytest_collection_finish() -> None:

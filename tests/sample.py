@@ -97,3 +97,21 @@ def turns_of(sample: str, turns: Iterable[Turn]) -> set[Turn]:
     for test, own in of_tests.items():
         taken.update(Sample.of_test(sample, test.partition("::")[0]).one_of(sorted(own)))
     return taken
+
+
+def split(entries: Sequence[Entry], part: str) -> tuple[list[Entry], list[Entry]]:
+    """The entries of a part, which processes run beside those of the others, and the rest.
+
+    Args:
+        part: as in 2/3: from the second on every third.
+
+    Raises:
+        ValueError: it is none.
+    """
+    number, _, parts = part.partition("/")
+    if not (number.isdecimal() and parts.isdecimal() and 1 <= int(number) <= int(parts)):
+        raise ValueError(f"{part!r} is no part, as 2/3 is")
+    taken: tuple[list[Entry], list[Entry]] = [], []
+    for at, entry in enumerate(entries, 1 - int(number)):
+        taken[at % int(parts) != 0].append(entry)
+    return taken

@@ -7,7 +7,7 @@ from itertools import chain, product
 
 import pytest
 
-from tests.sample import PARTS, Sample, turns_of
+from tests.sample import PARTS, Sample, split, turns_of
 
 MONDAY = date(2026, 11, 23)
 ENTRIES = range(40)
@@ -71,3 +71,18 @@ def test_of_a_test_that_is_dealt_one_turn_is_taken_and_of_its_file_the_same(day:
     assert len({each for test, each in taken if test.startswith("a.py")}) == 1
     assert sorted([*taken, *rest]) == sorted(turns)
     assert turns_of("all", turns) == set(turns)
+
+
+def test_parts_have_each_entry_once() -> None:
+    taken = [split(ENTRIES, f"{number}/3") for number in (1, 2, 3)]
+    assert sorted(chain(*(part for part, _ in taken))) == list(ENTRIES)
+    assert taken[1][0][:2] == [1, 4]
+    for part, others in taken:
+        assert sorted([*part, *others]) == list(ENTRIES)
+    assert split(ENTRIES, "1/1") == (list(ENTRIES), [])
+
+
+@pytest.mark.parametrize("part", ["0/3", "4/3", "2", "one", "1/0", "-1/3"])
+def test_what_is_no_part_is_refused(part: str) -> None:
+    with pytest.raises(ValueError, match=f"'{part}' is no part"):
+        split(ENTRIES, part)

@@ -3,10 +3,11 @@
     python -m benchmarks.accept --gpus 2           # at most six minutes
     python -m benchmarks.accept --gpus 2 --long    # the tests that need GPUs, and whole models
 
-Each step is a command with a limit, which imports while the step before runs. The record says what
-each found, and holds the figures. It is written to ``benchmarks/results/accept`` after every step;
-with ``--long`` steps that passed with the same sources are not run again, so that a run that was
-cut short goes on.
+Each step is a command with a limit, which imports while the step before runs. Tests, which mostly
+start processes and compile, share the GPUs: several files run at the same time. The record says
+what each step found, and holds the figures. It is written to ``benchmarks/results/accept`` after
+every step; with ``--long`` steps that passed with the same sources are not run again, so that a run
+that was cut short goes on.
 """
 
 from __future__ import annotations
@@ -16,13 +17,15 @@ import contextlib
 import hashlib
 import itertools
 import json
+import math
 import os
 import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -41,9 +44,32 @@ ADDED_US = 3.0  # by dispatch to an eager call of the library
 AUTOTUNED_S = 4.0  # for a problem, on average, in the ranks of an engine
 ACCOUNTED = 0.1  # of a call's time, that an account may leave open
 SOURCES = ("kernels", "taxfree", "tuning_db", "tune", "check", "taxfree_cli", "benchmarks", "tests")
+MANY = 8  # steps at once: of each two or three ranks compile, on 32 cores
+FEW = 3
+#: file of tests -> how many steps run at once where it is one of them, if not `MANY`. On a GPU
+#: processes take turns: waits with bounds of a second last as many times longer.
+AT_ONCE = {
+    "tests/taxfree/test_faults.py": FEW,
+    "tests/kernels/test_sync.py": FEW,
+    "tests/benchmarks/test_soak.py": FEW,
+    "tests/tune/test_autotune.py": FEW,
+    "tests/tune/test_doctor.py": FEW,
+    "tests/taxfree/test_life.py": 1,  # counts all memory that is in use
+    "tests/tune/test_taxes_gpu.py": 1,  # measures
+}
+#: file of tests that takes long, and begins first -> how many steps it is split into
+PARTS = {
+    "tests/kernels/test_contract.py": 5,
+    "tests/kernels/test_fp8.py": 3,
+    "tests/models/test_decode_step.py": 1,
+    "tests/models/test_graph_pools.py": 3,
+    "tests/taxfree/test_runtime_calls.py": 3,
+    "tests/taxfree/test_sizes.py": 2,
+}
 
 #: what a command printed on stdout -> figures, and what is wrong with them
 Judge = Callable[[str], tuple[Any, list[str]]]
+Entries = Generator[dict[str, Any], None, None]
 
 
 @dataclass(frozen=True)
@@ -56,6 +82,7 @@ class Step:
         seconds: its limit.
         judge: of its output; None where only the exit code counts.
         variables: of its environment.
+        at_once: how many steps of this number run at the same time.
     """
 
     name: str
@@ -63,6 +90,7 @@ class Step:
     seconds: float
     judge: Judge | None = None
     variables: Mapping[str, str] = field(default_factory=dict)
+    at_once: int = 1
 
     @property
     def waits(self) -> bool:
@@ -81,21 +109,22 @@ class Step:
             start_new_session=True,
         )
 
-    def run(self, process: subprocess.Popen[str]) -> dict[str, Any]:
-        """Let the started process go; returns the entry of the record."""
+    def run(self, process: subprocess.Popen[str], deadline: float = math.inf) -> dict[str, Any]:
+        """Let the started process go, until the deadline of `time.monotonic`; returns the entry."""
         begin = time.monotonic()
         try:
-            out, said = process.communicate("{}\n", self.seconds)
+            out, said = process.communicate("{}\n", max(0.0, min(self.seconds, deadline - begin)))
             failures = [f"exit code {process.returncode}"] if process.returncode else []
         except subprocess.TimeoutExpired:
             _end(process)
             out, said = process.communicate()
-            failures = [f"ended after {self.seconds:g} s"]
+            is_late = time.monotonic() > deadline
+            failures = ["not finished" if is_late else f"ended after {self.seconds:g} s"]
         finally:
             _end(process)
         entry: dict[str, Any] = {"name": self.name, "seconds": round(time.monotonic() - begin, 1)}
         if failures:
-            entry["said"] = (said or out)[-2000:]
+            entry["said"] = (out + said)[-4000:]
         if self.judge is not None:
             try:
                 entry["figures"], wrong = self.judge(out)
@@ -105,24 +134,58 @@ class Step:
         return entry | {"failures": failures}
 
 
-def in_turn(left: Sequence[Step], deadline: float) -> Iterator[dict[str, Any]]:
-    """The entries of steps that run one after the other, while the next one imports.
+def entries(left: Sequence[Step], deadline: float) -> Entries:
+    """The entries of steps, as they end: those that follow each other with one `at_once` together.
 
-    Those that the deadline, of `time.monotonic`, comes before are not begun, which is a failure.
+    At the deadline, of `time.monotonic`, what runs is ended, and nothing more is begun: failures.
     """
+    for at_once, group in itertools.groupby(left, lambda step: step.at_once):
+        if at_once == 1:
+            yield from in_turn(list(group), deadline)
+        else:
+            yield from together(list(group), at_once, deadline)
+
+
+def in_turn(left: Sequence[Step], deadline: float) -> Entries:
+    """The entries of steps that run one after the other, while the next one imports."""
     ahead: subprocess.Popen[str] | None = None
     try:
         for step, following in itertools.zip_longest(left, left[1:]):
             if time.monotonic() > deadline:
-                yield {"name": step.name, "seconds": 0.0, "failures": ["not begun"]}
+                yield _not_begun(step)
                 continue
             process, ahead = ahead or step.start(), None
             if following is not None and following.waits:
                 ahead = following.start()
-            yield step.run(process)
+            yield step.run(process, deadline)
     finally:
         if ahead is not None:
             _end(ahead)
+
+
+def together(left: Sequence[Step], at_once: int, deadline: float) -> Entries:
+    """The entries of steps, so many of which run at the same time."""
+    started: list[subprocess.Popen[str]] = []
+
+    def run(step: Step) -> dict[str, Any]:
+        if time.monotonic() > deadline:
+            return _not_begun(step)
+        started.append(process := step.start())
+        return step.run(process, deadline)
+
+    pool = ThreadPoolExecutor(at_once)
+    try:
+        for done in as_completed([pool.submit(run, step) for step in left]):
+            yield done.result()
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
+        for process in started:
+            if process.poll() is None:
+                _end(process)
+
+
+def _not_begun(step: Step) -> dict[str, Any]:
+    return {"name": step.name, "seconds": 0.0, "failures": ["not begun"]}
 
 
 def _end(process: subprocess.Popen[str]) -> None:
@@ -160,20 +223,32 @@ def long_steps(gpus: int, folder: Path) -> Iterator[Step]:
     on = ("--gpus", str(gpus))
     database = {"TAXFREE_DB": str(folder / "tuning.sqlite")}
     yield DOCTOR
-    marked = ["-m", "pytest", "-m", "gpu", "-q", "--sample", "all", "-p", "no:cacheprovider"]
-    for path in gpu_tests():
-        yield Step(str(path), (*marked, str(path)), 480)
+    yield from tests()
     yield Step("Transformers", launched(gpus, "generate"), 240, same, database)
     yield Step("model of 4 layers", model(on, 4), 480, modelled, database)
     whole = model(on, 32, "--prefill", "1024", "--decode", "1")
     yield Step("whole model", whole, 480, modelled, database)
 
 
-def gpu_tests() -> list[Path]:
-    """The files of tests that are marked `gpu`."""
+def tests() -> Iterator[Step]:
+    """Files of tests and their parts: first what many run beside, and of that what takes long."""
+    files = sorted(gpu_tests(), key=lambda path: (-AT_ONCE.get(path, MANY), path not in PARTS))
+    of_all = ("-m", "pytest", "-m", "gpu", "-q", "--sample", "all", "-p", "no:cacheprovider")
+    # Else Inductor has as many processes as there are cores, for each rank.
+    few = {"TORCHINDUCTOR_COMPILE_THREADS": "4"}
+    for path in files:
+        parts = PARTS.get(path, 1)
+        for part in (f"{number}/{parts}" for number in range(1, parts + 1)):
+            name = path if parts == 1 else f"{path} {part}"
+            command = (*of_all, "--part", part, path)
+            yield Step(name, command, 480, summed_up, few, AT_ONCE.get(path, MANY))
+
+
+def gpu_tests() -> list[str]:
+    """The files of tests that are marked `gpu`, in order."""
     marks = ("on_every_fabric", "mark.gpu")
     return [
-        path
+        str(path)
         for path in sorted(Path("tests").rglob("test_*.py"))
         if any(mark in path.read_text(encoding="utf-8") for mark in marks)
     ]
@@ -201,6 +276,11 @@ def model(on: Sequence[str], layers: int, *more: str) -> tuple[str, ...]:
 
 
 # -- what is wrong with a result --
+
+
+def summed_up(out: str) -> tuple[Any, list[str]]:
+    """How many tests have passed."""
+    return out.splitlines()[-1], []
 
 
 def tuned(out: str) -> tuple[Any, list[str]]:
@@ -341,7 +421,7 @@ def main() -> int:
     made = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     made.add_argument("--gpus", type=positive, default=2)
     made.add_argument("--long", action="store_true", help="the tests, and whole models")
-    made.add_argument("--seconds", type=positive, default=100_000, help="begin no step after them")
+    made.add_argument("--seconds", type=positive, default=100_000, help="end what runs after them")
     made.add_argument("--only", action="append", help="a step by name; repeatable")
     made.add_argument("--out", type=Path, help="file of the record")
     options = made.parse_args()
@@ -362,16 +442,17 @@ def main() -> int:
         ]
         record["steps"] = [kept[step.name] for step in chosen if step.name in kept]
         left = [step for step in chosen if step.name not in kept]
-        for entry in in_turn(left, begin + options.seconds):
-            record["steps"].append(entry)
-            write(path, json.dumps(record, indent=1) + "\n")
-            state = "FAILED" if entry["failures"] else "passed"
-            print(f"{entry['name']}: {state}, {entry['seconds']} s", flush=True)
-            for failure in entry["failures"]:
-                print(f"  {failure}", flush=True)
-            if "said" in entry:
-                print(entry["said"], flush=True)
-            failed |= bool(entry["failures"])
+        with contextlib.closing(entries(left, begin + options.seconds)) as ended:
+            for entry in ended:
+                record["steps"].append(entry)
+                write(path, json.dumps(record, indent=1) + "\n")
+                state = "FAILED" if entry["failures"] else "passed"
+                print(f"{entry['name']}: {state}, {entry['seconds']} s", flush=True)
+                for failure in entry["failures"]:
+                    print(f"  {failure}", flush=True)
+                if "said" in entry:
+                    print(entry["said"], flush=True)
+                failed |= bool(entry["failures"])
     print(f"{time.monotonic() - begin:.0f} s, wrote {path}")
     return int(failed)
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,12 +18,14 @@ from benchmarks.accept.__main__ import (
     autotuned,
     benched,
     dispatched,
+    entries,
     explained,
     in_turn,
     modelled,
     same,
     trained,
 )
+from tests.ranks import is_running
 
 
 def row(variant: str, median_us: float, iqr_us: float = 0.0) -> dict[str, Any]:
@@ -172,9 +177,72 @@ def test_a_step_imports_while_the_one_before_runs(tmp_path, monkeypatch) -> None
     assert found[1]["figures"] == "7 True\n"
 
 
-def test_a_step_after_the_deadline_is_a_failure() -> None:
-    found = list(in_turn([Step("late", ("-c", ""), 60)], time.monotonic() - 1))
-    assert [each["failures"] for each in found] == [["not begun"]]
+SLEEP = ("-c", "import time; time.sleep(60)")
+
+
+@pytest.mark.parametrize("at_once", [1, 2])
+def test_at_the_deadline_what_runs_is_ended_and_nothing_is_begun(at_once: int) -> None:
+    begin = time.monotonic()
+    left = [Step(f"{number}", SLEEP, 60, at_once=at_once) for number in range(4)]
+    found = list(entries(left, begin + 1))
+    assert time.monotonic() - begin < 20
+    assert sorted(entry["name"] for entry in found) == ["0", "1", "2", "3"]
+    failures = sorted(entry["failures"] for entry in found)
+    assert failures == [["not begun"]] * (4 - at_once) + [["not finished"]] * at_once
+
+
+def test_steps_run_together_and_alone_in_their_order(tmp_path: Path) -> None:
+    """Each of the first two waits for the other, the last two look for marks of others."""
+    meet = (
+        "import os, sys, time; os.chdir(sys.argv[1]); open(sys.argv[2], 'w')\n"
+        "while not os.path.exists(sys.argv[3]): time.sleep(0.01)"
+    )
+    look = "import os, sys; print(*sorted(os.listdir(sys.argv[1]))); open(sys.argv[1] + '/c', 'w')"
+    left = [
+        Step("a", ("-c", meet, str(tmp_path), "a", "b"), 60, at_once=2),
+        Step("b", ("-c", meet, str(tmp_path), "b", "a"), 60, at_once=2),
+        Step("c", ("-c", look, str(tmp_path)), 60, accept.summed_up),
+        Step("d", ("-c", look, str(tmp_path)), 60, accept.summed_up),
+    ]
+    found = list(entries(left, time.monotonic() + 60))
+    assert [entry["failures"] for entry in found] == [[]] * 4
+    assert [entry["name"] for entry in found[2:]] == ["c", "d"]
+    assert [entry["figures"] for entry in found[2:]] == ["a b", "a b c"]
+
+
+def test_who_stops_early_ends_what_runs(tmp_path: Path) -> None:
+    say = f"import os, time; open({str(tmp_path)!r} + f'/{{os.getpid()}}', 'w'); time.sleep(60)"
+    left = [Step("quick", ("-c", ""), 60, at_once=3)]
+    left += [Step("slow", ("-c", say), 60, at_once=3)] * 5
+    with contextlib.closing(entries(left, time.monotonic() + 60)) as ended:
+        assert next(ended)["name"] == "quick"
+        while len(pids := os.listdir(tmp_path)) < 3:
+            time.sleep(0.01)
+    time.sleep(0.2)
+    assert os.listdir(tmp_path) == pids
+    assert not any(is_running(int(pid)) for pid in pids)
+
+
+def test_each_file_of_gpu_tests_is_run_once_and_what_measures_is_alone() -> None:
+    files = accept.gpu_tests()
+    assert {*accept.AT_ONCE, *accept.PARTS} <= set(files)
+    steps = list(accept.tests())
+    parts = [step.arguments[-2:] for step in steps]
+    assert sorted(parts) == sorted(
+        (f"{number}/{accept.PARTS.get(path, 1)}", path)
+        for path in files
+        for number in range(1, accept.PARTS.get(path, 1) + 1)
+    )
+    assert len({step.name for step in steps}) == len(steps)
+    alone = [step.name for step in steps if step.at_once == 1]
+    assert alone == ["tests/taxfree/test_life.py", "tests/tune/test_taxes_gpu.py"]
+    assert steps[-2:] == [step for step in steps if step.at_once == 1]
+
+
+def test_how_many_tests_have_passed_is_in_the_record() -> None:
+    step = Step("tests", ("-c", "print('.s', '1 passed, 1 skipped in 2 s', sep=chr(10))"), 60,
+                accept.summed_up)  # fmt: skip
+    assert step.run(step.start())["figures"] == "1 passed, 1 skipped in 2 s"
 
 
 def test_a_long_run_goes_on_where_it_was_cut(tmp_path, monkeypatch, capsys) -> None:

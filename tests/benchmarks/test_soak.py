@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 
 import pytest
 
 from benchmarks import soak as script
+from benchmarks import soak_ranks
 from benchmarks.soak import SoakRow, soak
+from benchmarks.soak_ranks import Member
 from taxfree.errors import WrongResult
 from taxfree_cli.exits import ExitCode
 from taxfree_kernels.fabric.gpu import SHARING
+from taxfree_kernels.hardware import KNOWN
+from taxfree_kernels.variant import problem_class
 from tests.benchmarks import soak_tasks
 from tests.benchmarks.no_workers import NoWorkers
 from tests.ranks import on_every_fabric, our_names
@@ -56,6 +61,32 @@ class TestSoak:
     def test_a_wait_that_does_not_wait_is_found_and_named(self, broken, pauses):
         with pytest.raises(WrongResult, match=r"mismatches on rank \d .*first in call \d+: \w+\("):
             list(soak(broken, [pauses], ["eager"], 100, seed=3))
+
+
+def test_what_ranks_need_is_compiled_by_processes_all_at_once(monkeypatch):
+    asked = []
+
+    class Screen(contextlib.nullcontext):
+        def __init__(self, hardware):
+            super().__init__(self)
+
+        def begin(self, op, problem, candidates):
+            asked.append(("begin", op, problem.m, [name for name, _ in candidates]))
+
+        def verdicts(self, op, problem, candidates):
+            asked.append(("wait", op, problem.m, [name for name, _ in candidates]))
+
+    op = "matmul_all_reduce"
+    small, large = (problem_class(op)(m, 16, 16, world_size=2) for m in (1, 2))
+    tried = [(small, "push", False), (large, "push", False), (small, "push_in_place", False)]
+    # what a promise changes, and what calls a collective, only ranks compile
+    tried += [(small, "push_two_shot_lamport_specialized", True), (small, "two_shot", False)]
+    members = [Member(op, problem, name, {}, promised) for problem, name, promised in tried]
+    monkeypatch.setattr(soak_ranks, "Screen", Screen)
+    soak_ranks._compile_ahead(KNOWN["h100"], members)
+    of_small, of_large = (op, 1, ["push", "push_in_place"]), (op, 2, ["push"])
+    steps = ("begin", "wait")
+    assert asked == [(step, *each) for step in steps for each in (of_small, of_large)]
 
 
 def test_what_was_finished_is_kept_with_what_stopped_it(tmp_path, monkeypatch, capsys):
