@@ -29,13 +29,15 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+from benchmarks.accept.train import ROUNDS
 from benchmarks.commands import positive
 from taxfree.files import write
 from taxfree_kernels.variant import is_library
 from taxfree_tune import devices
 from taxfree_tune.measuring.results import DISPATCH, machine_name
+from taxfree_tune.tuning.winner import STANDARD_ERRORS, standard_error
 
 RESULTS = Path(__file__).parents[1] / "results" / "accept"
 PROBLEMS, EXPLAINED = map(Path(__file__).with_name, ("problems.yaml", "explained.yaml"))
@@ -332,8 +334,7 @@ def benched(out: str) -> tuple[Any, list[str]]:
             figure | {"library": best["variant"], "library_us": best["median_us"],
                       "library_iqr_us": best["iqr_us"], "speedup": speedup}
         )  # fmt: skip
-        times = [(timed["median_us"], timed["iqr_us"]) for timed in (row, best)]
-        if _is_slower(*times):
+        if _is_slower(*(Time.of(timed) for timed in (row, best))):
             wrong.append(
                 f"{row['op']} {row['problem']}, {row['mode']}: dispatch takes "
                 f"{row['median_us']:.1f} us, {best['variant']} {best['median_us']:.1f}"
@@ -341,19 +342,34 @@ def benched(out: str) -> tuple[Any, list[str]]:
     return figures, wrong
 
 
-def _is_slower(ours: tuple[float, float], theirs: tuple[float, float]) -> bool:
-    """Whether a median is above the least speed by more than the distance of quartiles allows."""
-    return ours[0] - theirs[0] / LEAST > 2 * max(ours[1], theirs[1])
+class Time(NamedTuple):
+    """A median of samples in microseconds, and its standard error."""
+
+    us: float
+    error_us: float
+
+    @classmethod
+    def of(cls, row: Mapping[str, Any]) -> Time:
+        return cls(row["median_us"], standard_error(row["iqr_us"], len(row["samples_us"])))
+
+
+def _is_slower(ours: Time, theirs: Time) -> bool:
+    """Whether a median is above the least speed by more than the noise of medians."""
+    noise = math.hypot(ours.error_us, theirs.error_us)
+    return ours.us - theirs.us / LEAST > STANDARD_ERRORS * noise
 
 
 def trained(out: str) -> tuple[Any, list[str]]:
     """Steps of training beside PyTorch's."""
     document, wrong = same(out)
     for row in document["rows"]:
-        ours, theirs = ((row[f"{name}_us"], row[f"{name}_iqr_us"]) for name in ("taxfree", "torch"))
+        ours, theirs = (
+            Time(row[f"{name}_us"], standard_error(row[f"{name}_iqr_us"], ROUNDS))
+            for name in ("taxfree", "torch")
+        )
         if _is_slower(ours, theirs):
             mode = "compiled" if row["is_compiled"] else "eager"
-            wrong.append(f"{mode}: a step takes {ours[0]:.0f} us, PyTorch's {theirs[0]:.0f}")
+            wrong.append(f"{mode}: a step takes {ours.us:.0f} us, PyTorch's {theirs.us:.0f}")
     return document, wrong
 
 
@@ -376,18 +392,17 @@ def modelled(out: str) -> tuple[Any, list[str]]:
     document = json.loads(out)
     names = ("phase", "path", "mode", "median_us", "iqr_us", "tokens_per_s", "speedup",
              "relative_error")  # fmt: skip
-    rows = [{name: row[name] for name in names} for row in document["rows"]]
     broken = [skip for skip in document["skipped"] if skip["state"] != "refused"]
     wrong = [f"{skip['path']} {skip['mode']}: {skip['reason']}" for skip in broken]
-    for row in rows:
-        median, iqr = row["median_us"], row["iqr_us"]
-        theirs = median * (row["speedup"] or 1.0)
-        if _is_slower((median, iqr), (theirs, iqr)):
+    for row in document["rows"]:
+        ours = Time.of(row)
+        theirs = ours._replace(us=ours.us * (row["speedup"] or 1.0))
+        if _is_slower(ours, theirs):
             phase = f"{row['phase']['name']} of batch {row['phase']['batch']}"
             wrong.append(
-                f"{row['mode']}, {phase}: taxfree takes {median:.0f} us, PyTorch {theirs:.0f}"
+                f"{row['mode']}, {phase}: taxfree takes {ours.us:.0f} us, PyTorch {theirs.us:.0f}"
             )
-    return rows, wrong
+    return [{name: row[name] for name in names} for row in document["rows"]], wrong
 
 
 def dispatched(path: Path) -> Judge:

@@ -32,6 +32,7 @@ def row(variant: str, median_us: float, iqr_us: float = 0.0) -> dict[str, Any]:
     return {
         "op": "matmul_all_reduce", "problem": {"m": 16}, "mode": "graph", "config": {},
         "variant": variant, "median_us": median_us, "iqr_us": iqr_us,
+        "samples_us": [median_us] * 25,
     }  # fmt: skip
 
 
@@ -45,7 +46,7 @@ def bench(*rows: dict[str, Any], skipped: tuple[dict[str, Any], ...] = ()) -> st
         ([row("baseline", 20.0), row("dispatch", 15.0)], False),
         ([row("baseline", 20.0), row("torch_symm_mem", 14.0), row("dispatch", 15.0)], True),
         ([row("baseline", 20.0), row("push", 10.0), row("dispatch", 20.5)], False),  # ours may win
-        ([row("baseline", 20.0, 0.5), row("dispatch", 21.5)], False),  # within the spread
+        ([row("baseline", 20.0, 2.0), row("dispatch", 21.5)], False),  # within the noise
         ([row("baseline", 20.0, 0.1), row("dispatch", 21.5, 0.1)], True),
     ],
 )
@@ -110,7 +111,7 @@ def test_another_result_is_an_error() -> None:
     assert len(same(f"a log line\n{document}\n")[1]) == 1
 
 
-@pytest.mark.parametrize(("us", "iqr_us", "wrong"), [(102.0, 0.5, 0), (106.0, 4.0, 0), (106, 1, 1)])
+@pytest.mark.parametrize(("us", "iqr_us", "wrong"), [(102.0, 0.5, 0), (106.0, 6.0, 0), (106, 4, 1)])
 def test_a_step_of_training_is_no_slower_than_pytorchs(
     us: float, iqr_us: float, wrong: int
 ) -> None:
@@ -128,7 +129,8 @@ def test_a_step_of_training_is_no_slower_than_pytorchs(
         (1.1, 0.0, False),
         (0.98, 0.0, False),
         (0.9, 0.0, True),
-        (0.9, 9.0, False),
+        (0.9, 8.0, True),
+        (0.9, 12.0, False),
     ],
 )
 def test_a_mode_of_a_model_is_no_slower_than_pytorchs(
@@ -137,7 +139,7 @@ def test_a_mode_of_a_model_is_no_slower_than_pytorchs(
     row = {
         "phase": {"name": "decode", "batch": 1, "length": 1024}, "path": "taxfree",
         "mode": "graph", "median_us": 100.0, "iqr_us": iqr_us, "tokens_per_s": 1e4,
-        "speedup": speedup, "relative_error": 0.01,
+        "speedup": speedup, "relative_error": 0.01, "samples_us": [100.0] * 25,
     }  # fmt: skip
     _, wrong = modelled(json.dumps({"rows": [row], "skipped": []}))
     assert bool(wrong) == is_slow

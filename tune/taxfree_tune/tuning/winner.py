@@ -29,7 +29,7 @@ from taxfree_tuning_db import (
 
 LEAST_GAIN = 0.03  # by which a winner must beat the baseline to be adopted
 _LEAST_CHANGE = 0.02  # by which it must beat the recorded winner
-_STANDARD_ERRORS = 3  # of a difference of medians, by which that must differ from 0
+STANDARD_ERRORS = 3  # of a difference of medians, by which that must differ from 0
 
 
 def record_of(
@@ -246,10 +246,13 @@ def is_faster(
     Under a power cap samples are 10 % apart, their medians are not.
     """
     best = other.median_us[other_mode]
-    noise = math.hypot(_standard_error(one, mode), _standard_error(other, other_mode))
-    return best - one.median_us[mode] > max(least_gain * best, _STANDARD_ERRORS * noise)
+    noise = math.hypot(
+        standard_error(one.iqr_us[mode], one.samples),
+        standard_error(other.iqr_us[other_mode], other.samples),
+    )
+    return best - one.median_us[mode] > max(least_gain * best, STANDARD_ERRORS * noise)
 
 
-def _standard_error(measured: Measurement, mode: str) -> float:
+def standard_error(iqr: float, samples: int) -> float:
     """Of the median of a normal distribution."""
-    return measured.iqr_us[mode] / math.sqrt(measured.samples)
+    return iqr / math.sqrt(samples)
