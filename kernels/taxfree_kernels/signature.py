@@ -125,8 +125,12 @@ class Signature:
         """The arguments, with numbers of all types as int or float, so that keys compare.
 
         Raises:
-            PlanError: one of them is no such number.
+            PlanError: one of them is no such number, or no tensor where one is needed.
         """
+        for argument, value in zip(self.schema.split(", "), arguments, strict=True):
+            kind, name = argument.split()
+            if not isinstance(value, _MAY_BE.get(kind, object)):
+                raise PlanError(f"{name} must be a torch.Tensor, not {type(value).__name__}")
         for index, name, kind, allowed in self.numbers:
             if type(arguments[index]) not in allowed:
                 number = _number(name, kind, arguments[index])
@@ -143,6 +147,7 @@ def _itself(argument: Any) -> Any:
     return fixed(argument) if isinstance(argument, torch.Tensor) else argument
 
 
+_MAY_BE = {"Tensor": torch.Tensor, "Tensor?": (torch.Tensor, type(None))}
 _NUMBERS: dict[str, type[Any]] = {"int": int, "float": float}
 
 

@@ -22,14 +22,6 @@ def usage_errors() -> Iterator[None]:
         raise UsageError(error.message, error.hint or _HINT) from error
 
 
-def no_tensors(op: str, arguments: Sequence[object]) -> UsageError:
-    """The error of a call that was given something else where a tensor is needed."""
-    first = next(
-        (argument for argument in arguments if not isinstance(argument, torch.Tensor)), None
-    )
-    return UsageError(f"{op} takes tensors, not {type(first).__name__}", _HINT)
-
-
 def require_output(
     out: torch.Tensor,
     shape: tuple[int, ...],

@@ -26,7 +26,7 @@ from torch._C import _len_torch_dispatch_stack
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.compiler import is_compiling
 
-from taxfree._runtime.arguments import no_tensors, require_like, require_output, usage_errors
+from taxfree._runtime.arguments import require_like, require_output, usage_errors
 from taxfree._runtime.aside import aside
 from taxfree._runtime.autotuning import Autotuned, Autotuning
 from taxfree._runtime.dispatch import Choice, Dispatcher
@@ -260,7 +260,9 @@ class Runtime(Operations, contextlib.AbstractContextManager["Runtime"]):
         try:
             layout = signature.layout(*arguments)
         except AttributeError:
-            raise no_tensors(signature.name, arguments) from None
+            with usage_errors():
+                signature.normalized(arguments)
+            raise
         entries, rows, shape, dtype = self._seen.get(layout, _UNSEEN)
         entry = entries[rows] if rows < len(entries) else None
         if entry is None:

@@ -251,6 +251,7 @@ def differentiate_tables(fabric: Any, fields: dict[str, Any], how: str) -> tuple
         {"shard_dim": 1, "weighted": True},
         {"batch": 5, "tables": 1, "dtype": "bfloat16"},  # a rank owns none
         {"shard_dim": 1, "mode": "mean", "dtype": "float32"},
+        {"bag": 128, "rows": 1, "dtype": "bfloat16"},  # a row that all ask for
     ],
 )
 def test_tables_get_the_gradient_of_their_rows(ranks, fields, how):

@@ -47,11 +47,13 @@ def gradient(context: Any, grad: torch.Tensor) -> Gradients:
         factors = asked[:, capacity + batch + 1 :].contiguous().view(torch.float32)
         of_index = (of_index.float() * factors[:, :, None]).to(grad.dtype)
     index = torch.where(is_row, index + block % max(held, 1) * weight.shape[1], _NOBODY)
+    if grad.device.type == "cpu":  # where equal indices are added in the type of the gradient
+        of_index = of_index.float()
     summed = torch.ops.aten.embedding_dense_backward(
         of_index.reshape(-1, dim), index.reshape(-1), weight.shape[0] * weight.shape[1], _NOBODY,
         False,
     )  # fmt: skip
-    return (summed.view(weight.shape),)
+    return (summed.view(weight.shape).to(weight.dtype),)
 
 
 def _to_owners(
