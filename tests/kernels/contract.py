@@ -207,7 +207,7 @@ def _served(op: str, variant: str, fields: Fields) -> Fields:
             return fields | {"n": -(-fields["n"] // 8) * 8, "k": 8 * fields["k"]}
         case "all_gather_matmul", "overlap" if fields["m"] < 16:  # each rank has rows
             return fields | {"m": 8 * fields["m"]}
-        case "matmul_reduce_scatter", "overlap":
+        case "matmul_reduce_scatter" | "matmul_all_reduce", "overlap":
             return fields | {
                 "n": max(96, fields["n"]),
                 "m": fields["m"] + 32 * fields.get("scatter_dim", 0),
