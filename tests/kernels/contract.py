@@ -16,7 +16,7 @@ DECODE, PROMPTS = "flash_decode", "attention"
 EMBEDDING, STENCIL = "embedding_all_to_all", "stencil"
 REPLICATED = (ALL_REDUCE, DECODE)  # all ranks have the same result
 BY_ROWS = ("push", "push_two_shot_lamport")  # they normalise in their own kernel
-BY_ANOTHER = ("push_two_shot", "push_two_shot_lamport_specialized", "two_shot")
+BY_ANOTHER = ("overlap", "push_two_shot", "push_two_shot_lamport_specialized", "two_shot")
 NORMALISING = ("baseline", *BY_ROWS, *BY_ANOTHER)
 
 TASKS = "tests.kernels.tasks"
@@ -207,9 +207,9 @@ def _served(op: str, variant: str, fields: Fields) -> Fields:
             return fields | {"n": -(-fields["n"] // 8) * 8, "k": 8 * fields["k"]}
         case "all_gather_matmul", "overlap" if fields["m"] < 16:  # each rank has rows
             return fields | {"m": 8 * fields["m"]}
-        case "matmul_reduce_scatter", "overlap":
+        case "matmul_reduce_scatter" | "matmul_all_reduce", "overlap":
             return fields | {
-                "n": max(96, fields["n"]),
+                "n": max(96, -(-fields["n"] // 16) * 16),
                 "m": fields["m"] + 32 * fields.get("scatter_dim", 0),
             }
         case "matmul_reduce_scatter", "push_lamport":  # each rank has rows

@@ -56,14 +56,15 @@ REFUSED = [
         2,
         {"rms_norm": True},
         dict.fromkeys(set(served_names(ALL_REDUCE)) - set(NORMALISING), "")
-        | {"push_two_shot_lamport_specialized": "16 bytes"},
+        | {"push_two_shot_lamport_specialized": "16 bytes", "overlap": "aligned rows"},
     ),
     (
         ALL_REDUCE,
         2,
         {"m": 1, "n": (1 << 14) + 1, "k": 8, "rms_norm": True},
         dict.fromkeys(set(served_names(ALL_REDUCE)) - {"baseline", *BY_ANOTHER}, "")
-        | dict.fromkeys(BY_ROWS, "16384 elements at most"),
+        | dict.fromkeys(BY_ROWS, "16384 elements at most")
+        | {"overlap": "aligned rows"},
     ),
 ]
 

@@ -187,6 +187,7 @@ FAST = [
     (ALL_REDUCE, "push", {"rms_norm": True}),
     (ALL_REDUCE, "push_two_shot_lamport_specialized", {}),
     (SCATTER, "push_lamport", {}),
+    (ALL_REDUCE, "overlap", {}),
     (SCATTER, "overlap", {}),
     (GATHER, "push", {"gather_dim": 0}),
     (GATHER, "push_tma", {"gather_dim": 1}),

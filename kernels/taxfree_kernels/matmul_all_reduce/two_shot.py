@@ -20,87 +20,17 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import triton
-import triton.language as tl
 
-from taxfree_kernels.device import sync
-from taxfree_kernels.device.peers import Group, Memory, translate
-from taxfree_kernels.device.sync import signal_everybody, wait_for_everybody
-from taxfree_kernels.device.tiles import copy
+from taxfree_kernels.device.peers import Group, Memory
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.launch import Kernel, compile_options
 from taxfree_kernels.matmul_all_reduce.problem import MatmulAllReduce
 from taxfree_kernels.matmul_all_reduce.rms_norm import NormAfter
 from taxfree_kernels.reduction import spaces
-from taxfree_kernels.reduction.fused import Addends, Epilogue, add_bias_residual, with_sources
-from taxfree_kernels.reduction.sums import SumPlan, bounds_of_chunk
+from taxfree_kernels.reduction.fused import Addends, Epilogue
+from taxfree_kernels.reduction.sums import SumPlan, two_shot
 from taxfree_kernels.variant import Config, Space, Variant
-
-
-@triton.jit(do_not_specialize=["rank", "block_vec16"])
-def _two_shot(
-    partial_ptr, addends, out_ptr, memory, rank, block_vec16, num_vec16, count, columns,
-    GROUP: tl.constexpr, EPILOGUE: tl.constexpr, CHUNKS: tl.constexpr, SEND_BLOCK: tl.constexpr,
-):  # fmt: skip
-    program = tl.program_id(0)
-    peers, slot_ptr = sync.running_slot(memory, rank)
-    block = block_vec16.to(tl.int64) * 16
-    result_ptr = slot_ptr + GROUP.WORLD * block
-    senders, reducers = CHUNKS * (GROUP.WORLD - 1), CHUNKS
-    if program < senders:
-        chunk = program // (GROUP.WORLD - 1)
-        peer = (rank + 1 + program % (GROUP.WORLD - 1)) % GROUP.WORLD
-        begin, end = chunk_of_owner(peer, chunk, block_vec16, num_vec16, CHUNKS)
-        # The inbox is [source, block]; element 0 of the flat sum would lie before it.
-        own_ptr = slot_ptr + (rank - peer) * block
-        target_ptr = translate(own_ptr, peers, peer)
-        copy(target_ptr, partial_ptr, begin, end, SEND_BLOCK)
-        sync.signal(peers, chunk, peer, GROUP)
-    elif program < senders + reducers:
-        chunk = program - senders
-        begin, end = chunk_of_owner(rank, chunk, block_vec16, num_vec16, CHUNKS)
-        distance = tl.arange(0, triton.next_power_of_2(GROUP.WORLD))
-        results_ptr = translate(result_ptr, peers, (rank + distance) % GROUP.WORLD)
-        is_peer = (distance > 0) & (distance < GROUP.WORLD)
-        arrived = wait_for_everybody(peers, chunk, GROUP, BUT_SELF=True)
-        for start in range(begin, end, SEND_BLOCK):
-            offsets = start + tl.arange(0, SEND_BLOCK)
-            mask = offsets < end
-            total = tl.zeros((SEND_BLOCK,), tl.float32)
-            total = with_sources(
-                total, offsets, mask, partial_ptr, slot_ptr - rank * block, block, rank, GROUP
-            )
-            stored = mask & (offsets < count)
-            total = add_bias_residual(
-                total, offsets % columns, stored, offsets, stored, addends, EPILOGUE
-            )
-            total = tl.where(arrived, total, float("nan")).to(out_ptr.dtype.element_ty)
-            tl.store(out_ptr + offsets, total, mask=stored)
-            everywhere = results_ptr[:, None] + offsets[None, :]
-            tl.store(everywhere, total[None, :], mask=is_peer[:, None] & mask[None, :])
-        signal_everybody(peers, CHUNKS + chunk, GROUP)
-    else:
-        index = program - senders - reducers
-        chunk = index // (GROUP.WORLD - 1)
-        source = (rank + 1 + index % (GROUP.WORLD - 1)) % GROUP.WORLD
-        begin, end = chunk_of_owner(source, chunk, block_vec16, num_vec16, CHUNKS)
-        arrived = sync.wait(peers, CHUNKS + chunk, source, GROUP)
-        for start in range(begin, end, SEND_BLOCK):
-            offsets = start + tl.arange(0, SEND_BLOCK)
-            mask = (offsets < end) & (offsets < count)
-            result = tl.where(arrived, tl.load(result_ptr + offsets, mask=mask), float("nan"))
-            tl.store(out_ptr + offsets, result, mask=mask)
-    sync.leave(memory.control_ptr)
-
-
-@triton.jit
-def chunk_of_owner(owner, chunk, block_vec16, num_vec16, CHUNKS: tl.constexpr):
-    """First and last element of a chunk of the block that a rank owns."""
-    begin = min(owner * block_vec16, num_vec16)
-    end = min(begin + block_vec16, num_vec16)
-    begin, end = bounds_of_chunk(chunk, begin, end, CHUNKS)
-    return begin * 16, end * 16
 
 
 class TwoShotPlan(SumPlan):
@@ -115,13 +45,14 @@ class TwoShotPlan(SumPlan):
         memory = Memory(*slots, fabric.pool.control, None, None, fabric.heap_bases)
         self._ranks = memory, fabric.rank
         self._kernel = Kernel(
-            _two_shot,
+            two_shot,
             grid=chunks * (2 * world - 1),
             constants={
                 "GROUP": Group(world, fabric.backend),
                 "EPILOGUE": Epilogue(problem.bias, problem.residual),
                 "CHUNKS": chunks,
                 "SEND_BLOCK": config["SEND_BLOCK"],
+                "COPIED": None,
             },
             options=compile_options(fabric.backend, config),
         )

@@ -33,13 +33,13 @@ from taxfree_kernels.matmul_all_reduce import push_in_place as sum_in_place
 from taxfree_kernels.matmul_all_reduce import push_lamport as sum_push_lamport
 from taxfree_kernels.matmul_all_reduce import push_two_shot as sum_push_two_shot
 from taxfree_kernels.matmul_all_reduce import push_two_shot_lamport as sum_push_two_shot_lamport
-from taxfree_kernels.matmul_all_reduce import two_shot as sum_two_shot
 from taxfree_kernels.matmul_reduce_scatter import one_shot as scatter_one_shot
 from taxfree_kernels.matmul_reduce_scatter import overlap as scatter_overlap
 from taxfree_kernels.matmul_reduce_scatter import push as scatter_push
 from taxfree_kernels.matmul_reduce_scatter import push_lamport as scatter_push_lamport
 from taxfree_kernels.reduction import fused as sum_fused
 from taxfree_kernels.reduction import packets as sum_words
+from taxfree_kernels.reduction import sums
 from taxfree_kernels.stencil import copies as stencil_copies
 from taxfree_kernels.stencil import launches as stencil_launches
 from taxfree_kernels.stencil import norms as stencil_norms
@@ -191,8 +191,13 @@ GROUPS = {
         ),
         by_turns=True,
     ),
-    # alone these two would hold their protocol with one payload slot: they wait for everybody twice
-    "sum: two_shot": Group(_SUM, ("two_shot", MIXED), (sum_two_shot._two_shot,), seeds=range(28)),
+    # alone these would hold their protocol with one payload slot: they wait for everybody twice
+    "sum: two_shot": Group(
+        _SUM,
+        ("overlap", "two_shot", MIXED),  # of the first, copies replace the senders
+        (sums.two_shot, copies._meet, copies._finish),
+        seeds=range(28),
+    ),
     "sum: push_two_shot": Group(
         _SUM,
         ("push_two_shot", MIXED),
@@ -365,7 +370,10 @@ HARMLESS = (
     ),
     ("gather: overlap", "_announce: signal: channel 0", "copies are told of on channel 0"),
     ("stencil: copies", "_step: wait: channel 0", "copies are told of on channel 0"),
-    ("scatter: overlap", "_finish: _spoil(...) deleted", "it stores after a timeout only"),
+    *(
+        (group, "_finish: _spoil(...) deleted", "it stores after a timeout only")
+        for group in ("scatter: overlap", "sum: two_shot")
+    ),
     ("sum: push_in_place", "_push_in_place: sum_by_words: generation + 1", _ANOTHER_FLAG),
     ("sum: push_lamport", "_push_lamport: leave(...) deleted", _BY_TURNS),
     ("sum: push_two_shot_lamport", "_push_two_shot_lamport: leave(...) deleted", _BY_TURNS),

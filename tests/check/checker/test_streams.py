@@ -7,10 +7,11 @@ import pytest
 from taxfree_check.checker import Reason, SimulatedFabric, Simulation, check_variant
 from taxfree_check.checker.streams import Stream
 from taxfree_kernels import copies
+from taxfree_kernels.matmul_reduce_scatter import overlap
 from taxfree_kernels.variant import Ready, operation, problem_class, variants
 from tests.check.checker.mutate import mutants
 
-OP = "all_gather_matmul"
+OP, SCATTER = "all_gather_matmul", "matmul_reduce_scatter"
 SEEDS = range(6)
 
 
@@ -26,9 +27,9 @@ def test_copies_that_do_not_wait_for_the_caller_s_stream_are_reported(monkeypatc
 
 
 def test_copies_that_do_not_wait_for_their_matmul_are_reported(monkeypatch):
-    assert reasons("matmul_reduce_scatter") == {None}
+    assert reasons(SCATTER) == {None}
     monkeypatch.setattr(copies.PeerCopies, "follow", lambda copies: None)
-    assert reasons("matmul_reduce_scatter") == {Reason.NO_WAIT}
+    assert reasons(SCATTER) == {Reason.NO_WAIT}
 
 
 def test_copies_that_outlive_their_call_are_reported(monkeypatch):
@@ -65,3 +66,23 @@ def turns() -> list:
     simulation = Simulation(2, problem.slot_bytes)
     outcomes = [simulation.run(setup, seed) for seed in SEEDS]
     return [each.violation for each in outcomes if each.violation is not None]
+
+
+@pytest.mark.parametrize(
+    ("split", "world_size", "rows"),
+    [(1, 2, [8, 8]), (2, 2, [12, 4]), (4, 2, [14, 2]), (2, 3, [8, 12, 4])],
+)
+def test_the_matmul_before_the_last_computes_own_rows(monkeypatch, split, world_size, rows):
+    """On each rank, so also on the first, whose rows are beside the second's."""
+    problem = problem_class(SCATTER)(m=8 * world_size, n=16, k=16, world_size=world_size)
+    found = []
+
+    def setup(fabric: SimulatedFabric) -> list:
+        plan = Ready(overlap.OverlapPlan(problem, fabric, {"STREAMS": 1, "OWN_SPLIT": split}))
+        inputs = operation(SCATTER).make_inputs(problem, fabric.rank, 1, "cpu", True)
+        out = operation(SCATTER).empty_output(problem, fabric.device)
+        return [lambda: plan(*inputs, out)]
+
+    monkeypatch.setattr(overlap, "multiply_into", lambda out, x, *_, **kind: found.append(len(x)))
+    Simulation(world_size, problem.slot_bytes).run(setup, 0)
+    assert sorted(found) == sorted(rows * world_size)
