@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from taxfree_tune.cost.scaling import Link, Recorded, Scaled
 
 _MOST = 1024  # ranks
+_MOST_DRAWN = 12  # problems, one below the other
 _LARGEST = 8  # ranks that are predicted from fewer, to say how wrong the model is
 
 
@@ -70,6 +71,11 @@ def explain_scale(
     if not calls:
         raise NoRecord(
             f"no record of {scaling.GPU} is of these problems", "`taxfree db list` shows them"
+        )
+    if plot is not None and len(calls) > _MOST_DRAWN:
+        raise UsageError(
+            f"{len(calls)} problems are too many for a picture, which takes {_MOST_DRAWN}",
+            "choose some with --shapes",
         )
     note("modelled: nothing was measured on these ranks; docs/scaling.md says how")
     said = _errors(scaling.left_out(known, _LARGEST))
@@ -168,12 +174,13 @@ def _drawn(calls: Sequence[tuple[Recorded, list[Scaled]]]) -> list[dict[str, obj
             "panel": f"{_title(problem)}, modelled",
             "ranks": call.ranks,
             "way": call.way,
+            "bar": len([other for other in modelled[:index] if other.ranks == call.ranks]),
             "total_us": call.us,
             "part": part,
             "us": us,
             "depth": depth,
         }
         for problem, modelled in calls
-        for call in modelled
+        for index, call in enumerate(modelled)
         for depth, (part, us) in enumerate(call.parts.items())
     ]

@@ -144,7 +144,7 @@ class NodesFabric(Fabric):
     def _loss(self, why: str) -> PeerTimeout:
         """What to raise when another node does not come; so do all later calls."""
         absent = [f"node {self.names[node]} {self._ranks_of(node)}" for node in self._absent()]
-        who = " and ".join(absent) or "another node, which is there,"
+        who = " and ".join(absent) or "a rank of a node that is still there"
         message = f"rank {self.rank} of node {self.names[self.own_node]} lost {who}: {why}"
         self.lost = PeerTimeout(message, _HINT)
         return self.lost

@@ -214,8 +214,8 @@ class Operations(abc.ABC):
                 shard_dim 0 it has tables [rank * tables // world_size, ...) of all; for 1 rows
                 [rank * rows, ...) of each table.
             indices: int32 [tables, capacity], contiguous: this rank's bags for all tables, those of
-                a table one behind the other. Beyond the last bag there may be any rows' numbers. The
-                capacity, the same on all ranks, is a multiple of the batch.
+                a table one behind the other. Beyond the last bag there may be any rows' numbers.
+                The capacity, the same on all ranks, is a multiple of the batch.
             offsets: int32 [tables, batch + 1], contiguous: bag b of table t is indices[t,
                 offsets[t, b] : offsets[t, b + 1]]; the first begins at 0. The batch is the same on
                 all ranks.

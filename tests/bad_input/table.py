@@ -616,7 +616,7 @@ TENSORS = [
     Call("wrong tensors on one rank: its peer", "with_wrong_tensors_on_one_rank", PEER_LOST,
          "rank 0 timed out waiting", "all ranks make the same calls", ranks=(0,)),
     Call("a rank that does not call", "on_one_rank_alone", PEER_LOST, "rank 0 waited 1.5 s for",
-         "reset the pool on all ranks", ranks=(0,)),
+         "then `reset` on all ranks", ranks=(0,)),
     Call("a problem of another world size", "prepare_for_other_ranks", USAGE,
          "is for 4 ranks, this group has 2", "world_size=2"),
     Call("a dict for a problem", "prepare_no_problem", USAGE, "is no problem",

@@ -527,3 +527,9 @@ def test_scale_draws_each_call(cli, tmp_path: Path) -> None:
     text = picture.read_text("utf-8")
     assert "modelled" in text
     assert all(f"{way} " in text for way in ("in a node", "flat", "rail", "library"))
+
+
+def test_scale_draws_no_picture_of_many_problems(cli, tmp_path: Path) -> None:
+    shown = cli("explain", "--scale", "8..16", "--plot", tmp_path / "scale.svg")
+    assert shown.code == 2
+    assert "too many for a picture" in shown.err

@@ -173,7 +173,7 @@ class Pool:
                 f"rank {rank} aborted: a peer timed out on rank {lost}; "
                 f"it waited for rank {source} ({what})"
             )
-        hint = "see which rank died or is stuck; then reset the pool on all ranks"
+        hint = "see which rank died or is stuck; then `reset` on all ranks"
         raise PeerTimeout(message, hint, is_secondary)
 
     def check_at_rest(self) -> None:

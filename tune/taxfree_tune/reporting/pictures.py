@@ -150,14 +150,15 @@ def save_scaled(rows: Sequence[dict[str, Any]], path: Path) -> None:
     """Draw calls on more and more ranks as stacked bars, a panel per problem.
 
     Args:
-        rows: a part of a call each: `panel`, `ranks`, `way`, `part`, `us`, the `depth` of the part
-            in its bar, and `total_us` of the call.
+        rows: a part of a call each: `panel`, `ranks`, `way`, the number of its `bar` among those
+            of as many ranks, `part`, `us`, the `depth` of the part in its bar, and `total_us` of
+            the call.
         path: its name ends in one of `KINDS`.
 
     Raises:
         OSError: the picture cannot be written.
     """
-    chart = alt.Chart(ROWS).encode(y=alt.Y("ranks:O", title="ranks"), yOffset=alt.YOffset("way:N"))
+    chart = alt.Chart(ROWS).encode(y=alt.Y("ranks:O", title="ranks"), yOffset=alt.YOffset("bar:O"))
     bars = chart.mark_bar().encode(
         x=alt.X("us:Q", title="us, modelled"),
         color=coloured("part", _SCALED, legend=alt.Legend(orient="top")),
