@@ -30,7 +30,7 @@ from importlib import import_module
 from importlib.util import find_spec
 
 from taxfree.errors import UsageError
-from taxfree_kernels.variant import Problem, op_of
+from taxfree_kernels.variant import Problem, op_of, operation_names
 from taxfree_tune.cost.machines import MACHINES, Machine
 from taxfree_tune.cost.pieces import CostModel, Piece
 from taxfree_tune.measuring.bounds import Bounds, Peaks, bounds
@@ -75,9 +75,12 @@ def times(machine: Machine, problem: Problem, variant: str) -> Times:
     """
     op = op_of(problem)
     if variant not in modelled_variants(op):
+        others = [name for name in operation_names() if modelled_variants(name)]
         raise UsageError(
             f"no cost model of {variant} of {op}",
-            f"{op} has one of: {', '.join(modelled_variants(op)) or 'none'}",
+            f"{op} has one of: {', '.join(modelled_variants(op))}"
+            if op in others
+            else f"operations that have one: {', '.join(others)}",
         )
     pieces = tuple(_model(op).variants[variant](machine, problem))
     graph = sum(piece.us for piece in pieces) + machine.gap_us * (len(pieces) - 1)
