@@ -140,7 +140,7 @@ class OverlapPlan(Plan):
         rows, columns = problem.shard_rows, problem.shard_columns
         shards = shards[: world * rows * columns].view(world * rows, columns)
         inbox = self._slot[: shards.numel()].view(world, rows, columns)
-        beside = rank - 1 if rank else 1
+        beside = (rank - 1) % world if rank or self._own_split == 1 else 1
         owners = [(rank + distance) % world for distance in range(1, world)]
         owners.remove(beside)
         parts = [self._shard(problem, owner, shards, inbox) for owner in (*owners, beside, rank)]
