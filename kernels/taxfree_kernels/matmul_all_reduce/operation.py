@@ -139,7 +139,7 @@ def first_variants(problem: MatmulAllReduce) -> tuple[str, ...]:
         return (*few, *words, "push_two_shot", "two_shot", "registered")
     if problem.m <= 256:
         return (*words, "push_two_shot", "torch_symm_mem", "two_shot", "push_in_place", "push")
-    return ("push_two_shot", "push", "overlap", "two_shot")
+    return ("push_two_shot", "push", "two_shot", "overlap")
 
 
 OPERATION = Operation(
