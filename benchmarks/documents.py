@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from taxfree.fingerprints import versions
-from taxfree_tune.measuring.results import DISPATCH, Row, load
+from taxfree_tune.measuring.results import DISPATCH, Results, Row
 
 ROOT = Path(__file__).parents[1]
 Block = re.Match[str]
@@ -68,12 +68,12 @@ def write_changed(texts: Mapping[Path, str], *, check: bool = False) -> bool:
     return bool(changed)
 
 
-def rows_of(path: Path) -> list[Row]:
-    """The rows of a result file, without those of our variants that were removed since.
+def rows_of(results: Results) -> list[Row]:
+    """The rows of results, without those of our variants that were removed since.
 
     Rows of the dispatcher stay, whatever it ran.
     """
-    return [row for row in load(path).rows if row.variant == DISPATCH or not is_removed(row)]
+    return [row for row in results.rows if row.variant == DISPATCH or not is_removed(row)]
 
 
 def ran(row: Row) -> str:

@@ -49,7 +49,7 @@ from taxfree.problems import format_problem, heading, recorded_problem
 from taxfree.settings import Settings
 from taxfree_kernels.hardware import KNOWN
 from taxfree_kernels.variant import is_library
-from taxfree_tune.measuring.results import DISPATCH, Row, by_problem, fastest, machine_name
+from taxfree_tune.measuring.results import DISPATCH, Row, by_problem, fastest, load, machine_name
 from taxfree_tuning_db import Table, shipped_records
 
 COLUMNS = (
@@ -135,7 +135,7 @@ def update(text: str, root: Path) -> str:
     """
 
     def rows(block: Block) -> list[Row]:
-        return [row for path in sorted(root.glob(block["file"])) for row in rows_of(path)]
+        return [row for path in sorted(root.glob(block["file"])) for row in rows_of(load(path))]
 
     def where(block: Block) -> dict[str, str]:
         return dict(word.split("=", 1) for word in block["where"].split())
@@ -216,7 +216,7 @@ def _measured(
     """The rows of each problem whose fields have these values, by size."""
     folder = root / "benchmarks/results" / op
     paths = [folder / f"{machine}.json", *sorted(folder.glob(f"{machine}-*.json"))]
-    rows = [row for path in paths for row in rows_of(path)]
+    rows = [row for path in paths for row in rows_of(load(path))]
     chosen = [row for row in rows if all(row.problem[f] in v for f, v in wanted.items())]
     return sorted(by_problem(chosen), key=_size)
 
@@ -261,9 +261,10 @@ def scaled(paths: Sequence[Path], machine: str) -> str:
     lines: dict[str, dict[int, str]] = {}
     every = []
     for path in paths:
-        rows = [row for row in rows_of(path) if row.mode == "graph"]
+        results = load(path)
+        rows = [row for row in rows_of(results) if row.mode == "graph"]
         every += rows
-        created = json.loads(path.read_bytes())["environment"]["created"]
+        created = results.environment["created"]
         for group in by_problem(rows):
             of_problem = {
                 x: v for x, v in group[0].problem.items() if x not in (*_COMMON, "x_dtype")
