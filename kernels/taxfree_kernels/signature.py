@@ -147,7 +147,7 @@ def _itself(argument: Any) -> Any:
     return fixed(argument) if isinstance(argument, torch.Tensor) else argument
 
 
-_MAY_BE = {"Tensor": torch.Tensor, "Tensor?": (torch.Tensor, type(None))}
+_MAY_BE: dict[str, Any] = {"Tensor": torch.Tensor, "Tensor?": (torch.Tensor, type(None))}
 _NUMBERS: dict[str, type[Any]] = {"int": int, "float": float}
 
 
