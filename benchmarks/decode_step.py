@@ -1,13 +1,11 @@
-"""The decode step of one kernel on random weights: checked against float64, then timed.
+"""The decode step of one kernel on random weights, checked against float64.
 
-    python -m benchmarks.decode_step --layers 4 --batch 1 16 --context 1024 --gpus 2 --check
+    python -m benchmarks.decode_step --gpus 2 --batch 1 16 --scales none block
 
 Weights are functions of a seed, so that every rank makes its part of them, and the reference makes
-them again. Keys beyond the context are NaN. With --check, phases of one layer are compared first,
-for each batch, and contexts and windows around the sizes of chunks and splits; what is wrong ends
-the run before anything is timed. Times are of replays of a graph of one step; their yardstick is
-how fast the largest of all weights is found, which reads them once. The parent ends ranks that take
-too long.
+them again. Keys beyond the context are NaN. For each batch, phases of one layer are compared with
+contexts and windows around the sizes of chunks and splits; then the whole model, or --layers of it.
+`taxfree tune --op decode_step` times a step, `taxfree explain --op decode_step` its phases.
 """
 
 from __future__ import annotations
@@ -15,27 +13,21 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-import os
-import statistics
 import sys
-import tempfile
-import time
-from collections.abc import Callable, Sequence
-from functools import partial
-from pathlib import Path
+from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 import torch
-import torch.distributed as dist
-import torch.multiprocessing as mp
 
-from taxfree_kernels.decode_step import chunks, tape
+from benchmarks.commands import exit_code, positive
+from taxfree.errors import WrongResult
 from taxfree_kernels.decode_step.decoder import SCALED, Cache, Decoder, Layer
 from taxfree_kernels.decode_step.step import DecodeStep
-from taxfree_kernels.errors import PeerTimeout
 from taxfree_kernels.fabric.base import Fabric
-from taxfree_kernels.fabric.open import open_fabric
 from taxfree_kernels.fp8 import dequantised, quantised, quantised_weight
+from taxfree_tune import devices
+from taxfree_tune.workers.group import WorkerGroup
 
 Tensors = dict[str, torch.Tensor]
 
@@ -165,7 +157,8 @@ def make_decoder(sizes: Sizes, layers: int, weights: Weights, rank: int, world: 
     def layer_of(number: int) -> Layer:
         parts = {each: weights.part(number, each, rank, world) for each in weights.shapes}
         scales = tuple(scale for _, scale in parts.values() if scale is not None)
-        return Layer(**{each: weight for each, (weight, _) in parts.items()}, scales=scales)
+        tensors: dict[str, Any] = {each: weight for each, (weight, _) in parts.items()}
+        return Layer(**tensors, scales=scales)
 
     made = tuple(map(layer_of, range(layers)))
     device = made[0].q.device
@@ -375,277 +368,131 @@ def judged(
     return exact, bounds, wanted
 
 
-def say(rank: int, line: str) -> None:
-    """Print a line on one rank."""
-    if rank == 0:
-        print(line, flush=True)
-
-
-def await_end(step: Any, rank: int, seconds: float = 10.0) -> None:
-    """Wait for the step; if it hangs, print how far it came, and end the process."""
-    event = torch.cuda.Event()
-    event.record()
-    deadline = time.monotonic() + seconds
-    while not event.query():
-        if time.monotonic() > deadline:
-            with torch.cuda.stream(torch.cuda.Stream()):
-                words = step.buffers.counters.cpu().tolist()
-            names = ("DONE", "LEFT", "CLAIMED", "FAILED")
-            found = {name: words[getattr(chunks, name).value] for name in names}
-            pairs = words[chunks.SPLITS_DONE.value :]
-            print(f"rank {rank}: the step hangs: {found}, pairs {pairs}", flush=True)
-            os._exit(3)
-        time.sleep(0.001)
-
-
-def captured(run: Callable[[], object]) -> torch.cuda.CUDAGraph:
-    """A graph of one run, after another one."""
-    torch.cuda.synchronize()
-    with torch.cuda.stream(torch.cuda.Stream()):
-        run()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        run()
-    return graph
-
-
-def timed(graphs: dict[str, torch.cuda.CUDAGraph], rounds: int, fabric: Fabric) -> dict[str, Any]:
-    """Times of a replay, in us, after one more; in turns, from ranks that begin together."""
-    times: dict[str, list[float]] = {name: [] for name in graphs}
-    names = list(graphs)
-    for turn in range(rounds):
-        for name in names[turn % len(names) :] + names[: turn % len(names)]:
-            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            fabric.barrier()
-            graphs[name].replay()
-            begin.record()
-            for _ in range(3):
-                graphs[name].replay()
-            end.record()
-            torch.cuda.synchronize()
-            times[name].append(begin.elapsed_time(end) * 1e3 / 3)
-    return {
-        name: {"median": statistics.median(each), "min": min(each), "samples": each}
-        for name, each in times.items()
-    }
-
-
-def say_trace(times: torch.Tensor, rank: int) -> list[tuple[str, list[float]]]:
-    """Print the mean time from each event of a layer to the next, and its spread over programs.
-
-    Returns what it prints, in us: the first layer; others, their fastest and slowest program.
+@dataclasses.dataclass(frozen=True)
+class Asked:
+    """A step that is checked.
 
     Args:
-        times: int64 [programs, layers + 1, EVENTS].
+        model, layers: of `MODELS`, and how many of its layers.
+        dtype, scales: of weights, and of those in fp8.
+        contexts: of its sequences.
+        window: of all layers; None for none.
+        page: keys of a page of the cache; 0 for a dense one.
+        config: of the kernel.
     """
-    khz = getattr(torch.cuda.get_device_properties(0), "clock_rate", 1_980_000)
-    us = times.double() / khz * 1e3
-    steps = torch.cat([us[:, :-1].diff(dim=-1), (us[:, 1:, :1] - us[:, :-1, -1:])], -1)
-    names = [*tape.EVENTS[1:], tape.EVENTS[0]]
-    say(rank, f"us at {khz / 1e6:.2f} GHz, first layer, others, fastest and slowest program:")
-    rows = []
-    for index, name in enumerate(names):
-        first, means = steps[:, 0, index].mean(), steps[:, 1:, index].mean(1)
-        rows.append((name, [float(each) for each in (first, means.mean(), *means.aminmax())]))
-    head = us[:, -1, 1] - us[:, -1, 0]
-    rows.append(("head", [float(each) for each in (head.mean(), head.mean(), *head.aminmax())]))
-    for name, each in rows:
-        say(rank, f"  {name:10s} " + " ".join(f"{time:7.2f}" for time in each))
-    return rows
+
+    model: str
+    layers: int
+    dtype: str
+    scales: str
+    contexts: tuple[int, ...]
+    window: int | None
+    page: int
+    config: dict[str, int]
 
 
-def rank_main(rank: int, options: argparse.Namespace, folder: str) -> None:
-    """One rank: check, then time."""
-    world = options.gpus
-    torch.cuda.set_device(rank)
-    begin = time.monotonic()
-    dist.init_process_group(
-        "nccl", init_method=f"file://{folder}/store", rank=rank, world_size=world
+@lru_cache(maxsize=1)
+def _made(
+    fabric: Fabric, model: str, layers: int, dtype: str, scales: str
+) -> tuple[Weights, Decoder]:
+    """Weights, and a rank's part of the model; kept from one case to the next."""
+    weights = Weights(MODELS[model], getattr(torch, dtype), fabric.device, scales)
+    return weights, make_decoder(MODELS[model], layers, weights, fabric.rank, fabric.world_size)
+
+
+@torch.no_grad()
+def check(fabric: Fabric, asked: Asked, repeats: int) -> tuple[bool, str]:
+    """Whether a step is right on this rank, and repeats, with its errors; a task of the workers.
+
+    Raises:
+        PeerTimeout: a wait in the kernel exceeded its bound.
+    """
+    contexts, rank, world = asked.contexts, fabric.rank, fabric.world_size
+    weights, decoder = _made(fabric, asked.model, asked.layers, asked.dtype, asked.scales)
+    layers = tuple(dataclasses.replace(each, window=asked.window) for each in decoder.layers)
+    decoder = dataclasses.replace(decoder, layers=layers)
+    tokens = torch.arange(1000, 1000 + len(contexts), device=fabric.device)
+    positions = torch.tensor(contexts, dtype=torch.int32, device=fabric.device)
+    cache, old = make_cache(weights.sizes, asked.layers, contexts, weights, rank, world, asked.page)
+    step = DecodeStep(decoder, cache, len(contexts), fabric, asked.config, logits=True)
+    for name in ("qkv", "parts", "softmax", "attended", "activated", "x", "logits"):
+        getattr(step.buffers, name).fill_(float("nan"))
+    first = step(tokens, positions)
+    fabric.synchronize()
+    fabric.pool.check()
+    logits = step.logits.clone()
+    pairs, bounds, wanted = judged(
+        step, cache, logits, weights, old, decoder, tokens, contexts, rank, world
     )
-    fabric = open_fabric("cuda", None, 256 << 20, timeout_s=2.0)
-    sizes = MODELS[options.model]
-    layers = options.layers or sizes.layers
-    device = torch.device("cuda", rank)
-    say(rank, f"{torch.cuda.get_device_name()}, opened after {time.monotonic() - begin:.1f} s")
+    errors = {name: error_of(*pair) for name, pair in pairs.items()}
+    same = 0
+    for _ in range(repeats):
+        step(tokens, positions)
+        same += torch.equal(step.logits, logits)
+    wrong = [name for name, error in errors.items() if not error < bounds[name]]
+    lines = [
+        f"{asked}: {', '.join(f'{name} {error:.1e}' for name, error in errors.items())}; tokens "
+        f"{first.tolist()} for {wanted.argmax(-1).tolist()}; {same} of {repeats} repeat",
+        *(f"  {name:10s} {difference(*pairs[name])}" for name in wrong),
+    ]
+    return not wrong and same == repeats, "\n".join(lines)
 
-    def inputs(contexts: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
-        tokens = torch.arange(1000, 1000 + len(contexts), device=device)
-        return tokens, torch.tensor(contexts, dtype=torch.int32, device=device)
 
-    def checked(
-        decoder: Decoder, contexts: Sequence[int], repeats: int, config: dict[str, int]
-    ) -> tuple[bool, Cache, Any]:
-        """Whether a step is right and repeats; its cache; the step."""
-        count, window = len(decoder.layers), decoder.layers[0].window
-        tokens, positions = inputs(contexts)
-        cache, old = make_cache(sizes, count, contexts, weights, rank, world, options.page)
-        step = DecodeStep(decoder, cache, len(contexts), fabric, config, logits=True)
-        for name in ("qkv", "parts", "softmax", "attended", "activated", "x", "logits"):
-            getattr(step.buffers, name).fill_(float("nan"))
-        first = step(tokens, positions)
-        await_end(step, rank)
-        try:
-            fabric.pool.check()
-        except PeerTimeout as error:
-            print(f"rank {rank}: {error}", flush=True)
-        logits = step.logits.clone()
-        pairs, bounds, wanted = judged(
-            step, cache, logits, weights, old, decoder, tokens, contexts, rank, world
-        )
-        errors = {name: error_of(*pair) for name, pair in pairs.items()}
-        same = 0
-        for _ in range(repeats):
-            step(tokens, positions)
-            same += torch.equal(step.logits, logits)
-        right = all(error < bounds[name] for name, error in errors.items()) and same == repeats
-        line = f"{count} layers, batch {len(contexts)}, context {contexts[0]}, window {window}, "
-        line += f"config {config}, scales {weights.scales}: "
-        line += ", ".join(f"{k} {error:.1e}" for k, error in errors.items())
-        line += f"; tokens {first.tolist()} for {wanted.argmax(-1).tolist()}"
-        line += f"; {same} of {repeats} repeat"
-        say(rank, f"{line}; after {time.monotonic() - begin:.1f} s")
-        if not right:
-            print(f"rank {rank}: WRONG: {line}", flush=True)
-            for name, pair in pairs.items():
-                print(f"rank {rank}:   {name:10s} {difference(*pair)}", flush=True)
-        return right, cache, step
+def _check_all(options: argparse.Namespace) -> None:
+    """Check all cases.
 
-    def stream() -> None:
-        for each in matrices:
-            each.view(torch.int32).amax()
+    Raises:
+        WrongResult: at the first that is wrong on some rank.
+    """
+    fabric = devices.fabric_for("cuda")
+    devices.require(fabric, options.gpus)
+    with WorkerGroup(options.gpus, fabric, 256 << 20, timeout_s=2.0) as group:
 
-    def timed_case(batch: int, context: int) -> tuple[bool, dict[str, Any]]:
-        """Check and time the whole model."""
-        contexts = lengths(context, batch, spread=False)
-        right, cache, step = checked(decoder, contexts, options.repeats, {})
-        states = tape.states_of(cache)[0][0]
-        read = size + 2 * layers * sum(contexts) * states[0, :, 0].nbytes
-        given = inputs(contexts)
-        found: dict[str, Any] = {"batch": batch, "context": context, "scales": weights.scales}
-        found |= {"bytes": read, "right": right}
-        if options.trace:
-            traced = DecodeStep(decoder, cache, batch, fabric, {}, trace=True)
-            for _ in range(3):
-                traced(*given)
-            torch.cuda.synchronize()
-            found["trace"] = say_trace(traced.buffers.times, rank)
-        steps = {"step": step}
-        for config in options.config:
-            other = DecodeStep(decoder, cache, batch, fabric, config, logits=True)
-            other(*given)
-            error = error_of(other.logits, step.logits)
-            say(rank, f"config {config}: logits are {error:.1e} from those of the first one")
-            right &= error < 0.02
-            steps[f"step {config}"] = other
-        runs = {name: partial(each, *given) for name, each in steps.items()}
-        graphs = {
-            name: captured(run) for name, run in (runs | {"stream of weights": stream}).items()
-        }
-        times = timed(graphs, options.rounds, fabric)
-        fabric.pool.check()
-        rate = size / times["stream of weights"]["median"]
-        for name, each in times.items():
-            read_here = size if name == "stream of weights" else read
-            each["GB/s"] = read_here / each["median"] / 1e3
-            each["of stream"] = read_here / each["median"] / rate
-            say(
-                rank,
-                f"batch {batch}, context {context}, scales {weights.scales}: "
-                f"{name:40s} {each['median']:9.1f} us "
-                f"(min {each['min']:.1f}), {each['GB/s']:.0f} GB/s, "
-                f"{each['of stream']:.1%} of the stream",
-            )
-        return right, found | {"times": times}
+        def require(scales: str, layers: int, contexts: list[int], window: int | None) -> None:
+            for config in ({}, *options.config):
+                asked = Asked(
+                    options.model, layers, options.dtype, scales, tuple(contexts), window,
+                    options.page, config,
+                )  # fmt: skip
+                outcomes = group.call(check, options.timeout, asked=asked, repeats=options.repeats)
+                print(outcomes[0][1], flush=True)
+                for rank, (is_right, said) in enumerate(outcomes):
+                    if not is_right:
+                        raise WrongResult(f"rank {rank}: {said}")
 
-    right = True
-    results: dict[str, Any] = {"options": vars(options), "cases": []}
-    for scales in options.scales:
-        weights = Weights(sizes, getattr(torch, options.dtype), device, scales)
-        if options.check:
-            decoder = make_decoder(sizes, 1, weights, rank, world)
+        for scales in options.scales:
             for batch in options.batch:
                 for context, window in CASES if batch == 1 else CASES_OF_SEVERAL:
-                    layer = dataclasses.replace(decoder.layers[0], window=window)
-                    one = dataclasses.replace(decoder, layers=(layer,))
-                    for config in ({}, *options.config):
-                        right &= checked(one, lengths(context, batch, spread=True), 3, config)[0]
-            del decoder, layer, one
-            torch.cuda.empty_cache()
-        everyone = torch.tensor(int(right), device=device)
-        dist.all_reduce(everyone, dist.ReduceOp.MIN)
-        if not everyone:
-            break
-        decoder = make_decoder(sizes, layers, weights, rank, world)
-        held = (vars(layer).values() for layer in decoder.layers)
-        matrices = [each for layer in held for each in layer if isinstance(each, torch.Tensor)]
-        matrices = [*(each for each in matrices if each.dim() == 2), decoder.head]
-        size = sum(each.nbytes for each in matrices)
-        for context in options.context:
+                    require(scales, 1, lengths(context, batch, spread=True), window)
             for batch in options.batch:
-                was_right, case = timed_case(batch, context)
-                right &= was_right
-                results["cases"].append(case)
-                torch.cuda.empty_cache()
-    if rank == 0 and options.out:
-        from taxfree_tune.measuring import environment
-
-        results["environment"] = environment.record(fabric.name, fabric.hardware)
-        Path(options.out).write_text(json.dumps(results, indent=1, default=str) + "\n")
-    say(rank, f"{'right' if right else 'WRONG'}; done after {time.monotonic() - begin:.1f} s")
-    fabric.close()
-    dist.destroy_process_group()
-    if not right:
-        sys.exit(1)
+                layers = options.layers or MODELS[options.model].layers
+                require(scales, layers, lengths(options.context, batch, spread=False), None)
 
 
 def main() -> int:
-    """Start the ranks, and end them if they take too long."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    """Run the command line; returns the exit code."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--model", choices=MODELS, default="llama-3.1-8b")
-    parser.add_argument("--layers", type=int, help="of the model; all of them by default")
-    parser.add_argument("--batch", type=int, nargs="+", default=[1])
-    parser.add_argument("--context", type=int, nargs="+", default=[1024])
+    parser.add_argument("--layers", type=positive, help="of the model; all of them by default")
+    parser.add_argument("--batch", type=positive, nargs="+", default=[1])
+    parser.add_argument("--context", type=positive, default=1024, help="of the whole model")
     parser.add_argument("--page", type=int, default=0, help="keys of a page of the cache")
-    parser.add_argument("--gpus", type=int, default=1)
+    parser.add_argument("--gpus", type=positive, default=1)
     parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float16"))
     parser.add_argument(
-        "--scales",
-        nargs="+",
-        default=["none"],
-        choices=("none", "channel", "block"),
+        "--scales", nargs="+", default=["none"], choices=("none", "channel", "block"),
         help="of weights in fp8; none: in --dtype",
-    )
-    parser.add_argument("--check", action="store_true", help="one layer with many contexts first")
-    parser.add_argument("--trace", action="store_true", help="where a step's time goes")
-    parser.add_argument("--repeats", type=int, default=20)
-    parser.add_argument("--rounds", type=int, default=15)
+    )  # fmt: skip
+    parser.add_argument("--repeats", type=positive, default=20)
     parser.add_argument(
-        "--config",
-        action="append",
-        type=json.loads,
-        default=[],
-        help="JSON; checked and timed as well",
+        "--config", action="append", type=json.loads, default=[], help="JSON; checked as well"
     )
-    parser.add_argument("--timeout", type=float, default=85.0, help="of all ranks, in seconds")
-    parser.add_argument("--out", help="a JSON file")
+    parser.add_argument("--timeout", type=float, default=300.0, help="of a case, in seconds")
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        ranks = mp.spawn(rank_main, (options, folder), options.gpus, join=False)
-        deadline = time.monotonic() + options.timeout
-        try:
-            while not ranks.join(max(0.1, min(1.0, deadline - time.monotonic()))):
-                if time.monotonic() > deadline:
-                    print(f"ranks have not ended after {options.timeout} s", flush=True)
-                    return 2
-        except Exception as error:
-            print(error, flush=True)
-            return 1
-        finally:
-            for each in ranks.processes:
-                each.kill()
-    return 0
+    return exit_code(lambda: _check_all(options))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    from benchmarks import decode_step  # whose task has a module that workers find
+
+    sys.exit(decode_step.main())
