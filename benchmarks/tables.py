@@ -174,7 +174,7 @@ def evolution(rows: Iterable[Row], where: Mapping[str, str]) -> str:
 def summary(root: Path, machine: str) -> str:
     """A few problems of all operations on a machine, in Markdown."""
     header = ["", "ours", "dispatch", "library", "speed-up"]
-    lines, shown = [], []
+    lines, shown = [], list[Row]()
     for op, wanted in SUMMARY:
         for group in _measured(root, machine, op, wanted):
             ours, dispatch, library = compared = _compared(group, machine)
@@ -284,7 +284,7 @@ def scaled(paths: Sequence[Path], machine: str) -> str:
 def _benched(group: Sequence[Row], machine: str) -> tuple[float | None, float | None]:
     """Times of what dispatch picks today, and of the library's fastest path."""
     ours, library = _picked(group, machine), fastest([row for row in group if row.is_library])
-    return ours and ours.median_us, library and library.median_us
+    return ours.median_us if ours else None, library.median_us if library else None
 
 
 def _finals(row: Row, machine: str, created: str) -> tuple[float, float] | None:
@@ -389,8 +389,8 @@ def acceptance(record: Mapping[str, Any], where: Mapping[str, str]) -> str:
         f"{step['name']}: {failure}" for step in record["steps"] for failure in step["failures"]
     ]
     said = f" Beyond the limits of the script: {'; '.join(beyond)}." if beyond else ""
-    where = f"{record['ranks']} {record['gpu']}, {record['created'][:10]}"
-    return f"{table(header, cells, text=[0])}\n{where}.{said}\n"
+    machine = f"{record['ranks']} {record['gpu']}, {record['created'][:10]}"
+    return f"{table(header, cells, text=[0])}\n{machine}.{said}\n"
 
 
 def _titled(
