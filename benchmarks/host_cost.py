@@ -101,11 +101,11 @@ def _cost(fabric: Fabric, runtime: Runtime, problem: Any) -> LibraryCost:
         runtime.call(problem, inputs, out)
 
     def allocate() -> Any:
-        made = inputs[0].new_empty(shape)
+        made = out.new_empty(shape)
         return made.unbind() if getattr(problem, "rms_norm", False) else made
 
     calls, samples = (_CALLS, _SAMPLES) if fabric.has_graphs else _INTERPRETED
-    whole = _fastest(fabric, [lambda: plan(*inputs, out), dispatch], calls, samples)
+    plan_us, dispatch_us = _fastest(fabric, [lambda: plan(*inputs, out), dispatch], calls, samples)
     entry = runtime._plans.find(problem)
     assert entry is not None
     method = _call_of(runtime, problem, inputs)
@@ -113,8 +113,10 @@ def _cost(fabric: Fabric, runtime: Runtime, problem: Any) -> LibraryCost:
     with mock.patch.object(running, "run", lambda *tensors: tensors[-1]):
         timed = [lambda: running(*inputs, out), dispatch, method, allocate]
         nothing, dispatched, called, allocation = _fastest(fabric, timed, _CALLS, _SAMPLES)
-    added = dispatched - nothing, called - nothing - allocation
-    return LibraryCost(op_of(problem), str(problem), choice.variant, *whole, *added)
+    return LibraryCost(
+        op_of(problem), str(problem), choice.variant, plan_us, dispatch_us,
+        given_us=dispatched - nothing, method_us=called - nothing - allocation,
+    )  # fmt: skip
 
 
 def _fastest(

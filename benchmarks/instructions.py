@@ -137,7 +137,7 @@ def cases_of_fp8_wire(op: str, name: str) -> Iterator[CompiledCase]:
     variant = variants(op)[name]
     if isinstance(variant, FusedReductionVariant) and variant.sends_fp8:
         fields = {"x_dtype": "fp8", "scales": "channel", "fp8_wire": True}
-        problem = problem_class(op)(1024, 8192, 2048, dtype="bfloat16", world_size=2, **fields)
+        problem: Any = problem_class(op)(1024, 8192, 2048, dtype="bfloat16", world_size=2, **fields)
         for target in _TARGETS:
             config, *_ = variant.seed_configs(problem, KNOWN[target])
             yield CompiledCase.of(op, name, target, vars(problem), dict(config))

@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import itertools
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -275,7 +274,7 @@ class _Bank:
         static = _STATIC.get(op, _WEIGHT)
         self.parts: list[tuple[torch.Tensor, torch.Tensor]] = []
         self.inputs: tuple[torch.Tensor | None, ...] = (None,) * len(made[0])
-        self.sets = [self.inputs] * SETS
+        self.sets: list[tuple[torch.Tensor | None, ...]] = [self.inputs] * SETS
         for is_static in (True, False):
             part = [_only(tensors, static, is_static) for tensors in made]
             rows = torch.stack([_packed(tensors) for tensors in part]).to(device)
@@ -372,10 +371,13 @@ class _Caller:
 
     def call(self) -> None:
         """Make one call with its pauses and its comparison."""
-        pauses = itertools.chain([lambda: None], itertools.repeat(self._pause))
+        is_first = True
 
         def launch_after_pause(kernel: Kernel, args: tuple[Any, ...]) -> None:
-            Context().run(next(pauses))  # a new context: its own kernel is launched without a pause
+            nonlocal is_first
+            if not is_first:
+                Context().run(self._pause)  # a new context: its own kernel is launched at once
+            is_first = False
             launch_normally(kernel, args)
 
         for begin in self._begin:
@@ -645,14 +647,16 @@ def _configs(
 _soak: Soak | None = None
 
 
-def make_ready(fabric: Fabric, **arguments: Any) -> tuple[list[Member], list[tuple[Member, str]]]:
+def make_ready(
+    fabric: Fabric, /, **arguments: Any
+) -> tuple[list[Member], list[tuple[Member, str]]]:
     """Plan and compile the members of a :class:`Soak`; returns them, and those left out and why."""
     global _soak
     _soak = Soak(fabric, **arguments)
     return _soak.members, _soak.left_out
 
 
-def run(fabric: Fabric, **arguments: Any) -> Stretch:
+def run(fabric: Fabric, /, **arguments: Any) -> Stretch:
     """Make calls: :meth:`Soak.run`."""
     assert _soak is not None, "make_ready comes first"
     return _soak.run(**arguments)

@@ -8,7 +8,6 @@ A table is between two markers. The first names a result file, and may fix field
 The kind `results` makes one table per combination of the other fields, with a row per M, or per
 length of the KV cache. Other kinds:
 
-    evolution FILE      a table per combination, with a row per step, each of which removes one tax
     summary MACHINE     a few problems of all operations, from the machine's result files
     highlights MACHINE  a line per operation
     scaled FILES        problems in fp8, beside 16 bits, a column per M; FILES may have a *
@@ -24,7 +23,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from itertools import groupby
 from pathlib import Path
@@ -60,21 +59,6 @@ CAPTION = (
     "Microseconds, median of the slowest rank; ours and dispatch in a graph if there are any. "
     "Speed-up: fastest library time / dispatch. Last, dispatch in eager calls."
 )
-EVOLUTION_CAPTION = (
-    "Microseconds in a graph, median of the slowest rank; in brackets what the step has changed. "
-    "Each variant at its best config that is known."
-)
-#: operation -> variants in the order of their evolution: what the step removes, and its tax
-EVOLUTION: Mapping[str, Mapping[str, tuple[str, str]]] = {
-    "flash_decode": {
-        "baseline": ("", ""),
-        "splits": ("untuned splits", "-"),
-        "gather": ("the collective's latency", "bulk synchronous"),
-        "fine_wait": ("the wait for the last byte; a copy", "bulk synchronous, locality"),
-        "fused": ("two launches; the merged part's trip through memory", "launch, locality"),
-        "persistent": ("the last launch", "launch"),
-    }
-}
 _COLUMNS = {"gather_dim": (1,), "dtype": ("bfloat16",)}
 _ROWS = {"gather_dim": (0,), "dtype": ("bfloat16",)}
 #: operation, and the problems: field -> values
@@ -144,7 +128,6 @@ def update(text: str, root: Path) -> str:
         text,
         {
             "results": lambda block: tables(rows(block), where(block)),
-            "evolution": lambda block: evolution(rows(block), where(block)),
             "summary": lambda block: summary(root, block["file"]),
             "highlights": lambda block: highlights(root, block["file"]),
             "model": lambda block: models(
@@ -162,19 +145,28 @@ def update(text: str, root: Path) -> str:
 
 
 def tables(rows: Iterable[Row], where: Mapping[str, str]) -> str:
-    """The tables of the rows whose problems have these fields, in Markdown."""
-    return _titled(rows, where, _table, CAPTION)
+    """The tables of the rows whose problems have these fields, in Markdown.
 
-
-def evolution(rows: Iterable[Row], where: Mapping[str, str]) -> str:
-    """The effect of each step, for the rows whose problems have these fields, in Markdown."""
-    return _titled(rows, where, _evolution_table, EVOLUTION_CAPTION)
+    A table is of problems that differ in one field only, below a title of the other fields.
+    """
+    chosen = [row for row in rows if all(str(row.problem[f]) == v for f, v in where.items())]
+    by_title: dict[str, list[list[Row]]] = {}
+    for group in by_problem(chosen):
+        along = size_field(group[0].op)
+        fields = {name: value for name, value in group[0].problem.items() if name != along}
+        by_title.setdefault(heading(group[0].op, fields), []).append(group)
+    parts = []
+    for title, groups in by_title.items():
+        header = [size_field(groups[0][0].op), *COLUMNS]
+        cells = table(header, map(_cells, sorted(groups, key=_size)))
+        parts.append(f"**{title}**\n\n{cells}\n")
+    return "".join(parts) + f"{CAPTION}{_age(chosen)}\n"
 
 
 def summary(root: Path, machine: str) -> str:
     """A few problems of all operations on a machine, in Markdown."""
     header = ["", "ours", "dispatch", "library", "speed-up"]
-    lines, shown = [], []
+    lines, shown = [], list[Row]()
     for op, wanted in SUMMARY:
         for group in _measured(root, machine, op, wanted):
             ours, dispatch, library = compared = _compared(group, machine)
@@ -284,7 +276,7 @@ def scaled(paths: Sequence[Path], machine: str) -> str:
 def _benched(group: Sequence[Row], machine: str) -> tuple[float | None, float | None]:
     """Times of what dispatch picks today, and of the library's fastest path."""
     ours, library = _picked(group, machine), fastest([row for row in group if row.is_library])
-    return ours and ours.median_us, library and library.median_us
+    return ours.median_us if ours else None, library.median_us if library else None
 
 
 def _finals(row: Row, machine: str, created: str) -> tuple[float, float] | None:
@@ -389,28 +381,8 @@ def acceptance(record: Mapping[str, Any], where: Mapping[str, str]) -> str:
         f"{step['name']}: {failure}" for step in record["steps"] for failure in step["failures"]
     ]
     said = f" Beyond the limits of the script: {'; '.join(beyond)}." if beyond else ""
-    where = f"{record['ranks']} {record['gpu']}, {record['created'][:10]}"
-    return f"{table(header, cells, text=[0])}\n{where}.{said}\n"
-
-
-def _titled(
-    rows: Iterable[Row],
-    where: Mapping[str, str],
-    table_of: Callable[[Sequence[Sequence[Row]]], str],
-    caption: str,
-) -> str:
-    """A table for problems that differ in one field only, below a title of the other fields."""
-    chosen = [row for row in rows if all(str(row.problem[f]) == v for f, v in where.items())]
-    by_title: dict[str, list[list[Row]]] = {}
-    for group in by_problem(chosen):
-        along = size_field(group[0].op)
-        fields = {name: value for name, value in group[0].problem.items() if name != along}
-        by_title.setdefault(heading(group[0].op, fields), []).append(group)
-    parts = [
-        f"**{title}**\n\n{table_of(sorted(groups, key=_size))}\n"
-        for title, groups in by_title.items()
-    ]
-    return "".join(parts) + f"{caption}{_age(chosen)}\n"
+    machine = f"{record['ranks']} {record['gpu']}, {record['created'][:10]}"
+    return f"{table(header, cells, text=[0])}\n{machine}.{said}\n"
 
 
 def _age(rows: Iterable[Row]) -> str:
@@ -420,34 +392,6 @@ def _age(rows: Iterable[Row]) -> str:
         if not is_current(row):
             said["Removed" if is_removed(row) else "Changed"].add(ran(row))
     return "".join(f" {what} since: {', '.join(sorted(x))}." for what, x in said.items() if x)
-
-
-def _table(groups: Sequence[Sequence[Row]]) -> str:
-    return table([size_field(groups[0][0].op), *COLUMNS], map(_cells, groups))
-
-
-def _evolution_table(groups: Sequence[Sequence[Row]]) -> str:
-    op = groups[0][0].op
-    lines = []
-    before: list[Row | None] = [None] * len(groups)
-    for name, (gone, tax) in EVOLUTION[op].items():
-        rows = [
-            fastest([row for row in group if (row.variant, row.mode) == (name, "graph")])
-            for group in groups
-        ]
-        lines.append([name, gone, tax, *map(_step, rows, before)])
-        before = [row or earlier for row, earlier in zip(rows, before, strict=True)]
-    return table(
-        ["step", "what is gone", "tax", *(str(_size(group)) for group in groups)],
-        lines,
-        text=[0, 1, 2],
-    )
-
-
-def _step(row: Row | None, before: Row | None) -> str:
-    if row is None or before is None:
-        return _us(row)
-    return f"{row.median_us:.1f} ({row.median_us - before.median_us:+.1f})"
 
 
 def _cells(group: Sequence[Row]) -> list[str]:

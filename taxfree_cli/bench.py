@@ -34,10 +34,6 @@ Model: TypeAlias = Annotated[
         "problems of its layers.",
     ),
 ]
-Layers: TypeAlias = Annotated[
-    int | None,
-    typer.Option("--layers", metavar="COUNT", min=1, help="Layers of a whole model; default: all."),
-]
 Prefill: TypeAlias = Annotated[
     str | None,
     typer.Option(
@@ -54,12 +50,6 @@ Decode: TypeAlias = Annotated[
         help="Sequences that a whole model decodes; 1,16,64 without this and --prefill.",
     ),
 ]
-Context: TypeAlias = Annotated[
-    int | None,
-    typer.Option(
-        "--context", metavar="TOKENS", min=1, help="Tokens before a decode; 1024 by default."
-    ),
-]
 OnlyModes: TypeAlias = Annotated[
     list[str] | None,
     typer.Option(
@@ -67,14 +57,6 @@ OnlyModes: TypeAlias = Annotated[
         metavar="NAME",
         help="Only this mode of a whole model: eager, compiled, micro-pipeline, graph or step; "
         "repeatable.",
-    ),
-]
-OnlyVariants: TypeAlias = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--variant",
-        metavar="NAME",
-        help="Only this variant, beside the library and dispatch; repeatable.",
     ),
 ]
 MinSpeedup: TypeAlias = Annotated[
@@ -102,16 +84,16 @@ def bench(
     op: options.OpOfShapes = None,
     shapes: options.Shapes = None,
     model: Model = None,
-    layers: Layers = None,
+    layers: options.Layers = None,
     prefill: Prefill = None,
     decode: Decode = None,
-    context: Context = None,
+    context: options.Context = None,
     mode: OnlyModes = None,
     tp: options.Tp = None,
     gpus: options.Gpus = None,
     dtype: options.Dtype = None,
     fabric: options.Fabric = "auto",
-    variant: OnlyVariants = None,
+    variant: options.OnlyVariants = None,
     db: options.Db = None,
     min_speedup: MinSpeedup = None,
     compare: Compare = None,

@@ -15,13 +15,12 @@ from taxfree.files import require_writable, write
 from taxfree.problems import format_problem
 from taxfree_cli import options
 from taxfree_cli.asked import Asked, what_is_asked
-from taxfree_cli.bench import OnlyVariants, fail_if_broken
+from taxfree_cli.bench import fail_if_broken
 from taxfree_cli.bench_views import us
 from taxfree_cli.explain_scale import explain_scale
 from taxfree_cli.explain_views import print_explanation, print_sweep, print_timelines
 from taxfree_cli.output import note, print_json, print_lines, watched
 from taxfree_cli.pictures import require_picture
-from taxfree_cli.tune import Batch, Context, Layers
 from taxfree_cli.tune_step import explain_step, is_for_step
 from taxfree_tune.shapes import choose
 
@@ -93,7 +92,7 @@ def explain(
     dtype: options.Dtype = None,
     fabric: options.FabricIfMeasured = None,
     hardware: HardwareName = None,
-    variant: OnlyVariants = None,
+    variant: options.OnlyVariants = None,
     db: options.Db = None,
     sweep: Sweep = False,
     plot: Plot = None,
@@ -102,9 +101,9 @@ def explain(
     saved: SavedFile = None,
     scale: Scale = None,
     link: BetweenNodes = None,
-    layers: Layers = None,
-    batch: Batch = None,
-    context: Context = None,
+    layers: options.Layers = None,
+    batch: options.Batch = None,
+    context: options.Context = None,
     json: options.Json = False,
 ) -> None:
     """Show the three taxes of the library path and the dispatched variant, part by part.

@@ -90,6 +90,28 @@ Paths: TypeAlias = Annotated[
 Training: TypeAlias = Annotated[
     bool, typer.Option("--training", help="With the problems of the model's backward.")
 ]
+Layers: TypeAlias = Annotated[
+    int | None,
+    typer.Option(
+        "--layers", metavar="COUNT", min=1, help="Of a whole model, or a decode_step; default: all."
+    ),
+]
+Context: TypeAlias = Annotated[
+    int | None,
+    typer.Option(
+        "--context", metavar="TOKENS", min=1, help="Tokens before a decode; 1024 by default."
+    ),
+]
+Batch: TypeAlias = Annotated[
+    int | None,
+    typer.Option("--batch", metavar="COUNT", min=1, help="Sequences of a decode_step; 1."),
+]
+OnlyVariants: TypeAlias = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--variant", metavar="NAME", help="Only this variant, beside the library; repeatable."
+    ),
+]
 Gpus: TypeAlias = Annotated[
     str | None,
     typer.Option("--gpus", metavar="COUNTS", help="World sizes, such as 8 or 2,4,8."),

@@ -29,11 +29,6 @@ BudgetText: TypeAlias = Annotated[
 Seed: TypeAlias = Annotated[
     int, typer.Option("--seed", metavar="NUMBER", min=0, max=2**32 - 1, help="Search seed.")
 ]
-OnlyVariants: TypeAlias = Annotated[
-    list[str] | None,
-    typer.Option("--variant", metavar="NAME", help="Only this variant; repeatable."),
-]
-
 From: TypeAlias = Annotated[
     Path | None,
     typer.Option(
@@ -59,18 +54,6 @@ HardwareName: TypeAlias = Annotated[
         "records.",
     ),
 ]
-Layers: TypeAlias = Annotated[
-    int | None,
-    typer.Option("--layers", metavar="COUNT", min=1, help="Of a decode_step; default: all."),
-]
-Batch: TypeAlias = Annotated[
-    int | None,
-    typer.Option("--batch", metavar="COUNT", min=1, help="Sequences of a decode_step; 1."),
-]
-Context: TypeAlias = Annotated[
-    int | None,
-    typer.Option("--context", metavar="TOKENS", min=1, help="Before a decode_step; 1024."),
-]
 
 _TRIALS = 32
 
@@ -90,13 +73,13 @@ def tune(
     trials: Trials = None,
     budget: BudgetText = None,
     seed: Seed = 0,
-    variant: OnlyVariants = None,
+    variant: options.OnlyVariants = None,
     dry_run: DryRun = False,
     check: Check = False,
     hardware: HardwareName = None,
-    layers: Layers = None,
-    batch: Batch = None,
-    context: Context = None,
+    layers: options.Layers = None,
+    batch: options.Batch = None,
+    context: options.Context = None,
     all: options.All = False,
     json: options.Json = False,
 ) -> None:

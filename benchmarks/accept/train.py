@@ -70,7 +70,7 @@ def _timed(models: dict[str, Any], x: torch.Tensor, target: torch.Tensor) -> dic
             nn.functional.mse_loss(models[name](x), target).backward()
             _synchronize()
             times[name].append(1e6 * (time.perf_counter() - begin))
-    figures = {}
+    figures: dict[str, float] = {}
     for name, samples in times.items():
         first, median, third = statistics.quantiles(samples, n=4, method="inclusive")
         figures |= {f"{name}_us": median, f"{name}_iqr_us": third - first}

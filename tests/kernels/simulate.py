@@ -20,7 +20,7 @@ import torch
 from benchmarks import decode_step as bench
 from taxfree_check.cross_compile.record import GhostFabric
 from taxfree_kernels import launch
-from taxfree_kernels.decode_step.decoder import Cache
+from taxfree_kernels.decode_step.decoder import Cache, Decoder
 from taxfree_kernels.decode_step.step import DecodeStep
 from taxfree_kernels.device import peers
 from taxfree_kernels.hardware import KNOWN
@@ -59,27 +59,23 @@ def aligned(tensor: torch.Tensor) -> torch.Tensor:
     return place.view(tensor.shape).copy_(tensor)
 
 
-def step_of(
-    weights: Any, sizes: Any, rank: int, world: int, contexts: list[int], page: int,
-    window: int | None,
-) -> Any:  # fmt: skip
-    """A rank's decoder and cache, and the whole old keys and values."""
-    decoder = bench.make_decoder(sizes, LAYERS, weights, rank, world)
+def aligned_part(part: Decoder) -> Decoder:
+    """A rank's part whose tensors are aligned."""
     layers = tuple(
         dataclasses.replace(
-            layer, window=window,
-            **{k: aligned(v) for k, v in vars(layer).items() if isinstance(v, torch.Tensor)},
+            layer, **{k: aligned(v) for k, v in vars(layer).items() if isinstance(v, torch.Tensor)}
         )
-        for layer in decoder.layers
-    )  # fmt: skip
-    decoder = dataclasses.replace(
-        decoder, layers=layers, head=aligned(decoder.head), norm=aligned(decoder.norm)
+        for layer in part.layers
     )
-    cache, old = bench.make_cache(sizes, LAYERS, contexts, weights, rank, world, page)
-    cache = Cache(
-        tuple(map(aligned, cache.keys)), tuple(map(aligned, cache.values)), cache.block_table
+    return dataclasses.replace(
+        part, layers=layers, head=aligned(part.head), norm=aligned(part.norm)
     )
-    return decoder, cache, old
+
+
+def aligned_cache(cache: Cache) -> Cache:
+    """The same with aligned tensors."""
+    keys, values = (tuple(map(aligned, each)) for each in (cache.keys, cache.values))
+    return Cache(keys, values, cache.block_table)
 
 
 def words_left(fabric: Fabric, turns: int) -> int:
@@ -100,15 +96,18 @@ def simulate(
     sizes = SIZES if scales in ("none", "heads") else SIZES_IN_FP8
     if scales == "heads":  # registers do not hold q
         sizes, scales = dataclasses.replace(SIZES, heads=16), "none"
-    weights = bench.Weights(sizes, torch.bfloat16, torch.device("cpu"), scales)
+    whole = bench.whole_model(sizes, LAYERS, torch.bfloat16, torch.device("cpu"))
+    whole = bench.with_window(whole, window)
     contexts = [(37 * each) % 300 + 340 for each in range(batch)]
     fabrics = [Fabric(rank, world) for rank in range(world)]
     bases = torch.tensor([each._arena.data_ptr() for each in fabrics])
+    dense = bench.make_caches(sizes, LAYERS, contexts, whole.head, world)
+    decoders = list(map(aligned_part, bench.sharded(whole, world, scales)))
     steps, made = [], []
     for fabric in fabrics:
         fabric.heap_bases.copy_(bases)
-        rank = fabric.rank
-        decoder, cache, old = step_of(weights, sizes, rank, world, contexts, page, window)
+        decoder, cache = decoders[fabric.rank], dense[fabric.rank]
+        cache = aligned_cache(bench.paged(cache, page) if page else cache)
         config = {"STAGES": 4, "DOWN_PARTS": 2}
         steps.append(DecodeStep(decoder, cache, batch, fabric, config, logits=True))
         made.append(cache)
@@ -137,9 +136,8 @@ def simulate(
             kernel, [(args, tuple(each.constants.values())) for each, args in launches], PROGRAMS
         )
         for rank, step in enumerate(steps):
-            pairs, bounds, wanted = bench.judged(
-                step, made[rank], step.logits, weights, old, decoder, tokens, contexts, rank, world
-            )
+            parts = list(zip(decoders, dense, strict=True))
+            pairs, bounds, wanted = bench.judged(step, made[rank], parts, tokens, positions, rank)
             for name, pair in pairs.items():
                 note(name, bench.error_of(*pair) / bounds[name])
             near = wanted.gather(1, chosen[rank][:, None])[:, 0]

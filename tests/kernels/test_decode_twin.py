@@ -13,9 +13,9 @@ def steps(fabric: Any, batch: int, dtype: str) -> list[str]:
     """Complaints of calls one after another, twice from the same cache."""
     import torch
 
+    from benchmarks.decode_step import reference
     from taxfree_check.checker import steps
     from taxfree_kernels.decode_step.twin import TwinStep
-    from tests.models.decode_reference import exact_logits
 
     problem = steps.StepProblem(fabric.world_size, batch, has_same_head=True, has_all=True)
     model, of = steps.model(problem), getattr(torch, dtype)
@@ -26,9 +26,8 @@ def steps(fabric: Any, batch: int, dtype: str) -> list[str]:
         step = TwinStep(
             parts[fabric.rank], caches[fabric.rank], batch, fabric, {"DOWN_PARTS": 2, "SPLITS": 2}
         )
-        exact = exact_logits(
-            list(zip(parts, caches, strict=True)), model.tokens[0], model.positions[0]
-        )
+        of_ranks = list(zip(parts, caches, strict=True))
+        exact, _ = reference(of_ranks, model.tokens[0], model.positions[0])
         tokens = step(model.tokens[0], model.positions[0])
         own = exact.chunk(fabric.world_size, 1)[0]  # all ranks have the same head
         error = float((step.logits - own).norm() / own.norm())

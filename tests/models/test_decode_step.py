@@ -15,6 +15,7 @@ import torch
 from torch._dynamo.utils import counters
 
 import taxfree
+from benchmarks.decode_step import reference, sharded, whole_model
 from taxfree._runtime.runtime import runtimes
 from taxfree.errors import UsageError
 from taxfree.models import decode, report
@@ -22,7 +23,6 @@ from taxfree.models.decoders import decoder_of
 from taxfree_kernels.decode_step.decoder import Cache, weights_of
 from taxfree_kernels.decode_step.twin import TwinStep
 from taxfree_kernels.fp8 import dequantised, quantised, quantised_weight
-from tests.models.decode_reference import exact_logits
 from tests.ranks import Ranks, on_every_fabric
 from tests.sample import Sample
 
@@ -104,7 +104,7 @@ def generated(
     rows = []
     for _ in range(NEW_TOKENS - 1):
         parts = everyone((step.decoder, step.cache))
-        exact = exact_logits(parts, tokens[-1].cpu(), positions.cpu())
+        exact = reference(parts, tokens[-1].cpu(), positions.cpu())[0]
         tokens.append(step(tokens[-1], positions))
         positions += 1
         rows.append((step.logits.cpu(), exact))
@@ -176,7 +176,7 @@ def test_sequences_may_stand_at_different_positions() -> None:
     for tensor in (*step.cache.keys, *step.cache.values):
         tensor.normal_(generator=torch.Generator().manual_seed(1))
     tokens, positions = torch.tensor([3, 4]), torch.tensor([2, 15], dtype=torch.int32)
-    exact = exact_logits([(step.decoder, step.cache)], tokens, positions)
+    exact = reference([(step.decoder, step.cache)], tokens, positions)[0]
     assert step(tokens, positions).tolist() == exact.argmax(-1).tolist()
     torch.testing.assert_close(step.logits, exact.float())
 
@@ -197,7 +197,7 @@ def paged(dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
         for held in (keys, values)
     ))  # fmt: skip
     tokens, positions = torch.tensor([3, 4]), torch.tensor([2, 11], dtype=torch.int32)
-    exact = exact_logits([(step.decoder, dense)], tokens, positions)
+    exact = reference([(step.decoder, dense)], tokens, positions)[0]
     for _ in range(2):  # the second reads what the first has written
         step(tokens, positions)
     with pytest.raises(UsageError, match="the step has pages"):
@@ -292,11 +292,9 @@ def test_a_sum_takes_along_what_saves_the_most(
 
 def differences_of_sums(fabric: Any) -> list[float]:
     """How far logits of one model on two ranks are apart, by what sums take along."""
-    from benchmarks import decode_step as bench
     from tests.kernels.simulate import SIZES
 
-    weights = bench.Weights(SIZES, torch.bfloat16, fabric.device)
-    part = bench.make_decoder(SIZES, 1, weights, fabric.rank, 2)
+    part = sharded(whole_model(SIZES, 1, torch.bfloat16, fabric.device), 2)[fabric.rank]
     step = taxfree.decode_step(part, 2, 8, group=fabric.group)
     tokens, positions = torch.tensor([3, 4]), torch.zeros(2, dtype=torch.int32)
     found = []
@@ -345,7 +343,7 @@ def errors_in_fp8(fabric: Any, scales: str, batch: int) -> list[float]:
     assert {each.data_ptr() for each in (*weights_of(layer), *layer.scales)} <= held
     tokens = torch.arange(batch) + 3
     positions = torch.zeros(batch, dtype=torch.int32)
-    exact = exact_logits([(step.decoder, step.cache)], tokens, positions)
+    exact = reference([(step.decoder, step.cache)], tokens, positions)[0]
     step(tokens, positions)
     found = [step.logits, step.run_operations(tokens, positions)]
     x = torch.randn(batch, 256, generator=torch.Generator().manual_seed(1)).bfloat16()
@@ -364,14 +362,12 @@ def test_weights_in_fp8_are_multiplied_where_they_are(ranks: Ranks, scales: str)
 
 def errors_on_ranks(fabric: Any, scales: str) -> list[float]:
     """Errors of logits on the rank's part of a model in fp8, by operations and by the twin."""
-    from benchmarks import decode_step as bench
     from tests.kernels.simulate import SIZES_IN_FP8 as sizes
 
-    weights = bench.Weights(sizes, torch.bfloat16, fabric.device, scales)
-    parts = [bench.make_decoder(sizes, 1, weights, rank, 2) for rank in range(2)]
+    parts = sharded(whole_model(sizes, 1, torch.bfloat16, fabric.device), 2, scales)
     step = taxfree.decode_step(parts[fabric.rank], 2, 8, group=fabric.group)
     tokens, positions = torch.tensor([3, 4]), torch.zeros(2, dtype=torch.int32)
-    exact = exact_logits([(part, step.cache) for part in parts], tokens, positions)
+    exact = reference([(part, step.cache) for part in parts], tokens, positions)[0]
     step(tokens, positions)
     twin = TwinStep(parts[fabric.rank], step.cache, 2, fabric, {"DOWN_PARTS": 2}, rows=16)
     twin(tokens, positions)
@@ -673,7 +669,7 @@ def steps_of_bench(fabric: Any) -> Any:
     with torch.no_grad():
         model(prompts().flatten() % MODEL.vocabulary, rotary[:PROMPT], 0, held)
         token, positions = torch.tensor([3, 4]), torch.full((BATCH,), PROMPT, dtype=torch.int32)
-        exact = exact_logits(parts_of((decoder, step.cache)), token, positions)
+        exact = reference(parts_of((decoder, step.cache)), token, positions)[0]
         step(token, positions)
         other = model(token, rotary[PROMPT:], PROMPT, held)
     return step.logits.tolist(), other.tolist(), exact.tolist()

@@ -194,20 +194,6 @@ class TestTables:
         assert text.rstrip().endswith("Changed since: pull, push.")
         assert "Changed since" not in script("tables").tables([new], {})
 
-    def test_an_evolution_has_a_row_per_step_and_what_it_has_changed(self):
-        common = {"batch": 1, "q_heads": 8, "kv_heads": 1, "head_dim": 64}
-        common |= {"kv_len_per_rank": 128, "dtype": "float16", "world_size": 2}
-        times = {"baseline": 30.0, "gather": 26.0, "fused": 20.5}
-        rows = [
-            dataclasses.replace(row(name, "graph", us), op="flash_decode", problem=common)
-            for name, us in times.items()
-        ]
-        lines = script("tables").evolution(rows, {}).splitlines()
-        assert "| step | what is gone | tax | 128 |" in lines
-        assert "| gather | the collective's latency | bulk synchronous | 26.0 (-4.0) |" in lines
-        assert any(line.startswith("| fused |") and "20.5 (-5.5)" in line for line in lines)
-        assert any(line.startswith("| persistent |") and line.endswith("| - |") for line in lines)
-
     def test_the_documents_are_up_to_date(self):
         command = [sys.executable, "benchmarks/tables.py", "--check"]
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)

@@ -72,7 +72,7 @@ def tiny_problems(op: str, world_size: int) -> Sequence[Any]:
     if op == STEP:
         from taxfree_check.checker import steps  # it loads the models of taxfree
 
-        return [*steps.tiny(world_size), *steps.in_fp8(world_size)]
+        return [*steps.tiny(world_size), *steps.scaled(world_size)]
     return operation_shapes(op).tiny(world_size)
 
 

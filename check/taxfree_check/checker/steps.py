@@ -19,9 +19,10 @@ from taxfree_check.checker.fabric import SimulatedFabric, Simulation
 from taxfree_check.checker.report import Reason, Violation
 from taxfree_check.checker.simulate import Call, ScheduleOutcome
 from taxfree_check.checker.trial import FIRST_GENERATIONS
+from taxfree_check.decoders import in_fp8, part_of
 from taxfree_kernels.decode_step.decoder import SCALED, Cache, Decoder, Layer
 from taxfree_kernels.decode_step.twin import TwinStep
-from taxfree_kernels.fp8 import dequantised, quantised, quantised_weight
+from taxfree_kernels.fp8 import dequantised, quantised
 
 _CALLS = 5  # a slot of Lamport words that the wrong turn takes is then in use
 _PROGRAMS = (2, 3)
@@ -58,7 +59,7 @@ def tiny(world_size: int) -> list[StepProblem]:
     ]
 
 
-def in_fp8(world_size: int) -> list[StepProblem]:
+def scaled(world_size: int) -> list[StepProblem]:
     """Problems with weights in fp8."""
     small = StepProblem(world_size)
     return [
@@ -167,44 +168,10 @@ def model(problem: StepProblem) -> Model:
     )  # fmt: skip
     tokens = torch.randint(world * _VOCAB, (_CALLS, problem.batch), generator=generator)
     positions = torch.arange(_CALLS)[:, None] + 3 + 4 * torch.arange(problem.batch)
-    parts = [_part(whole, rank, world) for rank in range(world)]
+    parts = [in_fp8(part_of(whole, rank, world), problem.scales) for rank in range(world)]
     if problem.scales != "none":
-        parts = [_in_fp8(part, problem.scales) for part in parts]
         whole = _together(whole, parts)
     return Model(whole, parts, tokens, positions)
-
-
-def _part(whole: Decoder, rank: int, world: int) -> Decoder:
-    """A rank's part of a decoder."""
-
-    def of_rows(weight: torch.Tensor) -> torch.Tensor:
-        return weight.chunk(world)[rank].contiguous()
-
-    def of_layer(layer: Layer) -> Layer:
-        split = ("q", "k", "v", "gate", "up", "q_bias", "k_bias", "v_bias")
-        weights = {name: getattr(layer, name) for name in split}
-        parts: dict[str, Any] = {
-            name: of_rows(weight) for name, weight in weights.items() if weight is not None
-        }
-        o, down = (w.chunk(world, 1)[rank].contiguous() for w in (layer.o, layer.down))
-        return replace(layer, **parts, o=o, down=down)
-
-    head = of_rows(whole.head)
-    layers = tuple(map(of_layer, whole.layers))
-    return replace(whole, layers=layers, head=head, vocab_start=rank * len(head))
-
-
-def _in_fp8(part: Decoder, scales: str) -> Decoder:
-    """A rank's part with layers in fp8."""
-
-    def of_layer(layer: Layer) -> Layer:
-        factors = [quantised_weight(getattr(layer, name).t(), scales) for name in SCALED]
-        weights: dict[str, Any] = {
-            name: values.t() for name, (values, _) in zip(SCALED, factors, strict=True)
-        }
-        return replace(layer, **weights, scales=tuple(s.t().contiguous() for _, s in factors))
-
-    return replace(part, layers=tuple(map(of_layer, part.layers)))
 
 
 def _together(whole: Decoder, parts: list[Decoder]) -> Decoder:

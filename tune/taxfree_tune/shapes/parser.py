@@ -20,7 +20,7 @@ from taxfree_tune.shapes.text import integer, read_text
 Value: TypeAlias = int | str
 Axes: TypeAlias = Mapping[str, Sequence[Value]]
 
-EXAMPLE = 'for example --shapes "m=1,16 n=3584 k=8192", --shapes 1,16x3584x8192, --shapes paper'
+_OF_MATMULS = "m=1,16 n=3584 k=8192"
 MODEL_SET = "model"
 _TWICE = "has a key twice"
 
@@ -50,11 +50,27 @@ class Shape:
 
 def example(op: str | None) -> str:
     """A hint at shapes of an operation; None: of any matmul."""
+    shape, name = _example(op)
+    short = " --shapes 1,16x3584x8192," if shape == _OF_MATMULS else ""
+    return f'for example --shapes "{shape}",{short} --shapes {name}'
+
+
+def _example(op: str | None) -> tuple[str, str]:
+    """A shape of an operation, and one of its sets."""
     shapes = None if op is None else operation_shapes(op)
     if shapes is None or shapes.shorthand == ("m", "n", "k"):
-        return EXAMPLE
+        return _OF_MATMULS, "paper"
     name, (first, *_) = next(iter(shapes.sets.items()))
-    return f'for example --shapes "{first}", --shapes {name}'
+    return first, name
+
+
+def _file_example(op: str | None) -> str:
+    """A hint at files of shapes of an operation."""
+    shape, _ = _example(op)
+    fields = (word.split("=") for word in shape.split())
+    listed = ((name, f"[{v.replace(',', ', ')}]" if "," in v else v) for name, v in fields)
+    mapping = ", ".join(f"{name}: {values}" for name, values in listed)
+    return f'a list of shapes: - "{shape}", or - {{{mapping}}}'
 
 
 class Parser:
@@ -191,13 +207,12 @@ def entries(argument: str, op: str | None) -> list[ShapeEntry]:
         raise UsageError("a shape is empty", example(op))
     if not argument.endswith((".yaml", ".yml")):
         return [ShapeEntry(argument)]
-    return _yaml_entries(Path(argument))
+    return _yaml_entries(Path(argument), op)
 
 
-def _yaml_entries(path: Path) -> list[ShapeEntry]:
+def _yaml_entries(path: Path, op: str | None) -> list[ShapeEntry]:
     """The entries of a YAML list of shapes; mappings are written out."""
-    name = quoted(str(path))
-    hint = 'a list of shapes: - "m=1,16 n=3584 k=8192", or - {m: [1, 16], n: 3584, k: 8192}'
+    name, hint = quoted(str(path)), _file_example(op)
     try:
         # The base loader leaves scalars as text: the parser decides what they are.
         document = yaml.load(read_text(path, "shape file"), Loader=_Loader)
@@ -207,7 +222,7 @@ def _yaml_entries(path: Path) -> list[ShapeEntry]:
         raise UsageError(f"shape file {name} {why}", hint) from error
     if not isinstance(document, list) or not document:
         raise UsageError(f"shape file {name} is not a list of shapes", hint)
-    return [_entry(name, entry, hint) for entry in document]
+    return [_entry(name, entry, op) for entry in document]
 
 
 class _Loader(yaml.BaseLoader):
@@ -220,11 +235,11 @@ class _Loader(yaml.BaseLoader):
         return mapping
 
 
-def _entry(name: str, entry: object, hint: str) -> ShapeEntry:
+def _entry(name: str, entry: object, asked: str | None) -> ShapeEntry:
     if isinstance(entry, str) and entry.strip():
         return ShapeEntry(entry)
     if not isinstance(entry, dict) or not entry.keys() - {"op", "calls"}:
-        raise UsageError(f"shape file {name}: an entry is not a shape", hint)
+        raise UsageError(f"shape file {name}: an entry is not a shape", _file_example(asked))
     op, calls = entry.get("op"), entry.get("calls", "0")
     ops = operation_names()
     if op is not None and op not in ops:
@@ -237,6 +252,7 @@ def _entry(name: str, entry: object, hint: str) -> ShapeEntry:
             "leave calls out: it only says why an entry comes first",
         )
     fields = {key: value for key, value in entry.items() if key not in ("op", "calls")}
+    hint = _file_example(op or asked)
     words = (f"{key}={_values_text(name, value, hint)}" for key, value in fields.items())
     return ShapeEntry(" ".join(words), op)
 
