@@ -128,9 +128,9 @@ class Signature:
             PlanError: one of them is no such number, or no tensor where one is needed.
         """
         for argument, value in zip(self.schema.split(", "), arguments, strict=True):
-            kind, name = argument.split()
-            if not isinstance(value, _MAY_BE.get(kind, object)):
-                raise PlanError(f"{name} must be a torch.Tensor, not {type(value).__name__}")
+            wanted, called = argument.split()
+            if not isinstance(value, _MAY_BE.get(wanted, object)):
+                raise PlanError(f"{called} must be a torch.Tensor, not {type(value).__name__}")
         for index, name, kind, allowed in self.numbers:
             if type(arguments[index]) not in allowed:
                 number = _number(name, kind, arguments[index])
