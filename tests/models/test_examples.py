@@ -51,6 +51,7 @@ def check_train(tmp_path: Path) -> None:
     assert "matmul_reduce_scatter" in said
 
 
+@pytest.mark.dealt("name")
 @pytest.mark.parametrize("name", ["decode", "generate", "parallel", "ring", "train"])
 def test_an_example_that_is_started_without_what_it_needs_says_how(name: str) -> None:
     if name in ("decode", "generate"):

@@ -82,12 +82,12 @@ class Group:
             if not ("generation" in each.change and any(name in each.change for name in names))
         ]
 
-    def find(self, mutant: Mutant) -> Violation | None:
-        """The violation that a check reports with the mutant in place."""
+    def find(self, mutant: Mutant, seeds: range | None = None) -> Violation | None:
+        """The violation that a check reports with the mutant in place, by all seeds or some."""
         tried = (*([] if self.alone else [None]), *([self.problems] if self.problems else []))
         with mutant.installed():
             for variant, problems in product(self.variants, tried):
-                violation = check_variant(self.op, variant, problems, self.seeds).violation
+                violation = check_variant(self.op, variant, problems, seeds or self.seeds).violation
                 if violation is not None:
                     return violation
         return None

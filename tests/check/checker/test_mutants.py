@@ -24,10 +24,21 @@ EVERY = [(name, without_place(each)) for name, group in GROUPS.items() for each 
 @pytest.mark.parametrize("name", GROUPS)
 def test_a_mutant_that_is_not_reported_changes_nothing(name, sample):
     group = GROUPS[name]
-    tried = sample.of(group.mutants())
-    survivors = Counter(without_place(each) for each in tried if group.find(each) is None)
     # An entry is one mutant: others of the same text, at another place, have to be reported.
-    assert survivors <= Counter(each for at, each, _ in HARMLESS if at == name)
+    harmless = Counter(each for at, each, _ in HARMLESS if at == name)
+    tried = Counter(map(without_place, group.mutants()))
+    may_survive = {each for each, count in harmless.items() if count == tried[each]}
+    survivors = Counter(
+        without_place(each)
+        for each in sample.of(group.mutants())
+        if without_place(each) not in may_survive and not is_reported(group, each)
+    )
+    assert survivors <= harmless
+
+
+def is_reported(group, mutant):
+    """A few seeds of all variants first: what one variant never shows, another does at once."""
+    return any(group.find(mutant, seeds) is not None for seeds in (group.seeds[:2], group.seeds))
 
 
 def test_a_harmless_mutant_is_still_a_mutant():
