@@ -182,7 +182,9 @@ def multiply_tile(boxes, place, stride_w, m, n, k, TILE: gl.constexpr, WORK: gl.
         stride_w: where factors are fp8, ``ScaledStrides``.
     """
     if TILE.SCALES == "none":
-        return multiply(0, place.steps, 0, boxes, TILE, 1, WORK.STAGES)
+        acc = multiply(0, place.steps, boxes, TILE, 1, WORK.STAGES)
+        mbarrier.arrive(boxes.empty.index((place.steps - 1) % WORK.STAGES), count=1)
+        return acc
     else:
         return multiply_tile_fp8(
             place.steps, boxes, place.row, m, place.col, n, k, stride_w.x_scale_ptr,
@@ -275,8 +277,7 @@ class SpecializedPlan(LamportPlan):
         self, problem: PartialSum, config: Config
     ) -> tuple[OperandDescriptors, OperandDescriptors]:
         block_m, block_n, block_k = (config[f"BLOCK_{side}"] for side in "MNK")
-        kinds = {"float16": gl.float16, "bfloat16": gl.bfloat16}
-        dtype = gl.float8e4nv if problem.is_fp8 else kinds[problem.dtype]
+        dtype = getattr(gl, "float8e4nv" if problem.is_fp8 else problem.dtype)
         x_box, w_box = [1, 1, block_m, block_k], [1, block_n, block_k]
         x_layout, w_layout = (
             gl.NVMMASharedLayout.get_default_for(box, dtype) for box in (x_box, w_box)
