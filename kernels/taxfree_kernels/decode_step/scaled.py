@@ -70,17 +70,21 @@ class Scales(NamedTuple):
 
 @gluon.jit
 def scales_of(table, layer, first, row, second, other_row, K: gl.constexpr, MODEL: gl.constexpr):
-    """``Scales`` of a unit.
+    """``Scales`` of a unit; nothing in 16 bits.
 
     Args:
         table: see ``tape.scale_addresses_of``.
         first, row, second, other_row: the weight of either half of its rows, and its first row.
     """
-    if MODEL.SCALES == "block":
-        row = row // _BLOCK * (K // _BLOCK)
-        other_row = other_row // _BLOCK * (K // _BLOCK)
-    to = table + layer * WEIGHTS
-    return Scales(gl.load(to + first) + 4 * row, gl.load(to + second) + 4 * other_row)
+    if MODEL.SCALES == "none":
+        scales = ()
+    else:
+        if MODEL.SCALES == "block":
+            row = row // _BLOCK * (K // _BLOCK)
+            other_row = other_row // _BLOCK * (K // _BLOCK)
+        to = table + layer * WEIGHTS
+        scales = Scales(gl.load(to + first) + 4 * row, gl.load(to + second) + 4 * other_row)
+    return scales
 
 
 class _Divisor(NamedTuple):
