@@ -17,6 +17,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import mma_v2
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
+from taxfree_kernels.decode_step import tape
 from taxfree_kernels.decode_step.chunks import (
     CHUNK_BYTES,
     SPLITS_DONE,
@@ -24,14 +25,6 @@ from taxfree_kernels.decode_step.chunks import (
     hand_back,
     page_of,
     sequences,
-)
-from taxfree_kernels.decode_step.tape import (
-    K_NORM,
-    LINE_KEYS,
-    LINE_VALUES,
-    LINES,
-    Q_NORM,
-    VECTORS,
 )
 from taxfree_kernels.device.specialized import reinterpreted
 
@@ -148,9 +141,9 @@ def _load_heads(
     value = x
     if MODEL.HAS_QK_NORM:
         rstd = gl.rsqrt(gl.sum(x * x, 1) * (1.0 / DIM) + MODEL.EPS)[:, None]
-        norms = step.vectors + layer * VECTORS
-        of_q = tl.cast(gl.multiple_of(gl.load(norms + Q_NORM), 16), gl.pointer_type(element))
-        of_k = tl.cast(gl.multiple_of(gl.load(norms + K_NORM), 16), gl.pointer_type(element))
+        norms = step.vectors + layer * tape.VECTORS
+        of_q = tl.cast(gl.multiple_of(gl.load(norms + tape.Q_NORM), 16), gl.pointer_type(element))
+        of_k = tl.cast(gl.multiple_of(gl.load(norms + tape.K_NORM), 16), gl.pointer_type(element))
         other = (d + DIM // 2) % DIM
         x *= rstd * gl.where(row < QUERIES, gl.load(of_q + d), gl.load(of_k + d)).to(gl.float32)
         y *= rstd * gl.where(row < QUERIES, gl.load(of_q + other), gl.load(of_k + other)).to(
@@ -162,8 +155,8 @@ def _load_heads(
     result = gl.where(row > QUERIES, value, turned).to(element)
     for place in gl.static_range(2):
         heads[place].store(result)
-    keys = gl.load(step.lines + layer * LINES + LINE_KEYS)
-    values = gl.load(step.lines + layer * LINES + LINE_VALUES)
+    keys = gl.load(step.lines + layer * tape.LINES + tape.LINE_KEYS)
+    values = gl.load(step.lines + layer * tape.LINES + tape.LINE_VALUES)
     line = page_of(step.pages, sequence, position, MODEL) * step.heads[0] + kv_head * step.heads[1]
     line += gl.where(row == QUERIES, keys, values)
     within = (position % MODEL.PAGE if MODEL.PAGE else position).to(gl.int64) * step.stride_key

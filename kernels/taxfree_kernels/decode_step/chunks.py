@@ -16,17 +16,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
-from taxfree_kernels.decode_step.tape import (
-    LINE_DOWN,
-    LINE_GATE,
-    LINE_KEYS,
-    LINE_O,
-    LINE_UP,
-    LINE_VALUES,
-    LINES,
-    SPAN_BITS,
-    WINDOW,
-)
+from taxfree_kernels.decode_step import tape
 from taxfree_kernels.device.peers import ABORT, LIMIT
 from taxfree_kernels.device.specialized import load_box, reinterpreted
 
@@ -129,7 +119,7 @@ def counts_of(positions, widest, MODEL: gl.constexpr, WORK: gl.constexpr):
 def chunks_of_split(split, splits, layer, position, lines, MODEL: gl.constexpr):
     """The chunks of keys [begin, end) of a split, and the first key that attention sees."""
     KEYS: gl.constexpr = MODEL.KEYS
-    window = gl.load(lines + layer * LINES + WINDOW).to(gl.int32)
+    window = gl.load(lines + layer * tape.LINES + tape.WINDOW).to(gl.int32)
     oldest = gl.maximum(position + 1 - window, 0)
     first = oldest // KEYS
     chunks = position // KEYS + 1 - first
@@ -223,8 +213,8 @@ def _has_spans(box):
 def _load_box(desc, line, second, third, full, to):
     """Load a box of the matrix that begins at a line; see ``tape.Lines``."""
     if _has_spans(desc.block_shape):
-        span = (line >> SPAN_BITS).to(gl.int32)
-        within = (line & ((1 << SPAN_BITS) - 1)).to(gl.int32)
+        span = (line >> tape.SPAN_BITS).to(gl.int32)
+        within = (line & ((1 << tape.SPAN_BITS) - 1)).to(gl.int32)
         load_box(desc, [span, within, second, third, 0], full, to)
     else:
         load_box(desc, [line.to(gl.int32), second, third, 0], full, to)
@@ -299,8 +289,8 @@ def _load_keys(
     position = gl.load(positions + sequence).to(gl.int32)
     lines = weights.lines
     begin, end, oldest = chunks_of_split(split, counts.splits, layer, position, lines, MODEL)
-    keys = gl.load(lines + layer * LINES + LINE_KEYS) + head * heads[1]
-    values = gl.load(lines + layer * LINES + LINE_VALUES) + head * heads[1]
+    keys = gl.load(lines + layer * tape.LINES + tape.LINE_KEYS) + head * heads[1]
+    values = gl.load(lines + layer * tape.LINES + tape.LINE_VALUES) + head * heads[1]
     found = _pages_of_chunk(pages, sequence, begin, oldest, position, MODEL)
     for chunk in range(begin, end):
         # asked for now, used in the next turn
@@ -369,16 +359,16 @@ def rows_of(unit, layers, lines, counts, MODEL: gl.constexpr, WORK: gl.constexpr
     elif o < 0:
         kind = zero + OF_KEYS
     elif gate < 0:
-        kind, first, second = zero + OF_HEADS, zero + LINE_O, zero + LINE_O
+        kind, first, second = zero + OF_HEADS, zero + tape.LINE_O, zero + tape.LINE_O
         row, other_row = o * ROWS, o * ROWS + HALF
     elif down < 0:
-        first, second = zero + LINE_GATE, zero + LINE_UP
+        first, second = zero + tape.LINE_GATE, zero + tape.LINE_UP
         row, other_row = gate * HALF, gate * HALF
     else:
-        kind, first, second = zero + OF_INTERMEDIATE, zero + LINE_DOWN, zero + LINE_DOWN
+        kind, first, second = zero + OF_INTERMEDIATE, zero + tape.LINE_DOWN, zero + tape.LINE_DOWN
         row = down // WORK.DOWN_PARTS * ROWS
         other_row, part = row + HALF, down % WORK.DOWN_PARTS
-    table = lines + layer * LINES
+    table = lines + layer * tape.LINES
     line, other = gl.load(table + first), gl.load(table + second)
     return Rows(kind, line, row, other, other_row, part), layer, at
 
