@@ -111,10 +111,7 @@ def _of_heads(dim):
 
 
 @gluon.jit
-def _load_heads(
-    sequence, kv_head, position, has_new, layer, step, heads, MODEL: gl.constexpr,
-    WORK: gl.constexpr,
-):  # fmt: skip
+def _load_heads(sequence, kv_head, position, has_new, layer, step, heads, MODEL: gl.constexpr):
     """Store a unit's heads of q, then of k and of v, to shared memory: norms, rotary, scale.
 
     Args:
@@ -161,13 +158,11 @@ def _load_heads(
     line += gl.where(row == QUERIES, keys, values)
     within = (position % MODEL.PAGE if MODEL.PAGE else position).to(gl.int64) * step.stride_key
     is_new = (row >= QUERIES) & (row < QUERIES + 2) & has_new & (d >= 0)
-    gl.store(step.origin + line * (WORK.LINE // 2) + within + d, result, mask=is_new)
+    gl.store(step.origin + line * (MODEL.LINE // 2) + within + d, result, mask=is_new)
 
 
 @gluon.jit
-def attend(
-    unit, layer, counts, n, step, pipe, shared, MODEL: gl.constexpr, WORK: gl.constexpr
-):  # fmt: skip
+def attend(unit, layer, counts, n, step, pipe, shared, MODEL: gl.constexpr):
     """Attend to a split for all query heads of a KV head; returns the number of chunks read.
 
     Args:
@@ -198,7 +193,7 @@ def attend(
     heads = reinterpreted(acc_shared, SHAPE, swizzled, element)
     others = reinterpreted(acc_shared, SHAPE, plain, element)
     places = (heads.slice(0, _heads(MODEL)), others.slice(ROWS, _heads(MODEL)))
-    _load_heads(sequence, head, position, has_new, layer, step, places, MODEL, WORK)
+    _load_heads(sequence, head, position, has_new, layer, step, places, MODEL)
     q = heads.slice(0, ROWS).load(gl.SliceLayout(0, OF_Q))[None, :, :]
     q = q.broadcast_to([GROUPS, ROWS, DIM])
     rows = reinterpreted(acc_shared, SHAPE, flat, element)
@@ -221,8 +216,8 @@ def attend(
     each = gl.arange(0, 16, gl.SliceLayout(0, gl.SliceLayout(2, OF_VALUES)))
     of_values = group[:, None, None] * 16 + each[None, :, None]
     for chunk in range(begin, end):
-        stage = n % WORK.STAGES
-        mbarrier.wait(pipe.full.index(stage), n // WORK.STAGES & 1)
+        stage = n % MODEL.STAGES
+        mbarrier.wait(pipe.full.index(stage), n // MODEL.STAGES & 1)
         keys = pipe.states.index(stage).permute((0, 2, 1)).load(OF_KEYS)
         hand_back(stage, pipe)
         n += 1
@@ -237,8 +232,8 @@ def attend(
         tops = higher
         keep = gl.convert_layout(keep, gl.SliceLayout(2, OF_SUMS))
         weights = gl.convert_layout(weights.to(element), OF_WEIGHTS)
-        stage = n % WORK.STAGES
-        mbarrier.wait(pipe.full.index(stage), n // WORK.STAGES & 1)
+        stage = n % MODEL.STAGES
+        mbarrier.wait(pipe.full.index(stage), n // MODEL.STAGES & 1)
         values = pipe.states.index(stage).load(OF_VALUES)
         hand_back(stage, pipe)
         n += 1

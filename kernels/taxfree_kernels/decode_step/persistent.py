@@ -125,9 +125,9 @@ def _vector_at(vectors, row, column, element: gl.constexpr):
 
 
 @gluon.jit
-def _note(buffers, layer, layers, event: gl.constexpr, WORK: gl.constexpr):
+def _note(buffers, layer, layers, event: gl.constexpr, MODEL: gl.constexpr):
     """Store the time of an event."""
-    if WORK.TRACE:
+    if MODEL.TRACE:
         at = (gl.program_id(0) * (layers + 1) + layer) * _EVENTS + event
         gl.store(buffers.times + at, cycles("cuda"))
 
@@ -136,23 +136,20 @@ def _note(buffers, layer, layers, event: gl.constexpr, WORK: gl.constexpr):
 
 
 @gluon.jit
-def _norm_at(
-    vectors, row, column, element: gl.constexpr,
-    MODEL: gl.constexpr, WORK: gl.constexpr, GROUP: gl.constexpr,
-):  # fmt: skip
+def _norm_at(vectors, row, column, element: gl.constexpr, MODEL: gl.constexpr, GROUP: gl.constexpr):
     """The weight of a norm, as ``_next_x`` takes it: loaded before the sum is waited for."""
     ptr = _vector_at(vectors, row, column, element)
     if MODEL.BATCH == 1:
         weight = ptr
     else:
-        weight = rows.owned_norm(ptr, sums.sources_of(GROUP, WORK), MODEL, WORK)
+        weight = rows.owned_norm(ptr, sums.sources_of(GROUP, MODEL), MODEL)
     return weight
 
 
 @gluon.jit
 def _next_x(
     residual, weight, area, COUNT: gl.constexpr, before, buffers, inbox, staging,
-    MODEL: gl.constexpr, WORK: gl.constexpr, GROUP: gl.constexpr,
+    MODEL: gl.constexpr, GROUP: gl.constexpr,
 ):  # fmt: skip
     """Add a sum of so many sources to the residual: all of it, or this program's columns.
 
@@ -162,31 +159,29 @@ def _next_x(
         `staging`.
     """
     if MODEL.BATCH == 1:
-        rstd = sums.add_and_norm(residual, weight, area, COUNT, inbox, staging, MODEL, WORK, GROUP)
+        rstd = sums.add_and_norm(residual, weight, area, COUNT, inbox, staging, MODEL, GROUP)
         residual, x = (), ()
     else:
-        SOURCES: gl.constexpr = sums.sources_of(GROUP, WORK)
+        SOURCES: gl.constexpr = sums.sources_of(GROUP, MODEL)
         if COUNT:
-            residual = rows.add_owned(residual, area, COUNT, SOURCES, inbox, MODEL, WORK, GROUP)
-        rows.publish(
-            residual, weight, buffers.x, buffers.squares, buffers.x_tops, SOURCES, MODEL, WORK
-        )
+            residual = rows.add_owned(residual, area, COUNT, SOURCES, inbox, MODEL, GROUP)
+        rows.publish(residual, weight, buffers.x, buffers.squares, buffers.x_tops, SOURCES, MODEL)
         chunks.count_units(buffers.counters, 0)
         before += gl.num_programs(0)
         chunks.wait_for_units(buffers.counters, before, buffers.control_ptr)
         before_tma_loads(GROUP)
         if MODEL.SCALES == "channel":
-            x = scaled.largest_of_tokens(buffers.x_tops, rows.owners(MODEL, WORK), MODEL)
+            x = scaled.largest_of_tokens(buffers.x_tops, rows.owners(MODEL), MODEL)
         else:
             x = ()
-        rstd = rows.factors(buffers.squares, MODEL, WORK)[None, :]
+        rstd = rows.factors(buffers.squares, MODEL)[None, :]
     return residual, x, rstd, before
 
 
 @gluon.jit
 def _inputs_of(
     ptr, K: gl.constexpr, tops, TOPS: gl.constexpr, staging,
-    MODEL: gl.constexpr, WORK: gl.constexpr, GROUP: gl.constexpr,
+    MODEL: gl.constexpr, GROUP: gl.constexpr,
 ):  # fmt: skip
     """What products with inputs from memory read, behind their barrier.
 
@@ -219,9 +214,8 @@ def _quantised(x, staging, K: gl.constexpr, MODEL: gl.constexpr):
 
 @gluon.jit
 def _multiply(
-    x, scales, inputs, K: gl.constexpr, first, end, n, pieces, staging, pipe,
-    MODEL: gl.constexpr, WORK: gl.constexpr,
-):  # fmt: skip
+    x, scales, inputs, K: gl.constexpr, first, end, n, pieces, staging, pipe, MODEL: gl.constexpr
+):
     """The products of a unit, of each group of rows, with x, or with inputs in memory.
 
     Args:
@@ -230,41 +224,35 @@ def _multiply(
         first, end: slabs.
     """
     if MODEL.SCALES == "none":
-        products, n, pieces = _multiply_plain(
-            inputs, first, end, n, pieces, staging, pipe, MODEL, WORK
-        )
+        products, n, pieces = _multiply_plain(inputs, first, end, n, pieces, staging, pipe, MODEL)
     elif MODEL.BATCH == 1:
-        one, n = scaled.multiply_words(x, scales, K, first, end, n, staging, pipe, MODEL, WORK)
+        one, n = scaled.multiply_words(x, scales, K, first, end, n, staging, pipe, MODEL)
         products = (one,)
     else:
         products, n, pieces = scaled.multiply_words_of_rows(
-            x, scales, inputs, K, first, end, n, pieces, staging, pipe, MODEL, WORK
+            x, scales, inputs, K, first, end, n, pieces, staging, pipe, MODEL
         )
     return products, n, pieces
 
 
 @gluon.jit
-def _multiply_plain(
-    inputs, first, end, n, pieces, staging, pipe, MODEL: gl.constexpr, WORK: gl.constexpr
-):
+def _multiply_plain(inputs, first, end, n, pieces, staging, pipe, MODEL: gl.constexpr):
     """The same of weights in 16 bits, with slabs of x."""
     if MODEL.BATCH == 1:
-        one, n = chunks.multiply(staging.slabs, first, end, n, pipe, WORK)
+        one, n = chunks.multiply(staging.slabs, first, end, n, pipe, MODEL)
         products = (one,)
     else:
         products, n, pieces = rows.multiply_rows(
-            inputs, first, end, n, pieces, staging, pipe, MODEL, WORK
+            inputs, first, end, n, pieces, staging, pipe, MODEL
         )
     return products, n, pieces
 
 
 @gluon.jit
-def _send_down(
-    products, targets, at, inbox, MODEL: gl.constexpr, WORK: gl.constexpr, GROUP: gl.constexpr
-):
+def _send_down(products, targets, at, inbox, MODEL: gl.constexpr, GROUP: gl.constexpr):
     """Send the products of a unit of down by its number in the phase."""
     ROWS: gl.constexpr = chunks.rows_of_unit(MODEL.BATCH)
-    PARTS: gl.constexpr = WORK.DOWN_PARTS
+    PARTS: gl.constexpr = MODEL.DOWN_PARTS
     row, sequence, mask = _places(MODEL)
     to = at % PARTS * (GROUP.WORLD * MODEL.BATCH * MODEL.HIDDEN) + at // PARTS * ROWS
     to += sequence * MODEL.HIDDEN + row
@@ -306,14 +294,14 @@ def _gate_and_up(products, rstd, MODEL: gl.constexpr):
 @gluon.jit
 def _compute(
     tokens, buffers, step, inputs, layers, widest, rank, vocab_start, inbox, shared, staging, pipe,
-    GROUP: gl.constexpr, MODEL: gl.constexpr, WORK: gl.constexpr,
+    GROUP: gl.constexpr, MODEL: gl.constexpr,
 ):  # fmt: skip
     """All phases of all layers, then the head: the life of the warps that compute."""
     BATCH: gl.constexpr = MODEL.BATCH
     HIDDEN: gl.constexpr = MODEL.HIDDEN
     WIDTH: gl.constexpr = MODEL.HEADS * MODEL.HEAD_DIM
     WIDE: gl.constexpr = MODEL.INTERMEDIATE
-    PARTS: gl.constexpr = WORK.DOWN_PARTS
+    PARTS: gl.constexpr = MODEL.DOWN_PARTS
     AREA: gl.constexpr = GROUP.WORLD * PARTS * HIDDEN
     ROWS: gl.constexpr = chunks.rows_of_unit(BATCH)
     UNITS: gl.constexpr = 2 * WIDE // ROWS  # of gate and up
@@ -321,26 +309,26 @@ def _compute(
     OF_WIDTH: gl.constexpr = chunks.slabs_in(chunks.words_in(WIDTH, MODEL.SCALES), BATCH)
     PRODUCTS: gl.constexpr = 1 if BATCH == 1 else chunks.GROUPS
     OF_GROUP: gl.constexpr = ROWS // PRODUCTS
-    SOURCES: gl.constexpr = sums.sources_of(GROUP, WORK)
+    SOURCES: gl.constexpr = sums.sources_of(GROUP, MODEL)
     element: gl.constexpr = buffers.attended.dtype.element_ty
     programs = gl.num_programs(0)
     counters, vectors, control = buffers.counters, buffers.vectors, buffers.control_ptr
     row, sequence, mask = _places(MODEL)
     n, claims, pieces = gl.to_tensor(0), gl.to_tensor(0), gl.to_tensor(0)
-    counts = chunks.counts_of(step.positions, widest, MODEL, WORK)
+    counts = chunks.counts_of(step.positions, widest, MODEL)
     if BATCH == 1:
         residual = buffers.embedding + gl.maximum(gl.load(tokens), 0).to(gl.int64) * HIDDEN
     else:
-        residual = rows.owned_embedding(buffers.embedding, tokens, SOURCES, MODEL, WORK)
+        residual = rows.owned_embedding(buffers.embedding, tokens, SOURCES, MODEL)
     before = gl.to_tensor(0)  # units and programs of the counted phases before
-    weight = _norm_at(vectors, 0, tape.INPUT_NORM, element, MODEL, WORK, GROUP)
+    weight = _norm_at(vectors, 0, tape.INPUT_NORM, element, MODEL, GROUP)
     residual, x, rstd, before = _next_x(
-        residual, weight, inbox.slot, 0, before, buffers, inbox, staging, MODEL, WORK, GROUP
+        residual, weight, inbox.slot, 0, before, buffers, inbox, staging, MODEL, GROUP
     )
     unit, claims = chunks.next_unit(claims, pipe)
     first = gl.to_tensor(0)  # unit of the phase
     for layer in range(layers):
-        _note(buffers, layer, layers, 0, WORK)
+        _note(buffers, layer, layers, 0, MODEL)
         of_hidden = _quantised(x, staging, HIDDEN, MODEL)
         done = gl.to_tensor(0)
         end = first + counts.qkv
@@ -352,7 +340,7 @@ def _compute(
             )
             products, n, pieces = _multiply(
                 of_hidden, scales, inputs.hidden, HIDDEN, 0, OF_HIDDEN, n, pieces, staging, pipe,
-                MODEL, WORK,
+                MODEL,
             )  # fmt: skip
             for group in gl.static_range(PRODUCTS):
                 to = at + group * OF_GROUP + row
@@ -363,59 +351,57 @@ def _compute(
                 gl.store(buffers.qkv + sequence * MODEL.QKV_ROWS + to, values, mask=mask)
             done += 1
             unit, claims = chunks.next_unit(claims, pipe)
-        _note(buffers, layer, layers, 1, WORK)
+        _note(buffers, layer, layers, 1, MODEL)
         chunks.count_units(counters, done)
         before += counts.qkv + programs
-        _note(buffers, layer, layers, 2, WORK)
+        _note(buffers, layer, layers, 2, MODEL)
         first = end
 
         end = first + counts.attention
         done = gl.to_tensor(0)
         chunks.wait_for_units(counters, before, control)
-        _note(buffers, layer, layers, 3, WORK)
+        _note(buffers, layer, layers, 3, MODEL)
         if BATCH == 1:
             sums.empty_area(
-                sums.area_of(inbox, 2 * layer + 2, MODEL, WORK, GROUP), AREA
+                sums.area_of(inbox, 2 * layer + 2, MODEL, GROUP), AREA
             )  # of the last down
         while unit < end:
-            n = attend(unit - first, layer, counts, n, step, pipe, shared, MODEL, WORK)
+            n = attend(unit - first, layer, counts, n, step, pipe, shared, MODEL)
             done += 1
             unit, claims = chunks.next_unit(claims, pipe)
-        _note(buffers, layer, layers, 4, WORK)
+        _note(buffers, layer, layers, 4, MODEL)
         chunks.count_units(counters, done)
         before += counts.attention + programs
-        _note(buffers, layer, layers, 5, WORK)
+        _note(buffers, layer, layers, 5, MODEL)
         first = end
 
         end = first + counts.o
-        area = sums.area_of(inbox, 2 * layer, MODEL, WORK, GROUP)
+        area = sums.area_of(inbox, 2 * layer, MODEL, GROUP)
         targets = sums.targets_of(area, inbox, MODEL, GROUP)
         chunks.wait_for_units(counters, before, control)
         attended = _inputs_of(
-            buffers.attended, WIDTH, buffers.attended_tops, MODEL.KV_HEADS, staging, MODEL, WORK,
-            GROUP,
-        )  # fmt: skip
-        _note(buffers, layer, layers, 6, WORK)
+            buffers.attended, WIDTH, buffers.attended_tops, MODEL.KV_HEADS, staging, MODEL, GROUP
+        )
+        _note(buffers, layer, layers, 6, MODEL)
         while unit < end:
             at = (unit - first) * ROWS
             scales = scaled.scales_of(buffers.scales, layer, 3, at, 3, at + ROWS // 2, WIDTH, MODEL)
             products, n, pieces = _multiply(
                 attended, scales, inputs.attended, WIDTH, 0, OF_WIDTH, n, pieces, staging, pipe,
-                MODEL, WORK,
+                MODEL,
             )  # fmt: skip
             for group in gl.static_range(PRODUCTS):
                 to = (unit - first) * ROWS + group * OF_GROUP + row
                 sums.send(targets, sequence * HIDDEN + to, products[group], mask, inbox, GROUP)
             unit, claims = chunks.next_unit(claims, pipe)
-        _note(buffers, layer, layers, 7, WORK)
+        _note(buffers, layer, layers, 7, MODEL)
         first = end
 
-        weight = _norm_at(vectors, layer, tape.POST_NORM, element, MODEL, WORK, GROUP)
+        weight = _norm_at(vectors, layer, tape.POST_NORM, element, MODEL, GROUP)
         residual, x, rstd, before = _next_x(
-            residual, weight, area, GROUP.WORLD, before, buffers, inbox, staging, MODEL, WORK,
-            GROUP,
-        )  # fmt: skip
-        _note(buffers, layer, layers, 8, WORK)
+            residual, weight, area, GROUP.WORLD, before, buffers, inbox, staging, MODEL, GROUP
+        )
+        _note(buffers, layer, layers, 8, MODEL)
         of_hidden = _quantised(x, staging, HIDDEN, MODEL)
         done = gl.to_tensor(0)
         end = first + counts.gate
@@ -424,7 +410,7 @@ def _compute(
             scales = scaled.scales_of(buffers.scales, layer, 4, half, 5, half, HIDDEN, MODEL)
             products, n, pieces = _multiply(
                 of_hidden, scales, inputs.hidden, HIDDEN, 0, OF_HIDDEN, n, pieces, staging, pipe,
-                MODEL, WORK,
+                MODEL,
             )  # fmt: skip
             gate, up, at, of, there = _gate_and_up(products, rstd, MODEL)
             to = of * WIDE + (unit - first) * (ROWS // 2) + at
@@ -438,48 +424,47 @@ def _compute(
                 gl.store(to, largest, mask=number < BATCH)
             done += 1
             unit, claims = chunks.next_unit(claims, pipe)
-        _note(buffers, layer, layers, 9, WORK)
+        _note(buffers, layer, layers, 9, MODEL)
         chunks.count_units(counters, done)
-        _note(buffers, layer, layers, 10, WORK)
+        _note(buffers, layer, layers, 10, MODEL)
         before += counts.gate + programs
         first = end
 
         end = first + counts.down
         chunks.wait_for_units(counters, before, control)
-        _note(buffers, layer, layers, 11, WORK)
+        _note(buffers, layer, layers, 11, MODEL)
         if BATCH == 1:
             sums.empty_area(area, AREA)
-        area = sums.area_of(inbox, 2 * layer + 1, MODEL, WORK, GROUP)
+        area = sums.area_of(inbox, 2 * layer + 1, MODEL, GROUP)
         targets = sums.targets_of(area, inbox, MODEL, GROUP)
         wide = _inputs_of(
-            buffers.activated, WIDE, buffers.activated_tops, UNITS, staging, MODEL, WORK, GROUP
+            buffers.activated, WIDE, buffers.activated_tops, UNITS, staging, MODEL, GROUP
         )
         while unit < end:
             at = unit - first
             begin, last = chunks.part_of_slabs(
-                at % PARTS, chunks.words_in(WIDE, MODEL.SCALES), MODEL, WORK
+                at % PARTS, chunks.words_in(WIDE, MODEL.SCALES), MODEL
             )
             row_of = at // PARTS * ROWS
             scales = scaled.scales_of(
                 buffers.scales, layer, 6, row_of, 6, row_of + ROWS // 2, WIDE, MODEL
             )
             products, n, pieces = _multiply(
-                wide, scales, inputs.activated, WIDE, begin, last, n, pieces, staging, pipe,
-                MODEL, WORK,
-            )  # fmt: skip
-            _send_down(products, targets, at, inbox, MODEL, WORK, GROUP)
+                wide, scales, inputs.activated, WIDE, begin, last, n, pieces, staging, pipe, MODEL
+            )
+            _send_down(products, targets, at, inbox, MODEL, GROUP)
             unit, claims = chunks.next_unit(claims, pipe)
-        _note(buffers, layer, layers, 12, WORK)
+        _note(buffers, layer, layers, 12, MODEL)
         first = end
 
         # in the row behind the last layer it is the last norm
-        weight = _norm_at(vectors, layer + 1, tape.INPUT_NORM, element, MODEL, WORK, GROUP)
+        weight = _norm_at(vectors, layer + 1, tape.INPUT_NORM, element, MODEL, GROUP)
         residual, x, rstd, before = _next_x(
             residual, weight, area, GROUP.WORLD * PARTS, before, buffers, inbox, staging, MODEL,
-            WORK, GROUP,
+            GROUP,
         )  # fmt: skip
 
-    _note(buffers, layers, layers, 0, WORK)
+    _note(buffers, layers, layers, 0, MODEL)
     of_head = staging
     if MODEL.SCALES != "none" and BATCH > 1:
         of_head = staging.plain
@@ -487,20 +472,20 @@ def _compute(
     chosen = (row + sequence) * 0
     while unit < first + chunks.head_units(BATCH, MODEL.VOCAB):
         products, n, pieces = _multiply_plain(
-            inputs.head, 0, chunks.slabs_in(HIDDEN, BATCH), n, pieces, of_head, pipe, MODEL, WORK
+            inputs.head, 0, chunks.slabs_in(HIDDEN, BATCH), n, pieces, of_head, pipe, MODEL
         )
         for group in gl.static_range(PRODUCTS):
             at = (unit - first) * ROWS + group * OF_GROUP + row + sequence * 0
             values = products[group] * rstd
             is_there = at < MODEL.VOCAB
-            if WORK.LOGITS:
+            if MODEL.LOGITS:
                 to = buffers.logits + sequence * MODEL.VOCAB + at
                 gl.store(to, values, mask=is_there & mask)
             better = ((values > best) | (values != values)) & is_there
             best = gl.where(better, values, best)
             chosen = gl.where(better, at, chosen)
         unit, claims = chunks.next_unit(claims, pipe)
-    _note(buffers, layers, layers, 1, WORK)
+    _note(buffers, layers, layers, 1, MODEL)
     best = gl.max(_ordered(best, chosen + vocab_start), 0)
     if BATCH == 1:
         gl.atomic_max(buffers.best, best, sem="relaxed", scope="gpu")
@@ -553,7 +538,7 @@ def _leave(next_tokens, buffers, rank, inbox, GROUP: gl.constexpr, MODEL: gl.con
 @gluon.jit
 def _compute_and_leave(
     tokens, next_tokens, buffers, step, inputs, layers, widest, rank, vocab_start, stride_slot,
-    used, shared, staging, pipe, GROUP: gl.constexpr, MODEL: gl.constexpr, WORK: gl.constexpr,
+    used, shared, staging, pipe, GROUP: gl.constexpr, MODEL: gl.constexpr,
 ):  # fmt: skip
     control = buffers.control_ptr
     generation, turn = sync.running_generation(control), packets.running_turn(control)
@@ -563,7 +548,7 @@ def _compute_and_leave(
     sums.empty_last_turn(control, buffers.inbox, stride_slot, turn, used)
     _compute(
         tokens, buffers, step, inputs, layers, widest, rank, vocab_start, inbox, shared, staging,
-        pipe, GROUP, MODEL, WORK,
+        pipe, GROUP, MODEL,
     )  # fmt: skip
     _leave(next_tokens, buffers, rank, inbox, GROUP, MODEL)
 
@@ -577,10 +562,9 @@ def _compute_and_leave(
 )  # fmt: skip
 def decode_step(
     tokens, positions, next_tokens, hidden_desc, heads_desc, intermediate_desc, cache_desc, x_desc,
-    attended_desc, activated_desc, head_desc, head_x_desc, buffers, origin, rope_scale,
-    stride_key, layers, widest, sequence_lines, head_lines, stride_table, rank, vocab_start,
-    stride_slot, used,
-    GROUP: gl.constexpr, MODEL: gl.constexpr, WORK: gl.constexpr,
+    attended_desc, activated_desc, head_desc, head_x_desc, buffers, origin, rope_scale, stride_key,
+    layers, widest, sequence_lines, head_lines, stride_table, rank, vocab_start, stride_slot, used,
+    GROUP: gl.constexpr, MODEL: gl.constexpr,
 ):  # fmt: skip
     """See the module.
 
@@ -612,7 +596,7 @@ def decode_step(
     weights = chunks.Weights(
         hidden_desc, heads_desc, intermediate_desc, cache_desc, buffers.lines, head_desc
     )
-    pipe = chunks.make_pipe(weights, MODEL, WORK)
+    pipe = chunks.make_pipe(weights, MODEL)
     PLAIN: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
     DEEP: gl.constexpr = gl.SwizzledSharedLayout(8, 1, 8, [2, 1, 0])
     SHAPE: gl.constexpr = [rows_of_heads(QUERIES), KEY_GROUPS]
@@ -625,31 +609,29 @@ def decode_step(
         gl.allocate_shared_memory(gl.float32, SHAPE, PLAIN),
     )
     if MODEL.BATCH == 1:
-        staging = sums.make_staging(element, MODEL, WORK, GROUP)
+        staging = sums.make_staging(element, MODEL, GROUP)
     elif MODEL.SCALES == "none":
         staging = rows.make_row_staging(element, room, MODEL)
     else:
-        staging = scaled.make_wide_staging(element, room, pipe, MODEL, WORK)
+        staging = scaled.make_wide_staging(element, room, pipe, MODEL)
     if MODEL.SCALES == "none":
         inputs = Inputs(x_desc, attended_desc, activated_desc, x_desc)
     else:
         inputs = Inputs(x_desc, attended_desc, activated_desc, head_x_desc)
     cache = tl.cast(gl.multiple_of(origin, 16), gl.pointer_type(element))
     step = Step(
-        buffers.lines, buffers.vectors, cache, buffers.inv_freq, rope_scale, positions,
-        buffers.qkv, buffers.parts,
-        buffers.softmax, buffers.attended, buffers.attended_tops, buffers.counters, heads,
-        stride_key, pages,
+        buffers.lines, buffers.vectors, cache, buffers.inv_freq, rope_scale, positions, buffers.qkv,
+        buffers.parts, buffers.softmax, buffers.attended, buffers.attended_tops, buffers.counters,
+        heads, stride_key, pages,
     )  # fmt: skip
     gl.warp_specialize(
         [
             (_compute_and_leave, (
                 tokens, next_tokens, buffers, step, inputs, layers, widest, rank, vocab_start,
-                stride_slot, used, shared, staging, pipe, GROUP, MODEL, WORK,
+                stride_slot, used, shared, staging, pipe, GROUP, MODEL,
             )),
             (chunks.load, (
                 weights, positions, pages, heads, buffers.counters, layers, widest, pipe, MODEL,
-                WORK,
             )),
         ],
         [1],

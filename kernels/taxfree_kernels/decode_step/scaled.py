@@ -64,14 +64,14 @@ def scales_of(table, layer, first, row, second, other_row, K: gl.constexpr, MODE
         table: see ``tape.scale_addresses_of``.
         first, row, second, other_row: the weight of either half of its rows, and its first row.
     """
-    if MODEL.SCALES == "none":
-        scales = ()
-    else:
+    scales = ()
+    if MODEL.SCALES != "none":
         if MODEL.SCALES == "block":
             row = row // _BLOCK * (K // _BLOCK)
             other_row = other_row // _BLOCK * (K // _BLOCK)
         to = table + layer * WEIGHTS
-        scales = Scales(gl.load(to + first) + 4 * row, gl.load(to + second) + 4 * other_row)
+        one, other = gl.load(to + first) + 4 * row, gl.load(to + second) + 4 * other_row
+        scales = Scales(one, other)  # type: ignore[assignment]
     return scales
 
 
@@ -199,9 +199,8 @@ def _scales_of_chunk(scales, slab, K: gl.constexpr):
 
 @gluon.jit
 def multiply_words(
-    x_scale, scales, K: gl.constexpr, first, end, n, staging, pipe,
-    MODEL: gl.constexpr, WORK: gl.constexpr,
-):  # fmt: skip
+    x_scale, scales, K: gl.constexpr, first, end, n, staging, pipe, MODEL: gl.constexpr
+):
     """float32 [8]: the products of a unit's rows with slabs of words in shared memory, scaled."""
     acc = gl.zeros([8, 16, 64], gl.float32, chunks.TILE)
     if MODEL.SCALES == "channel":
@@ -212,8 +211,8 @@ def multiply_words(
         if MODEL.SCALES == "block":
             of_group = staging.scales.index(slab).load(_GROUPS_OF_CHUNK)
             factor = _scales_of_chunk(scales, slab, K) * of_group[None, :]
-        stage = n % WORK.STAGES
-        mbarrier.wait(pipe.full.index(stage), n // WORK.STAGES & 1)
+        stage = n % MODEL.STAGES
+        mbarrier.wait(pipe.full.index(stage), n // MODEL.STAGES & 1)
         rows = pipe.tiles.index(stage).load(chunks.TILE)
         chunks.hand_back(stage, pipe)
         low, high = unpack_e4m3(rows.to(gl.int16, bitcast=True))
@@ -256,7 +255,7 @@ def joined_halves(inputs, N: gl.constexpr, layout: gl.constexpr):
 
 
 @gluon.jit
-def make_wide_staging(element: gl.constexpr, room, pipe, MODEL: gl.constexpr, WORK: gl.constexpr):
+def make_wide_staging(element: gl.constexpr, room, pipe, MODEL: gl.constexpr):
     """Allocate it."""
     N: gl.constexpr = chunks.sequences(MODEL.BATCH)
     plain = make_row_staging(element, room, MODEL)
@@ -267,7 +266,7 @@ def make_wide_staging(element: gl.constexpr, room, pipe, MODEL: gl.constexpr, WO
         plain,
         reinterpreted(plain.inputs, [2, 8, 1, N, 64], halves),
         joined_halves(plain.inputs, N, groups),
-        reinterpreted(pipe.tiles, [WORK.STAGES, 8, 16, 128], rows, gl.float8e4nv),
+        reinterpreted(pipe.tiles, [MODEL.STAGES, 8, 16, 128], rows, gl.float8e4nv),
     )
 
 
@@ -326,9 +325,8 @@ def _scale_of_warp(address, slab, K: gl.constexpr):
 
 @gluon.jit
 def multiply_words_of_rows(
-    x, scales, inputs, K: gl.constexpr, first, end, n, pieces, staging, pipe,
-    MODEL: gl.constexpr, WORK: gl.constexpr,
-):  # fmt: skip
+    x, scales, inputs, K: gl.constexpr, first, end, n, pieces, staging, pipe, MODEL: gl.constexpr
+):
     """The products of a unit's rows with so many slabs of the inputs, scaled.
 
     Args:
@@ -364,8 +362,8 @@ def multiply_words_of_rows(
         quantised, scale = _quantised_slab(values, x, MODEL)
         new = ()
         for group in gl.static_range(chunks.GROUPS):
-            stage = n % WORK.STAGES
-            mbarrier.wait(pipe.full.index(stage), n // WORK.STAGES & 1)
+            stage = n % MODEL.STAGES
+            mbarrier.wait(pipe.full.index(stage), n // MODEL.STAGES & 1)
             rows = staging.bytes.index(stage).load(_WEIGHTS)
             chunks.hand_back(stage, pipe)
             if MODEL.SCALES == "block":
