@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+import triton
 import triton.language as tl
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -167,12 +168,6 @@ def slabs_in(k, batch):
     return -(-k // (1024 if batch == 1 else 512))
 
 
-@gluon.constexpr_function
-def first_slab(k, part, parts, batch):
-    """The first slab of a part of rows."""
-    return min(part * -(-slabs_in(k, batch) // parts), slabs_in(k, batch))
-
-
 @gluon.jit
 def rolled(end):
     """The end of a loop that stays a loop: unrolled, a layer's code exceeds instruction caches."""
@@ -184,9 +179,10 @@ def rolled(end):
 @gluon.jit
 def part_of_slabs(part, K: gl.constexpr, MODEL: gl.constexpr):
     """The first slab of a part of down's rows, and the one behind its last."""
-    MOST: gl.constexpr = first_slab(K, 1, MODEL.DOWN_PARTS, MODEL.BATCH)
+    SLABS: gl.constexpr = slabs_in(K, MODEL.BATCH)
+    MOST: gl.constexpr = triton.cdiv(SLABS, MODEL.DOWN_PARTS)
     first = part * MOST
-    return first, gl.minimum(first + MOST, slabs_in(K, MODEL.BATCH))
+    return first, gl.minimum(first + MOST, SLABS)
 
 
 # ---- the loader -----------------------------------------------------------------------------
@@ -204,15 +200,10 @@ def _next_stage(n, pipe, MODEL: gl.constexpr):
     return stage
 
 
-@gluon.constexpr_function
-def _has_spans(box):
-    return len(box) > 4
-
-
 @gluon.jit
 def _load_box(desc, line, second, third, full, to):
     """Load a box of the matrix that begins at a line; see ``tape.Lines``."""
-    if _has_spans(desc.block_shape):
+    if len(desc.block_shape) > 4:  # it has spans
         span = (line >> tape.SPAN_BITS).to(gl.int32)
         within = (line & ((1 << tape.SPAN_BITS) - 1)).to(gl.int32)
         load_box(desc, [span, within, second, third, 0], full, to)

@@ -150,8 +150,9 @@ def _unsupported_reason(model: Model, decoder: Decoder, cache: Cache) -> str | N
             return "layers with and without biases or norms of queries"
         if (reason := _scales_unsupported_reason(layer, model.SCALES)) is not None:
             return reason
-    weights = _all_weights(decoder) if model.SCALES == "none" else ()
-    dtypes = {each.dtype for each in (decoder.head, decoder.embedding, *weights)}
+    dtypes = {each.dtype for each in (decoder.head, decoder.embedding)}
+    if model.SCALES == "none":
+        dtypes |= {each.dtype for layer in decoder.layers for each in weights_of(layer)}
     if len(dtypes | {each.dtype for each in (*cache.keys, *cache.values)}) > 1:
         return "weights and cache of different dtypes"
     if len({each.stride() for each in (*cache.keys, *cache.values)}) > 1:
@@ -190,10 +191,6 @@ def states_of(cache: Cache) -> tuple[tuple[torch.Tensor, ...], tuple[torch.Tenso
 def words_of(weight: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """A weight [rows, k] as elements of 16 bits: of fp8 two are one."""
     return weight if weight.dtype == dtype else weight.view(dtype)
-
-
-def _all_weights(decoder: Decoder) -> Iterable[torch.Tensor]:
-    return (weight for layer in decoder.layers for weight in weights_of(layer))
 
 
 class Place(NamedTuple):

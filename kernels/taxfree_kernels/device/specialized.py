@@ -104,15 +104,6 @@ def make_boxes(
 
 
 @gluon.jit
-def rows_of_product(row, COLUMNS: gl.constexpr, LAYOUT: gl.constexpr, TILE: gl.constexpr):
-    """The rows of x, from `row` on, of a consumer's product of so many columns."""
-    if TILE.SWAP_AB:
-        return row + gl.arange(0, COLUMNS, gl.SliceLayout(0, LAYOUT))
-    else:
-        return row + gl.arange(0, 16 * gl.num_warps(), gl.SliceLayout(1, LAYOUT))
-
-
-@gluon.jit
 def scales_of_product(
     row, row_end, col, col_end, x_scale_ptr, w_scale_ptr,
     COLUMNS: gl.constexpr, LAYOUT: gl.constexpr, TILE: gl.constexpr,
@@ -121,7 +112,10 @@ def scales_of_product(
     if TILE.SCALES == "tensor":
         return gl.load(x_scale_ptr) * gl.load(w_scale_ptr)
     else:
-        rows = rows_of_product(row, COLUMNS, LAYOUT, TILE)
+        if TILE.SWAP_AB:
+            rows = row + gl.arange(0, COLUMNS, gl.SliceLayout(0, LAYOUT))
+        else:
+            rows = row + gl.arange(0, 16 * gl.num_warps(), gl.SliceLayout(1, LAYOUT))
         of_rows = gl.load(x_scale_ptr + rows, mask=rows < row_end, other=0.0)
         if TILE.SWAP_AB:
             cols = col + gl.arange(0, 16 * gl.num_warps(), gl.SliceLayout(1, LAYOUT))
@@ -141,12 +135,6 @@ def scaled_product(acc, scales, TILE: gl.constexpr):
             return acc * of_rows[None, :] * of_cols[:, None]
         else:
             return acc * of_rows[:, None] * of_cols[None, :]
-
-
-@gluon.jit
-def times_rows(product, of_rows, TILE: gl.constexpr):
-    """A product times a factor of each row of x."""
-    return product * (of_rows[None, :] if TILE.SWAP_AB else of_rows[:, None])
 
 
 @gluon.jit
@@ -284,7 +272,8 @@ def _add_step(acc, product, begin, step, boxes, ring, TILE: gl.constexpr, STAGES
     mbarrier.arrive(boxes.empty.index((begin + step) % STAGES), count=1)
     if TILE.SCALES == "block":
         layout: gl.constexpr = gl.SliceLayout(0 if TILE.SWAP_AB else 1, acc.type.layout)
-        product = times_rows(product, ring.index(step % ring.shape[0]).load(layout), TILE)
+        of_rows = ring.index(step % ring.shape[0]).load(layout)
+        product *= of_rows[None, :] if TILE.SWAP_AB else of_rows[:, None]
     return acc + product
 
 

@@ -297,7 +297,8 @@ class DecodePlan(Plan):
         self._sized = fabric.workspace.by_size(self._of_size)
 
     def _of_size(self, size: Size) -> tuple[Kernel, ...]:
-        return (self.attention.kernel(size), *self.finishing(_resized(self._problem, size)))
+        problem = resized(self._problem, batch=size[0], kv_len_per_rank=size[1])
+        return (self.attention.kernel(size), *self.finishing(problem))
 
     def kernels(self, size: int) -> tuple[Kernel, ...]:
         return self._sized[size, self._problem.kv_len_per_rank]
@@ -323,12 +324,6 @@ def size_of(inputs: Sequence[Any]) -> Size:
     """The number of sequences of a call, and a rank's capacity in keys of each."""
     q, k, _, _, table, *_ = inputs
     return q.shape[0], k.shape[1] if table is None else k.shape[1] * table.shape[1]
-
-
-def _resized(problem: FlashDecode, size: Size) -> FlashDecode:
-    batch, capacity = size
-    other: FlashDecode = resized(problem, batch=batch, kv_len_per_rank=capacity)
-    return other
 
 
 class PartsExchange:
