@@ -193,6 +193,31 @@ def require_addends(fabric: Fabric, dtype: torch.dtype, **tensors: torch.Tensor 
     return _DTYPES[dtype]
 
 
+def dtype_fields(
+    fabric: Fabric,
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    x_scale: torch.Tensor | None = None,
+    weight_scale: torch.Tensor | None = None,
+    dtype: torch.dtype | None = None,
+    fast_accumulation: bool = False,
+    x_name: str = "x",
+    **addends: torch.Tensor | None,
+) -> dict[str, Any]:
+    """Check the factors of a matmul, their scales if they have any, and what is added.
+
+    Returns:
+        The problem's fields of dtypes and scales.
+    """
+    if x_scale is None or weight_scale is None or dtype is None:
+        return {"dtype": common_dtype(fabric, **{x_name: x}, weight=weight, **addends)}
+    scales = require_scales(fabric, x, weight, x_scale, weight_scale)
+    return {
+        "dtype": require_addends(fabric, dtype, **addends), "x_dtype": "fp8", "scales": scales,
+        "fast_accumulation": fast_accumulation,
+    }  # fmt: skip
+
+
 def weight_layout(weight: torch.Tensor) -> str:
     """Which dimension of a [K, N] weight is contiguous, as problems name it."""
     return "nk" if weight.stride(0) == 1 else "kn"

@@ -152,6 +152,20 @@ def product(
     return dequantised(x, x_scale, dtype) @ dequantised(weight, weight_scale, dtype)
 
 
+def partial_product(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    x_scale: torch.Tensor | None = None,
+    weight_scale: torch.Tensor | None = None,
+    dtype: torch.dtype | None = None,
+    **others: object,
+) -> torch.Tensor:
+    """x @ weight for PyTorch's collectives: of fp8 factors if they have scales, as `dtype`."""
+    if x_scale is None or weight_scale is None:
+        return x @ weight
+    return product(x, x_scale, weight, weight_scale).to(dtype)
+
+
 def _of_elements(scale: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
     """The scale of each element, in a shape that broadcasts."""
     if scale.dim() < 2:

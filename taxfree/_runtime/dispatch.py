@@ -177,11 +177,6 @@ class Dispatcher:
         kind = _of_version(kind, record.op, winner)
         return Choice(kind, winner.variant, dict(winner.config), why, eager, record.lender)
 
-    @property
-    def tries_lent(self) -> bool:
-        """Whether lent choices are tried before they run."""
-        return self.settings.verify
-
     def after_trial(self, choice: Choice, problem: Problem, record: Record) -> Choice:
         """What a lent choice becomes by the record of its trial on these ranks."""
         mode = "graph" if "graph" in record.baseline.median_us else "eager"

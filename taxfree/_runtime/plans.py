@@ -339,7 +339,7 @@ class Plans:
         self._agree(missing, called, made)
         self._add_ours([step for entry in made for step in entry.ours])
         self._add_library([entry for entry in made if entry.needs_library])
-        if self._dispatcher.tries_lent:
+        if self._dispatcher.settings.verify:
             self._try_lent([entry for entry in made if entry.needs_trial])
         for entry in made:
             self._enter(entry)

@@ -8,15 +8,8 @@ from typing import Any
 
 from taxfree import fingerprints
 from taxfree._runtime.dispatch import Dispatcher
+from taxfree_kernels.decode_step import tuned
 from taxfree_kernels.decode_step.decoder import Decoder, scales_of
-from taxfree_kernels.decode_step.tuned import (
-    IGNORED,
-    INTERPOLATED,
-    STEP,
-    VERSIONS,
-    WAYS,
-    StepProblem,
-)
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.variant import unsupported_reason
 from taxfree_tuning_db import Measurement, Query, Record, Table, look_up
@@ -37,11 +30,11 @@ class StepChoice:
     why: str = ""
 
 
-def problem_of(decoder: Decoder, batch: int, capacity: int, world_size: int) -> StepProblem:
+def problem_of(decoder: Decoder, batch: int, capacity: int, world_size: int) -> tuned.StepProblem:
     """The key of a step's records; the same on all ranks."""
     first = decoder.layers[0]
     scales = scales_of(first)
-    return StepProblem(
+    return tuned.StepProblem(
         batch=batch,
         context=capacity,
         layers=len(decoder.layers),
@@ -58,11 +51,11 @@ def problem_of(decoder: Decoder, batch: int, capacity: int, world_size: int) -> 
     )
 
 
-def choose(problem: StepProblem, dispatcher: Dispatcher, hardware: Hardware) -> StepChoice:
+def choose(problem: tuned.StepProblem, dispatcher: Dispatcher, hardware: Hardware) -> StepChoice:
     """By the record of the problem, or of one within a factor of two; else by the hardware."""
     if dispatcher.is_disabled:
         return StepChoice("operations", why="TAXFREE_DISABLE is set, or ranks differ")
-    unsupported = unsupported_reason(WAYS["kernel"], problem, hardware)
+    unsupported = unsupported_reason(tuned.WAYS["kernel"], problem, hardware)
     if unsupported is not None:
         return StepChoice("operations", why=unsupported)
     record = recorded(problem, dispatcher.table, hardware)
@@ -73,9 +66,9 @@ def choose(problem: StepProblem, dispatcher: Dispatcher, hardware: Hardware) -> 
     return StepChoice("kernel")
 
 
-def recorded(problem: StepProblem, table: Table, hardware: Hardware) -> Record | None:
+def recorded(problem: tuned.StepProblem, table: Table, hardware: Hardware) -> Record | None:
     """The record that serves a problem."""
-    space = WAYS["kernel"].space(problem, hardware)
+    space = tuned.WAYS["kernel"].space(problem, hardware)
 
     def illegal_reason(record: Record) -> str | None:
         if (record.problem["batch"] == 1) != (problem.batch == 1):
@@ -86,14 +79,15 @@ def recorded(problem: StepProblem, table: Table, hardware: Hardware) -> Record |
 
     fingerprint = fingerprints.hardware_fingerprint(hardware)
     query = Query(
-        STEP, asdict(problem), fingerprint, fingerprints.software_fingerprint(), VERSIONS,
-        INTERPOLATED, IGNORED, fingerprints.NEIGHBOUR_OCTAVES, illegal_reason,
+        tuned.STEP, asdict(problem), fingerprint, fingerprints.software_fingerprint(),
+        tuned.VERSIONS, tuned.INTERPOLATED, tuned.IGNORED, fingerprints.NEIGHBOUR_OCTAVES,
+        illegal_reason,
     )  # fmt: skip
     found = look_up(table.own(fingerprint), query)
     return found.record if found.is_recorded else None
 
 
-def of_record(problem: StepProblem, record: Record) -> StepChoice:
+def of_record(problem: tuned.StepProblem, record: Record) -> StepChoice:
     """The faster of the two ways; the library's graph is not ours to run."""
     fastest = _fastest(record)
     mode = "graph" if "graph" in fastest.median_us else "eager"
@@ -106,7 +100,7 @@ def of_record(problem: StepProblem, record: Record) -> StepChoice:
 
 def _fastest(record: Record) -> Measurement:
     """Runners-up come in the order of their times."""
-    ours = (each for each in (record.winner, *record.runners_up) if each.variant in WAYS)
+    ours = (each for each in (record.winner, *record.runners_up) if each.variant in tuned.WAYS)
     return next(ours, record.baseline)
 
 

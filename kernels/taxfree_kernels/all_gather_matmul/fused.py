@@ -10,24 +10,9 @@ import triton.language as tl
 
 from taxfree_kernels.all_gather_matmul import spaces
 from taxfree_kernels.all_gather_matmul.problem import AllGatherMatmul
-from taxfree_kernels.device import sync
+from taxfree_kernels.device import sync, tiles
 from taxfree_kernels.device.peers import Group, Memory, translate
 from taxfree_kernels.device.sync import signal_by_chiplet
-from taxfree_kernels.device.tiles import (
-    ScaledStrides,
-    Tile,
-    accumulate,
-    copy,
-    first_scales,
-    rank_rotated,
-    scaled_tile,
-    scales_of_tile,
-    select,
-    stream_k,
-    swizzle2d,
-    xcd_swizzle,
-    zero_tile,
-)
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.launch import Kernel, compile_options, pdl_options
@@ -184,7 +169,7 @@ def push_chunk(
     own_block = slot_ptr + peers.rank.to(tl.int64) * shard.rows * shard.columns
     target = translate(own_block, peers, peer)
     if GATHER.K_PARTS == 1 and GATHER.SEND_STAGES == 1:
-        copy(target, shard.ptr, begin * shard.columns, end * shard.columns, GATHER.SEND_BLOCK)
+        tiles.copy(target, shard.ptr, begin * shard.columns, end * shard.columns, GATHER.SEND_BLOCK)
     else:
         column = part * GATHER.PART_COLUMNS
         column_end = min(column + GATHER.PART_COLUMNS, shard.columns)
@@ -196,7 +181,7 @@ def push_chunk(
         if part == 0:
             WIDTH: tl.constexpr = GATHER.SCALE_COLUMNS
             own_ptr = inbox_scales(slot_ptr, shard, GROUP) + peers.rank * shard.rows * WIDTH
-            copy(
+            tiles.copy(
                 translate(own_ptr, peers, peer), shard.scale_ptr, begin * WIDTH, end * WIDTH,
                 GATHER.SCALE_BLOCK,
             )  # fmt: skip
@@ -251,13 +236,13 @@ def place_of(index, rank, m, n, shard, GATHER_DIM: tl.constexpr, TILE: tl.conste
         end). Each split takes a share of every source, so that all splits begin with local data.
     """
     tiles_m, tiles_n = tl.cdiv(m, TILE.BLOCK_M), tl.cdiv(n, TILE.BLOCK_N)
-    index = xcd_swizzle(index, tiles_m * tiles_n * TILE.SPLIT_K, TILE.XCDS)
+    index = tiles.xcd_swizzle(index, tiles_m * tiles_n * TILE.SPLIT_K, TILE.XCDS)
     tile, split = index // TILE.SPLIT_K, index % TILE.SPLIT_K
-    tile_m, tile_n = swizzle2d(tile, tiles_m, tiles_n, TILE.GROUP_M)
+    tile_m, tile_n = tiles.swizzle2d(tile, tiles_m, tiles_n, TILE.GROUP_M)
     if GATHER_DIM == 0:  # local rows come first
-        tile_m = rank_rotated(tile_m, rank * shard.rows // TILE.BLOCK_M, tiles_m)
+        tile_m = tiles.rank_rotated(tile_m, rank * shard.rows // TILE.BLOCK_M, tiles_m)
     steps = tl.cdiv(shard.columns, TILE.BLOCK_K)
-    step_begin, step_end = stream_k(split, TILE.SPLIT_K, steps)
+    step_begin, step_end = tiles.stream_k(split, TILE.SPLIT_K, steps)
     return tile, split, tile_m * TILE.BLOCK_M, tile_n * TILE.BLOCK_N, step_begin, step_end
 
 
@@ -280,7 +265,7 @@ def gathered_tile(
     row_mask, col_mask = rows < m, cols < n
     row_end = min(row + TILE.BLOCK_M, m)
     w_cols = weight.ptr + cols.to(tl.int64) * weight.stride_n
-    acc = zero_tile(TILE)
+    acc = tiles.zero_tile(TILE)
     arrived = peers.rank >= 0
     scales = None
     if GATHER.GATHER_DIM == 0:
@@ -294,13 +279,13 @@ def gathered_tile(
         else:
             a_rows = slot_ptr + rows.to(tl.int64) * k
         ALIGNMENT: tl.constexpr = 2 if TILE.SCALES == "none" else 1
-        a_rows = select(
+        a_rows = tiles.select(
             source == peers.rank, shard.ptr + own_row * k, a_rows, 16 if TILE.EVEN_K else ALIGNMENT
         )
         if TILE.SCALES != "none":
             x_scales = gathered_scales(rows, peers.rank, shard, slot_ptr, GROUP, GATHER, TILE)
-            scales = scales_of_tile(x_scales, weight.scale_ptr, row_mask, col, n, k, TILE)
-        acc = accumulate(
+            scales = tiles.scales_of_tile(x_scales, weight.scale_ptr, row_mask, col, n, k, TILE)
+        acc = tiles.accumulate(
             acc, a_rows, 0, row_mask, w_cols, weight.stride_k, col_mask, 0, 1, k, step_begin,
             step_end, 1, TILE, scales,
         )  # fmt: skip
@@ -312,7 +297,7 @@ def gathered_tile(
             scales, peers_scales = scales_of_sources(
                 rows, row_mask, col, n, k, shard, weight.scale_ptr, slot_ptr, GROUP, GATHER, TILE
             )
-        acc = accumulate(
+        acc = tiles.accumulate(
             acc, shard.ptr + row_offset, 0, row_mask, w_cols, weight.stride_k, col_mask, peers.rank,
             peers.rank + 1, shard.columns, step_begin, step_end, GROUP.WORLD, TILE, scales,
         )  # fmt: skip
@@ -326,7 +311,7 @@ def gathered_tile(
                 peer = (peers.rank + first) % GROUP.WORLD
                 source_rows = translate(source_rows, peers, peer)
                 stride_source = 0
-            acc = accumulate(
+            acc = tiles.accumulate(
                 acc, source_rows, stride_source, row_mask, w_cols, weight.stride_k, col_mask,
                 peers.rank + first, peers.rank + last, shard.columns, step_begin, step_end,
                 GROUP.WORLD, TILE, peers_scales,
@@ -343,13 +328,13 @@ def gathered_scales(
     rows, rank, shard, slot_ptr, GROUP: tl.constexpr, GATHER: tl.constexpr, TILE: tl.constexpr
 ):
     """With gather_dim 0: where the scales of rows of A are, see ``first_scales``."""
-    scales = first_scales(shard.scale_ptr, rows - rank * shard.rows, shard.columns, TILE)
+    scales = tiles.first_scales(shard.scale_ptr, rows - rank * shard.rows, shard.columns, TILE)
     if GATHER.SCALE_COLUMNS > 0:
         own_scales = scales
         inbox_ptr = inbox_scales(slot_ptr, shard, GROUP)
-        scales = first_scales(inbox_ptr, rows, shard.columns, TILE)
+        scales = tiles.first_scales(inbox_ptr, rows, shard.columns, TILE)
         if not GATHER.TO_SELF:
-            scales = select(rows // shard.rows == rank, own_scales, scales, 4)
+            scales = tiles.select(rows // shard.rows == rank, own_scales, scales, 4)
     return scales
 
 
@@ -362,14 +347,14 @@ def scales_of_sources(
 
     They differ where each rank has some of its own, of blocks.
     """
-    own_scales = first_scales(shard.scale_ptr, rows, shard.columns, TILE)
-    scales = scales_of_tile(own_scales, w_scale_ptr, row_mask, col, n, k, TILE, shard.columns)
+    own_scales = tiles.first_scales(shard.scale_ptr, rows, shard.columns, TILE)
+    scales = tiles.scales_of_tile(own_scales, w_scale_ptr, row_mask, col, n, k, TILE, shard.columns)
     peers_scales = scales
     if GATHER.SCALE_COLUMNS > 0:
         inbox_ptr = inbox_scales(slot_ptr, shard, GROUP)
-        peers_scales = scales_of_tile(
-            first_scales(inbox_ptr, rows, shard.columns, TILE), w_scale_ptr, row_mask, col, n, k,
-            TILE, shard.columns, shard.rows * GATHER.SCALE_COLUMNS,
+        peers_scales = tiles.scales_of_tile(
+            tiles.first_scales(inbox_ptr, rows, shard.columns, TILE), w_scale_ptr, row_mask, col, n,
+            k, TILE, shard.columns, shard.rows * GATHER.SCALE_COLUMNS,
         )  # fmt: skip
     return scales, peers_scales
 
@@ -393,7 +378,7 @@ def finish_tile(
     offsets = rows.to(tl.int64)[:, None] * n + cols[None, :]
     if TILE.SPLIT_K == 1:
         if TILE.SCALES != "none":
-            acc = scaled_tile(acc, scales, TILE)
+            acc = tiles.scaled_tile(acc, scales, TILE)
         _store(output.ptr + offsets, acc, mask, output.bias_ptr, cols, cols < n, HAS_BIAS)
     else:
         plane = m.to(tl.int64) * n
@@ -405,7 +390,7 @@ def finish_tile(
                     memory.partials_ptr + other * plane + offsets, mask=mask, other=0.0
                 )
             if TILE.SCALES != "none":
-                total = scaled_tile(total, scales, TILE)
+                total = tiles.scaled_tile(total, scales, TILE)
             _store(output.ptr + offsets, total, mask, output.bias_ptr, cols, cols < n, HAS_BIAS)
 
 
@@ -461,7 +446,7 @@ class FusedGatherPlan(Plan):
             grid=0,
             constants={
                 "GROUP": Group(problem.world_size, fabric.backend),
-                "TILE": Tile.of(config, problem, problem.shard_columns),
+                "TILE": tiles.Tile.of(config, problem, problem.shard_columns),
             },
             options=compile_options(fabric.backend, config) | pdl_options(config),
         )
@@ -508,4 +493,4 @@ class FusedGatherPlan(Plan):
     ) -> tuple[Any, ...]:
         """The kernel's arguments for the operands, with their scales, and the output of tiles."""
         strides = weight.stride()
-        return weight, ScaledStrides(*strides, *scales) if scales else strides, *output
+        return weight, tiles.ScaledStrides(*strides, *scales) if scales else strides, *output

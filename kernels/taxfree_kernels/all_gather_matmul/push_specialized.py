@@ -30,11 +30,7 @@ import torch
 import triton
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import (
-    mbarrier,
-    warpgroup_mma,
-    warpgroup_mma_wait,
-)
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from taxfree_kernels.all_gather_matmul import spaces
@@ -48,6 +44,7 @@ from taxfree_kernels.device.specialized import (
     add_products,
     load_box,
     make_boxes,
+    multiply,
     multiply_fp8,
     scaled_product,
     scales_of_groups,
@@ -264,7 +261,8 @@ def _consume(
     gdc_wait(GROUP)
     place = call.place
     if TILE.SCALES == "none":
-        acc = _multiplied(part, call, GROUP, TILE, WORK)
+        steps = (place.step_end - place.step_begin) * GROUP.WORLD
+        acc = multiply(part, steps, call.boxes, TILE, WORK.WARPGROUPS, WORK.STAGES, WORK.FOLD)
     else:
         acc = _multiplied_fp8(part, call, GROUP, GATHER, TILE, WORK)
     ONE: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
@@ -284,35 +282,11 @@ def _consume(
 
 
 @gluon.jit
-def _multiplied(
-    part: gl.constexpr, call, GROUP: gl.constexpr, TILE: gl.constexpr, WORK: gl.constexpr
-):
-    """float32: the product of a warpgroup's rows or columns of the tile, as boxes arrive."""
-    place, boxes = call.place, call.boxes
-    COLUMNS: gl.constexpr = WORK.FOLD * (TILE.BLOCK_M if TILE.SWAP_AB else TILE.BLOCK_N)
-    WIDTH: gl.constexpr = TILE.BLOCK_K // WORK.FOLD
-    ITEM: gl.constexpr = boxes.long.dtype.primitive_bitwidth // 8
-    acc = gl.zeros([_ROWS, COLUMNS], gl.float32, accumulators(COLUMNS, 4, ITEM))
-    steps = (place.step_end - place.step_begin) * GROUP.WORLD
-    gl.assume(steps > 0)
-    for step in range(steps):
-        stage = step % WORK.STAGES
-        mbarrier.wait(boxes.full.index(stage), step // WORK.STAGES & 1)
-        long = boxes.long.index(stage * WORK.WARPGROUPS + part).reshape([_ROWS, WIDTH])
-        other = boxes.other.index(stage).reshape([COLUMNS, WIDTH]).permute((1, 0))
-        acc = warpgroup_mma(long, other, acc, is_async=True)
-        acc = warpgroup_mma_wait(1, deps=[acc])
-        last = (step + WORK.STAGES - 1) % WORK.STAGES
-        mbarrier.arrive(boxes.empty.index(last), count=1, pred=step > 0)
-    return warpgroup_mma_wait(0, deps=[acc])
-
-
-@gluon.jit
 def _multiplied_fp8(
     part: gl.constexpr, call,
     GROUP: gl.constexpr, GATHER: gl.constexpr, TILE: gl.constexpr, WORK: gl.constexpr,
 ):  # fmt: skip
-    """As :func:`_multiplied`, of fp8 factors."""
+    """As ``specialized.multiply``, of fp8 factors with their scales."""
     place, boxes, output = call.place, call.boxes, call.output
     COLUMNS: gl.constexpr = TILE.BLOCK_M if TILE.SWAP_AB else TILE.BLOCK_N
     LAYOUT: gl.constexpr = accumulators(COLUMNS, 4, 1)
@@ -331,10 +305,11 @@ def _multiplied_fp8(
         scales = scales_of_product(
             row, call.m, col, call.n, output.a_scale_ptr, output.w_scale_ptr, COLUMNS, LAYOUT, TILE
         )
+        steps *= GROUP.WORLD
         if TILE.FAST:
-            return scaled_product(_multiplied(part, call, GROUP, TILE, WORK), scales, TILE)
+            acc = multiply(part, steps, boxes, TILE, WORK.WARPGROUPS, WORK.STAGES)
+            return scaled_product(acc, scales, TILE)
         else:
-            steps *= GROUP.WORLD
             return multiply_fp8(part, steps, boxes, scales, TILE, WORK.WARPGROUPS, WORK.STAGES)
 
 
@@ -511,8 +486,7 @@ class PushSpecializedPlan(PushTmaPlan):
             | ({"maxnreg": 128} if warpgroups == 1 else {}),
             static=("w_desc",) if prefetch else (),
         )
-        kinds = {"float16": gl.float16, "bfloat16": gl.bfloat16}
-        dtype = gl.float8e4nv if problem.is_fp8 else kinds[problem.dtype]
+        dtype = getattr(gl, "float8e4nv" if problem.is_fp8 else problem.dtype)
         width = block_k // fold
         self._a_box = [1, 1, fold, block_m if swap else ROWS, width]
         w_box = [1, fold, ROWS // fold if swap else block_n, width]

@@ -12,13 +12,11 @@ from taxfree_kernels.all_gather_matmul.problem import AllGatherMatmul
 from taxfree_kernels.arguments import (
     aligned,
     by_row,
-    common_dtype,
+    dtype_fields,
     fixed,
     matrix_rows,
     require,
-    require_addends,
     require_row,
-    require_scales,
     weight_layout,
 )
 from taxfree_kernels.fabric.base import Fabric
@@ -36,19 +34,11 @@ def _problem(
     gather_dim: int,
     m: int | None,
     a_scale: torch.Tensor | None = None,
-    weight_scale: torch.Tensor | None = None,
-    dtype: torch.dtype | None = None,
-    fast_accumulation: bool = False,
+    **scaled: Any,
 ) -> AllGatherMatmul:
     """See the methods of :class:`taxfree.Runtime`."""
     require(a_shard.dim() == 2 and weight.dim() == 2, "a_shard and weight must be matrices")
-    of_factors: dict[str, Any] = {}
-    if a_scale is None or weight_scale is None or dtype is None:
-        name = common_dtype(fabric, a_shard=a_shard, weight=weight, bias=bias)
-    else:
-        scales = require_scales(fabric, a_shard, weight, a_scale, weight_scale)
-        name = require_addends(fabric, dtype, bias=bias)
-        of_factors = {"x_dtype": "fp8", "scales": scales, "fast_accumulation": fast_accumulation}
+    dtypes = dtype_fields(fabric, a_shard, weight, a_scale, **scaled, x_name="a_shard", bias=bias)
     require(1 in weight.stride(), "neither stride of weight is 1")
     require(gather_dim in (0, 1), f"gather_dim is {gather_dim!r}, must be 0 or 1")
     rows, columns = a_shard.shape
@@ -58,8 +48,8 @@ def _problem(
     require(columns == k, f"the gathered A has {columns} columns, weight {k} rows")
     require_row("bias", bias, n)
     problem = AllGatherMatmul(
-        m=m, n=n, k=k, gather_dim=gather_dim, dtype=name, world_size=fabric.world_size,
-        weight_layout=weight_layout(weight), bias=bias is not None, **of_factors,
+        m=m, n=n, k=k, gather_dim=gather_dim, world_size=fabric.world_size,
+        weight_layout=weight_layout(weight), bias=bias is not None, **dtypes,
     )  # fmt: skip
     expected = own_rows(m, gather_dim, fabric.world_size, fabric.rank)
     require(

@@ -4,20 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from taxfree_kernels import spaces
 from taxfree_kernels.all_gather_matmul.problem import AllGatherMatmul
 from taxfree_kernels.device.peers import CHANNELS
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.launch import is_triton
-from taxfree_kernels.spaces import (
-    allowed,
-    for_fp8,
-    fp8_illegal_reason,
-    matmul_space,
-    power_of_2,
-    space_of_fp8,
-    tile_illegal_reason,
-    up_to,
-)
 from taxfree_kernels.variant import BLOCK, Config, Space
 
 
@@ -38,10 +29,10 @@ def tile_space(problem: AllGatherMatmul, hardware: Hardware) -> Space:
     if hardware.backend == "interpreter":
         splits, waits = (1, 2, 4, 8), (world_size, 1)
     of_gather = {"SOURCES_PER_WAIT": waits}
-    space = matmul_space(
+    space = spaces.matmul_space(
         hardware, problem.m, problem.shard_columns, (1, 2, 4, 8), splits, of_gather
     )
-    return space_of_fp8(problem, space)
+    return spaces.space_of_fp8(problem, space)
 
 
 def tma_space(problem: AllGatherMatmul, hardware: Hardware) -> Space:
@@ -54,20 +45,20 @@ def tma_space(problem: AllGatherMatmul, hardware: Hardware) -> Space:
     of_tma = {
         "K_PARTS": parts,
         "SEND_STAGES": (1, 4),
-        "BLOCK_K": up_to(power_of_2(problem.shard_columns, 64), (64, 128)),
+        "BLOCK_K": spaces.up_to(spaces.power_of_2(problem.shard_columns, 64), (64, 128)),
         "num_stages": (3, 4, 5, 6),
-        "CHUNKS": up_to(problem.shard_rows, (1, 2, 3, 4, 6, 8, 12, 16, 32, 64)),
+        "CHUNKS": spaces.up_to(problem.shard_rows, (1, 2, 3, 4, 6, 8, 12, 16, 32, 64)),
         "SENDERS": (8, 12, 16, 18, 20, 24, 32, 64, 512),
         "SEND_BLOCK": (8192, 16384, 32768),
     }
-    return space_of_fp8(problem, {**space, **of_tma})
+    return spaces.space_of_fp8(problem, {**space, **of_tma})
 
 
 def send_space(problem: AllGatherMatmul, hardware: Hardware) -> Space:
     """Meta-parameters of senders."""
     if hardware.backend == "interpreter":
-        return {"CHUNKS": up_to(problem.shard_rows, (1, 2)), "SEND_BLOCK": (1024,)}
-    chunks = up_to(problem.shard_rows, (1, 2, 4, 8, 16, 32, 64))
+        return {"CHUNKS": spaces.up_to(problem.shard_rows, (1, 2)), "SEND_BLOCK": (1024,)}
+    chunks = spaces.up_to(problem.shard_rows, (1, 2, 4, 8, 16, 32, 64))
     return {"CHUNKS": chunks, "SEND_BLOCK": (2048, 4096, 8192)}
 
 
@@ -90,7 +81,7 @@ def seed_configs(
     problem: AllGatherMatmul, hardware: Hardware, space: Space
 ) -> list[dict[str, Any]]:
     """Configs that won on similar shapes, moved into `space`; the first is the default."""
-    rows = power_of_2(problem.m, 16)
+    rows = spaces.power_of_2(problem.m, 16)
     if hardware.backend == "interpreter":
         guesses = [_first_interpreted(rows)]
     elif not _is_aligned(problem):  # no load is 16 bytes wide
@@ -101,7 +92,9 @@ def seed_configs(
         guesses = _first_on_hopper(rows, sending_chunks(problem))
         if is_triton(3, 8):
             guesses += [guess | {"SOURCES_PER_WAIT": 1} for guess in guesses]
-    return allowed(problem, hardware, space, for_fp8(problem, guesses), illegal_reason)
+    return spaces.allowed(
+        problem, hardware, space, spaces.for_fp8(problem, guesses), illegal_reason
+    )
 
 
 def _first_interpreted(rows: int) -> dict[str, Any]:
@@ -144,7 +137,7 @@ def first_tma_configs(
     compute unit to each sender, so that all programs are resident at once: a tile that starts only
     after a sender has ended is too late.
     """
-    rows, chunks = power_of_2(problem.m, 16), sending_chunks(problem)
+    rows, chunks = spaces.power_of_2(problem.m, 16), sending_chunks(problem)
     skinny = {"BLOCK_M": rows, "BLOCK_N": 64, "BLOCK_K": 128, "GROUP_M": 1, "SWAP_AB": True,
               "SPLIT_K": 2, "num_warps": 4, "num_stages": 4}  # fmt: skip
     staged = {"SEND_STAGES": 4}
@@ -175,8 +168,8 @@ def first_tma_configs(
             for count in (24, 20, 12)
         ]
     waits = {"SOURCES_PER_WAIT": problem.world_size, "K_PARTS": 1, "SEND_STAGES": 1}
-    guesses = for_fp8(problem, [waits | guess for guess in guesses])
-    return allowed(problem, hardware, space, guesses, tma_illegal_reason)
+    guesses = spaces.for_fp8(problem, [waits | guess for guess in guesses])
+    return spaces.allowed(problem, hardware, space, guesses, tma_illegal_reason)
 
 
 #: meta-parameters of ``push_tma`` that have no meaning where warps have roles
@@ -190,7 +183,7 @@ def specialized_space(problem: AllGatherMatmul, hardware: Hardware) -> Space:
         if problem.m <= 8:
             space["BLOCK_M"] = (8, *space["BLOCK_M"])
         space |= {
-            "BLOCK_K": up_to(power_of_2(problem.shard_columns, 64), (64, 128, 256)),
+            "BLOCK_K": spaces.up_to(spaces.power_of_2(problem.shard_columns, 64), (64, 128, 256)),
             "num_warps": (4,),
             "num_stages": (3, 4, 5, 6, 7, 8, 9, 11, 14),
             "FOLD": (1, 2),
@@ -211,7 +204,7 @@ def first_specialized_configs(
     At most 16 programs send, and tiles leave a unit free for each. From M = 128 on each sends
     several messages, in the order in which tiles need them.
     """
-    rows, world = power_of_2(problem.m, 16), problem.world_size
+    rows, world = spaces.power_of_2(problem.m, 16), problem.world_size
     messages, sources = {16: 8, 32: 16, 64: 16}.get(rows, 64), world if rows <= 64 else 1
     sent: dict[str, Any] = {
         "CHUNKS": max(1, messages // max(1, world - 1)),
@@ -224,7 +217,7 @@ def first_specialized_configs(
     if hardware.backend == "interpreter":
         guess = _first_interpreted(rows)
     elif rows == 16 and not problem.is_fp8:
-        least = power_of_2(problem.m, 8)
+        least = spaces.power_of_2(problem.m, 8)
         guess = skinny | {
             "BLOCK_M": least, "BLOCK_N": 32, "BLOCK_K": 256, "SPLIT_K": 1, "FOLD": 2,
             "num_stages": 11 if least == 8 else 9,
@@ -242,8 +235,8 @@ def first_specialized_configs(
     guesses = [sent | guess]
     if rows == 64 and problem.is_fp8:  # of 128 columns, where these fill whole rounds of programs
         guesses.append(sent | skinny | {"BLOCK_N": 128, "SPLIT_K": 1, "num_stages": 4})
-    guesses = for_fp8(problem, guesses)
-    return allowed(problem, hardware, space, guesses, specialized_illegal_reason)
+    guesses = spaces.for_fp8(problem, guesses)
+    return spaces.allowed(problem, hardware, space, guesses, specialized_illegal_reason)
 
 
 _SQUARE = {"BLOCK_M": 128, "BLOCK_N": 128, "BLOCK_K": 64, "GROUP_M": 8, "num_warps": 4,
@@ -311,7 +304,7 @@ def _tile_illegal_reason(
     problem: AllGatherMatmul, hardware: Hardware, config: Config
 ) -> str | None:
     columns, outputs = problem.shard_columns, problem.m * problem.n
-    return fp8_illegal_reason(problem, hardware, config) or tile_illegal_reason(
+    return spaces.fp8_illegal_reason(problem, hardware, config) or spaces.tile_illegal_reason(
         hardware, config, columns, outputs, 128, problem.factor_bytes
     )
 

@@ -17,6 +17,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import mma_v2
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
+from taxfree_kernels.decode_step import tape
 from taxfree_kernels.decode_step.chunks import (
     CHUNK_BYTES,
     SPLITS_DONE,
@@ -24,14 +25,6 @@ from taxfree_kernels.decode_step.chunks import (
     hand_back,
     page_of,
     sequences,
-)
-from taxfree_kernels.decode_step.tape import (
-    K_NORM,
-    LINE_KEYS,
-    LINE_VALUES,
-    LINES,
-    Q_NORM,
-    VECTORS,
 )
 from taxfree_kernels.device.specialized import reinterpreted
 
@@ -118,10 +111,7 @@ def _of_heads(dim):
 
 
 @gluon.jit
-def _load_heads(
-    sequence, kv_head, position, has_new, layer, step, heads, MODEL: gl.constexpr,
-    WORK: gl.constexpr,
-):  # fmt: skip
+def _load_heads(sequence, kv_head, position, has_new, layer, step, heads, MODEL: gl.constexpr):
     """Store a unit's heads of q, then of k and of v, to shared memory: norms, rotary, scale.
 
     Args:
@@ -148,9 +138,9 @@ def _load_heads(
     value = x
     if MODEL.HAS_QK_NORM:
         rstd = gl.rsqrt(gl.sum(x * x, 1) * (1.0 / DIM) + MODEL.EPS)[:, None]
-        norms = step.vectors + layer * VECTORS
-        of_q = tl.cast(gl.multiple_of(gl.load(norms + Q_NORM), 16), gl.pointer_type(element))
-        of_k = tl.cast(gl.multiple_of(gl.load(norms + K_NORM), 16), gl.pointer_type(element))
+        norms = step.vectors + layer * tape.VECTORS
+        of_q = tl.cast(gl.multiple_of(gl.load(norms + tape.Q_NORM), 16), gl.pointer_type(element))
+        of_k = tl.cast(gl.multiple_of(gl.load(norms + tape.K_NORM), 16), gl.pointer_type(element))
         other = (d + DIM // 2) % DIM
         x *= rstd * gl.where(row < QUERIES, gl.load(of_q + d), gl.load(of_k + d)).to(gl.float32)
         y *= rstd * gl.where(row < QUERIES, gl.load(of_q + other), gl.load(of_k + other)).to(
@@ -162,19 +152,17 @@ def _load_heads(
     result = gl.where(row > QUERIES, value, turned).to(element)
     for place in gl.static_range(2):
         heads[place].store(result)
-    keys = gl.load(step.lines + layer * LINES + LINE_KEYS)
-    values = gl.load(step.lines + layer * LINES + LINE_VALUES)
+    keys = gl.load(step.lines + layer * tape.LINES + tape.LINE_KEYS)
+    values = gl.load(step.lines + layer * tape.LINES + tape.LINE_VALUES)
     line = page_of(step.pages, sequence, position, MODEL) * step.heads[0] + kv_head * step.heads[1]
     line += gl.where(row == QUERIES, keys, values)
     within = (position % MODEL.PAGE if MODEL.PAGE else position).to(gl.int64) * step.stride_key
     is_new = (row >= QUERIES) & (row < QUERIES + 2) & has_new & (d >= 0)
-    gl.store(step.origin + line * (WORK.LINE // 2) + within + d, result, mask=is_new)
+    gl.store(step.origin + line * (MODEL.LINE // 2) + within + d, result, mask=is_new)
 
 
 @gluon.jit
-def attend(
-    unit, layer, counts, n, step, pipe, shared, MODEL: gl.constexpr, WORK: gl.constexpr
-):  # fmt: skip
+def attend(unit, layer, counts, n, step, pipe, shared, MODEL: gl.constexpr):
     """Attend to a split for all query heads of a KV head; returns the number of chunks read.
 
     Args:
@@ -205,7 +193,7 @@ def attend(
     heads = reinterpreted(acc_shared, SHAPE, swizzled, element)
     others = reinterpreted(acc_shared, SHAPE, plain, element)
     places = (heads.slice(0, _heads(MODEL)), others.slice(ROWS, _heads(MODEL)))
-    _load_heads(sequence, head, position, has_new, layer, step, places, MODEL, WORK)
+    _load_heads(sequence, head, position, has_new, layer, step, places, MODEL)
     q = heads.slice(0, ROWS).load(gl.SliceLayout(0, OF_Q))[None, :, :]
     q = q.broadcast_to([GROUPS, ROWS, DIM])
     rows = reinterpreted(acc_shared, SHAPE, flat, element)
@@ -228,8 +216,8 @@ def attend(
     each = gl.arange(0, 16, gl.SliceLayout(0, gl.SliceLayout(2, OF_VALUES)))
     of_values = group[:, None, None] * 16 + each[None, :, None]
     for chunk in range(begin, end):
-        stage = n % WORK.STAGES
-        mbarrier.wait(pipe.full.index(stage), n // WORK.STAGES & 1)
+        stage = n % MODEL.STAGES
+        mbarrier.wait(pipe.full.index(stage), n // MODEL.STAGES & 1)
         keys = pipe.states.index(stage).permute((0, 2, 1)).load(OF_KEYS)
         hand_back(stage, pipe)
         n += 1
@@ -244,8 +232,8 @@ def attend(
         tops = higher
         keep = gl.convert_layout(keep, gl.SliceLayout(2, OF_SUMS))
         weights = gl.convert_layout(weights.to(element), OF_WEIGHTS)
-        stage = n % WORK.STAGES
-        mbarrier.wait(pipe.full.index(stage), n // WORK.STAGES & 1)
+        stage = n % MODEL.STAGES
+        mbarrier.wait(pipe.full.index(stage), n // MODEL.STAGES & 1)
         values = pipe.states.index(stage).load(OF_VALUES)
         hand_back(stage, pipe)
         n += 1

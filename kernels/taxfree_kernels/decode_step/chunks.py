@@ -11,22 +11,13 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+import triton
 import triton.language as tl
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
-from taxfree_kernels.decode_step.tape import (
-    LINE_DOWN,
-    LINE_GATE,
-    LINE_KEYS,
-    LINE_O,
-    LINE_UP,
-    LINE_VALUES,
-    LINES,
-    SPAN_BITS,
-    WINDOW,
-)
+from taxfree_kernels.decode_step import tape
 from taxfree_kernels.device.peers import ABORT, LIMIT
 from taxfree_kernels.device.specialized import load_box, reinterpreted
 
@@ -107,21 +98,21 @@ class Counts(NamedTuple):
 
 
 @gluon.jit
-def counts_of(positions, widest, MODEL: gl.constexpr, WORK: gl.constexpr):
+def counts_of(positions, widest, MODEL: gl.constexpr):
     """The units of this step, which depend on how many keys there are."""
     KEYS: gl.constexpr = MODEL.KEYS
     last = gl.load(positions).to(gl.int32)
     for each in gl.static_range(1, MODEL.BATCH):
         last = gl.maximum(last, gl.load(positions + each).to(gl.int32))
     chunks = gl.minimum(last + 1, widest + KEYS - 1) // KEYS + 1
-    each_split = gl.cdiv(chunks * MODEL.PAIRS, gl.num_programs(0) * WORK.SPLITS)
+    each_split = gl.cdiv(chunks * MODEL.PAIRS, gl.num_programs(0) * MODEL.SPLITS)
     splits = gl.cdiv(chunks, each_split)
     ROWS: gl.constexpr = rows_of_unit(MODEL.BATCH)
     qkv = gl.to_tensor(MODEL.QKV_ROWS // ROWS)
     o = gl.to_tensor(MODEL.HIDDEN // ROWS)
     gate = gl.to_tensor(2 * MODEL.INTERMEDIATE // ROWS)
     attention = splits * MODEL.PAIRS
-    down = o * WORK.DOWN_PARTS
+    down = o * MODEL.DOWN_PARTS
     return Counts(qkv, attention, o, gate, down, qkv + attention + o + gate + down, splits)
 
 
@@ -129,7 +120,7 @@ def counts_of(positions, widest, MODEL: gl.constexpr, WORK: gl.constexpr):
 def chunks_of_split(split, splits, layer, position, lines, MODEL: gl.constexpr):
     """The chunks of keys [begin, end) of a split, and the first key that attention sees."""
     KEYS: gl.constexpr = MODEL.KEYS
-    window = gl.load(lines + layer * LINES + WINDOW).to(gl.int32)
+    window = gl.load(lines + layer * tape.LINES + tape.WINDOW).to(gl.int32)
     oldest = gl.maximum(position + 1 - window, 0)
     first = oldest // KEYS
     chunks = position // KEYS + 1 - first
@@ -177,12 +168,6 @@ def slabs_in(k, batch):
     return -(-k // (1024 if batch == 1 else 512))
 
 
-@gluon.constexpr_function
-def first_slab(k, part, parts, batch):
-    """The first slab of a part of rows."""
-    return min(part * -(-slabs_in(k, batch) // parts), slabs_in(k, batch))
-
-
 @gluon.jit
 def rolled(end):
     """The end of a loop that stays a loop: unrolled, a layer's code exceeds instruction caches."""
@@ -192,50 +177,46 @@ def rolled(end):
 
 
 @gluon.jit
-def part_of_slabs(part, K: gl.constexpr, MODEL: gl.constexpr, WORK: gl.constexpr):
+def part_of_slabs(part, K: gl.constexpr, MODEL: gl.constexpr):
     """The first slab of a part of down's rows, and the one behind its last."""
-    MOST: gl.constexpr = first_slab(K, 1, WORK.DOWN_PARTS, MODEL.BATCH)
+    SLABS: gl.constexpr = slabs_in(K, MODEL.BATCH)
+    MOST: gl.constexpr = triton.cdiv(SLABS, MODEL.DOWN_PARTS)
     first = part * MOST
-    return first, gl.minimum(first + MOST, slabs_in(K, MODEL.BATCH))
+    return first, gl.minimum(first + MOST, SLABS)
 
 
 # ---- the loader -----------------------------------------------------------------------------
 
 
 @gluon.jit
-def _next_stage(n, pipe, WORK: gl.constexpr):
+def _next_stage(n, pipe, MODEL: gl.constexpr):
     """Wait for an empty stage, and until few enough chunks are on their way."""
-    stage = n % WORK.STAGES
-    mbarrier.wait(pipe.empty.index(stage), n // WORK.STAGES & 1 ^ 1)
-    before = gl.maximum(n - WORK.LIMIT, 0)
-    parity = before // WORK.STAGES & 1
-    mbarrier.wait(pipe.full.index(before % WORK.STAGES), parity, pred=n >= WORK.LIMIT)
+    stage = n % MODEL.STAGES
+    mbarrier.wait(pipe.empty.index(stage), n // MODEL.STAGES & 1 ^ 1)
+    before = gl.maximum(n - MODEL.LIMIT, 0)
+    parity = before // MODEL.STAGES & 1
+    mbarrier.wait(pipe.full.index(before % MODEL.STAGES), parity, pred=n >= MODEL.LIMIT)
     mbarrier.expect(pipe.full.index(stage), CHUNK_BYTES)
     return stage
-
-
-@gluon.constexpr_function
-def _has_spans(box):
-    return len(box) > 4
 
 
 @gluon.jit
 def _load_box(desc, line, second, third, full, to):
     """Load a box of the matrix that begins at a line; see ``tape.Lines``."""
-    if _has_spans(desc.block_shape):
-        span = (line >> SPAN_BITS).to(gl.int32)
-        within = (line & ((1 << SPAN_BITS) - 1)).to(gl.int32)
+    if len(desc.block_shape) > 4:  # it has spans
+        span = (line >> tape.SPAN_BITS).to(gl.int32)
+        within = (line & ((1 << tape.SPAN_BITS) - 1)).to(gl.int32)
         load_box(desc, [span, within, second, third, 0], full, to)
     else:
         load_box(desc, [line.to(gl.int32), second, third, 0], full, to)
 
 
 @gluon.jit
-def _load_rows(desc, rows, first, end, n, pipe, MODEL: gl.constexpr, WORK: gl.constexpr):
+def _load_rows(desc, rows, first, end, n, pipe, MODEL: gl.constexpr):
     """Load so many slabs of both halves of a unit's rows, from the first one on."""
     if MODEL.BATCH == 1:
         for slab in range(first, rolled(end)):
-            stage = _next_stage(n, pipe, WORK)
+            stage = _next_stage(n, pipe, MODEL)
             full = pipe.full.index(stage)
             _load_box(desc, rows.line, rows.row, slab * 16, full, pipe.rows.index(2 * stage))
             to = pipe.rows.index(2 * stage + 1)
@@ -244,7 +225,7 @@ def _load_rows(desc, rows, first, end, n, pipe, MODEL: gl.constexpr, WORK: gl.co
     else:
         for slab in range(first, end):
             for group in gl.static_range(GROUPS):
-                stage = _next_stage(n, pipe, WORK)
+                stage = _next_stage(n, pipe, MODEL)
                 full, to = pipe.full.index(stage), pipe.rows.index(stage)
                 line, row = (rows.other, rows.other_row) if group else (rows.line, rows.row)
                 _load_box(desc, line, slab * 8, row, full, to)
@@ -281,10 +262,7 @@ def _pages_of_chunk(pages, sequence, chunk, oldest, position, MODEL: gl.constexp
 
 
 @gluon.jit
-def _load_keys(
-    weights, unit, layer, positions, pages, heads, counts, n, pipe,
-    MODEL: gl.constexpr, WORK: gl.constexpr,
-):  # fmt: skip
+def _load_keys(weights, unit, layer, positions, pages, heads, counts, n, pipe, MODEL: gl.constexpr):
     """Load the chunks of a split, of keys and of values in turn.
 
     Args:
@@ -299,14 +277,14 @@ def _load_keys(
     position = gl.load(positions + sequence).to(gl.int32)
     lines = weights.lines
     begin, end, oldest = chunks_of_split(split, counts.splits, layer, position, lines, MODEL)
-    keys = gl.load(lines + layer * LINES + LINE_KEYS) + head * heads[1]
-    values = gl.load(lines + layer * LINES + LINE_VALUES) + head * heads[1]
+    keys = gl.load(lines + layer * tape.LINES + tape.LINE_KEYS) + head * heads[1]
+    values = gl.load(lines + layer * tape.LINES + tape.LINE_VALUES) + head * heads[1]
     found = _pages_of_chunk(pages, sequence, begin, oldest, position, MODEL)
     for chunk in range(begin, end):
         # asked for now, used in the next turn
         following = _pages_of_chunk(pages, sequence, chunk + 1, oldest, position, MODEL)
         for which in gl.static_range(2):
-            stage = _next_stage(n, pipe, WORK)
+            stage = _next_stage(n, pipe, MODEL)
             start = values if which else keys
             for box in gl.static_range(BOXES):
                 first = chunk * MODEL.KEYS
@@ -348,7 +326,7 @@ class Rows(NamedTuple):
 
 
 @gluon.jit
-def rows_of(unit, layers, lines, counts, MODEL: gl.constexpr, WORK: gl.constexpr):
+def rows_of(unit, layers, lines, counts, MODEL: gl.constexpr):
     """The rows of a unit, its layer, and its number there."""
     ROWS: gl.constexpr = rows_of_unit(MODEL.BATCH)
     HALF: gl.constexpr = ROWS // 2
@@ -369,55 +347,51 @@ def rows_of(unit, layers, lines, counts, MODEL: gl.constexpr, WORK: gl.constexpr
     elif o < 0:
         kind = zero + OF_KEYS
     elif gate < 0:
-        kind, first, second = zero + OF_HEADS, zero + LINE_O, zero + LINE_O
+        kind, first, second = zero + OF_HEADS, zero + tape.LINE_O, zero + tape.LINE_O
         row, other_row = o * ROWS, o * ROWS + HALF
     elif down < 0:
-        first, second = zero + LINE_GATE, zero + LINE_UP
+        first, second = zero + tape.LINE_GATE, zero + tape.LINE_UP
         row, other_row = gate * HALF, gate * HALF
     else:
-        kind, first, second = zero + OF_INTERMEDIATE, zero + LINE_DOWN, zero + LINE_DOWN
-        row = down // WORK.DOWN_PARTS * ROWS
-        other_row, part = row + HALF, down % WORK.DOWN_PARTS
-    table = lines + layer * LINES
+        kind, first, second = zero + OF_INTERMEDIATE, zero + tape.LINE_DOWN, zero + tape.LINE_DOWN
+        row = down // MODEL.DOWN_PARTS * ROWS
+        other_row, part = row + HALF, down % MODEL.DOWN_PARTS
+    table = lines + layer * tape.LINES
     line, other = gl.load(table + first), gl.load(table + second)
     return Rows(kind, line, row, other, other_row, part), layer, at
 
 
 @gluon.jit
-def load(
-    weights, positions, pages, heads, counters, layers, widest, pipe,
-    MODEL: gl.constexpr, WORK: gl.constexpr,
-):  # fmt: skip
+def load(weights, positions, pages, heads, counters, layers, widest, pipe, MODEL: gl.constexpr):
     """Claim units until there are no more, and load what they read; the loader's whole life."""
     BATCH: gl.constexpr = MODEL.BATCH
     HIDDEN: gl.constexpr = words_in(MODEL.HIDDEN, MODEL.SCALES)
     WIDTH: gl.constexpr = words_in(MODEL.HEADS * MODEL.HEAD_DIM, MODEL.SCALES)
     WIDE: gl.constexpr = words_in(MODEL.INTERMEDIATE, MODEL.SCALES)
-    counts = counts_of(positions, widest, MODEL, WORK)
+    counts = counts_of(positions, widest, MODEL)
     end = layers * counts.layer + head_units(BATCH, MODEL.VOCAB)
     n, claims = gl.to_tensor(0), gl.to_tensor(0)
     unit = gl.atomic_add(counters + CLAIMED, 1, sem="relaxed", scope="gpu")
     while unit < end:
         _publish(unit, claims, pipe)
         claims += 1
-        rows, layer, at = rows_of(unit, layers, weights.lines, counts, MODEL, WORK)
+        rows, layer, at = rows_of(unit, layers, weights.lines, counts, MODEL)
         if rows.kind == OF_HIDDEN:
             if MODEL.SCALES == "none" or layer < layers:
                 SLABS: gl.constexpr = slabs_in(HIDDEN, BATCH)
-                n = _load_rows(weights.hidden, rows, 0, SLABS, n, pipe, MODEL, WORK)
+                n = _load_rows(weights.hidden, rows, 0, SLABS, n, pipe, MODEL)
             else:
                 HEAD_SLABS: gl.constexpr = slabs_in(MODEL.HIDDEN, BATCH)
-                n = _load_rows(weights.head, rows, 0, HEAD_SLABS, n, pipe, MODEL, WORK)
+                n = _load_rows(weights.head, rows, 0, HEAD_SLABS, n, pipe, MODEL)
         elif rows.kind == OF_HEADS:
-            n = _load_rows(weights.heads, rows, 0, slabs_in(WIDTH, BATCH), n, pipe, MODEL, WORK)
+            n = _load_rows(weights.heads, rows, 0, slabs_in(WIDTH, BATCH), n, pipe, MODEL)
         elif rows.kind == OF_INTERMEDIATE:
-            first, last = part_of_slabs(rows.part, WIDE, MODEL, WORK)
-            n = _load_rows(weights.intermediate, rows, first, last, n, pipe, MODEL, WORK)
+            first, last = part_of_slabs(rows.part, WIDE, MODEL)
+            n = _load_rows(weights.intermediate, rows, first, last, n, pipe, MODEL)
         else:
             n = _load_keys(
-                weights, at - counts.qkv, layer, positions, pages, heads, counts, n, pipe,
-                MODEL, WORK,
-            )  # fmt: skip
+                weights, at - counts.qkv, layer, positions, pages, heads, counts, n, pipe, MODEL
+            )
         unit = gl.atomic_add(counters + CLAIMED, 1, sem="relaxed", scope="gpu")
     _publish(unit, claims, pipe)
 
@@ -455,12 +429,12 @@ def hand_back(stage, pipe):
 
 
 @gluon.jit
-def multiply(x, first, end, n, pipe, WORK: gl.constexpr):
+def multiply(x, first, end, n, pipe, MODEL: gl.constexpr):
     """float32 [8]: the products of a unit's rows with slabs of x, which is in shared memory."""
     acc = gl.zeros([8, 16, 64], gl.float32, TILE)
     for slab in range(first, rolled(end)):
-        stage = n % WORK.STAGES
-        mbarrier.wait(pipe.full.index(stage), n // WORK.STAGES & 1)
+        stage = n % MODEL.STAGES
+        mbarrier.wait(pipe.full.index(stage), n // MODEL.STAGES & 1)
         rows = pipe.tiles.index(stage).load(TILE)
         hand_back(stage, pipe)
         acc += rows.to(gl.float32) * x.index(slab).load(X).to(gl.float32)[None, :, :]
@@ -546,9 +520,9 @@ def count_units(counters, done):
 
 
 @gluon.jit
-def make_pipe(weights, MODEL: gl.constexpr, WORK: gl.constexpr):
+def make_pipe(weights, MODEL: gl.constexpr):
     """Allocate the ring, and make its barriers."""
-    STAGES: gl.constexpr = WORK.STAGES
+    STAGES: gl.constexpr = MODEL.STAGES
     barrier: gl.constexpr = mbarrier.MBarrierLayout()
     element: gl.constexpr = weights.hidden.dtype
     DIM: gl.constexpr = MODEL.HEAD_DIM

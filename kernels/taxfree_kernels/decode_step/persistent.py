@@ -26,72 +26,14 @@ import triton.language as tl
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
+from taxfree_kernels.decode_step import chunks, rows, scaled, sums, tape
 from taxfree_kernels.decode_step.attend import attend, groups, room_of, rows_of_heads, stored_heads
-from taxfree_kernels.decode_step.chunks import (
-    CLAIMED,
-    DONE,
-    FAILED,
-    GROUPS,
-    LEFT,
-    OF_ROWS,
-    WARPS,
-    Pages,
-    Weights,
-    count_units,
-    counts_of,
-    head_units,
-    load,
-    make_pipe,
-    multiply,
-    next_unit,
-    part_of_slabs,
-    rows_of_unit,
-    sequences,
-    slabs_in,
-    slabs_of,
-    wait_for_units,
-    weight_of_row,
-    words_in,
-)
-from taxfree_kernels.decode_step.rows import (
-    add_owned,
-    factors,
-    make_row_staging,
-    multiply_rows,
-    owned_embedding,
-    owned_norm,
-    owners,
-    places_of_products,
-    publish,
-)
-from taxfree_kernels.decode_step.scaled import (
-    largest_of_tokens,
-    make_wide_staging,
-    multiply_words,
-    multiply_words_of_rows,
-    quantise_staged,
-    scales_of,
-)
-from taxfree_kernels.decode_step.sums import (
-    OF_BEST,
-    Inbox,
-    add_and_norm,
-    area_of,
-    best_of_ranks,
-    empty_area,
-    empty_last_turn,
-    make_staging,
-    send,
-    sources_of,
-    targets_of,
-)
-from taxfree_kernels.decode_step.tape import EVENTS, INPUT_NORM, POST_NORM, Q_BIAS, VECTORS
 from taxfree_kernels.device import packets, sync
 from taxfree_kernels.device.peers import NO_CHANNEL, Peers
 from taxfree_kernels.device.specialized import reinterpreted
 from taxfree_kernels.device.sync import abort, before_tma_loads, cycles, is_aborted
 
-_EVENTS = gl.constexpr(len(EVENTS))
+_EVENTS = gl.constexpr(len(tape.EVENTS))
 _LEAST = gl.constexpr(-(1 << 63))
 
 
@@ -178,14 +120,14 @@ class Step(NamedTuple):
 @gluon.jit
 def _vector_at(vectors, row, column, element: gl.constexpr):
     """A pointer to a norm or bias, from the table of addresses."""
-    address = gl.load(vectors + row * VECTORS + column)
+    address = gl.load(vectors + row * tape.VECTORS + column)
     return tl.cast(gl.multiple_of(address, 16), gl.pointer_type(element))
 
 
 @gluon.jit
-def _note(buffers, layer, layers, event: gl.constexpr, WORK: gl.constexpr):
+def _note(buffers, layer, layers, event: gl.constexpr, MODEL: gl.constexpr):
     """Store the time of an event."""
-    if WORK.TRACE:
+    if MODEL.TRACE:
         at = (gl.program_id(0) * (layers + 1) + layer) * _EVENTS + event
         gl.store(buffers.times + at, cycles("cuda"))
 
@@ -194,23 +136,20 @@ def _note(buffers, layer, layers, event: gl.constexpr, WORK: gl.constexpr):
 
 
 @gluon.jit
-def _norm_at(
-    vectors, row, column, element: gl.constexpr,
-    MODEL: gl.constexpr, WORK: gl.constexpr, GROUP: gl.constexpr,
-):  # fmt: skip
+def _norm_at(vectors, row, column, element: gl.constexpr, MODEL: gl.constexpr, GROUP: gl.constexpr):
     """The weight of a norm, as ``_next_x`` takes it: loaded before the sum is waited for."""
     ptr = _vector_at(vectors, row, column, element)
     if MODEL.BATCH == 1:
         weight = ptr
     else:
-        weight = owned_norm(ptr, sources_of(GROUP, WORK), MODEL, WORK)
+        weight = rows.owned_norm(ptr, sums.sources_of(GROUP, MODEL), MODEL)
     return weight
 
 
 @gluon.jit
 def _next_x(
     residual, weight, area, COUNT: gl.constexpr, before, buffers, inbox, staging,
-    MODEL: gl.constexpr, WORK: gl.constexpr, GROUP: gl.constexpr,
+    MODEL: gl.constexpr, GROUP: gl.constexpr,
 ):  # fmt: skip
     """Add a sum of so many sources to the residual: all of it, or this program's columns.
 
@@ -220,29 +159,29 @@ def _next_x(
         `staging`.
     """
     if MODEL.BATCH == 1:
-        rstd = add_and_norm(residual, weight, area, COUNT, inbox, staging, MODEL, WORK, GROUP)
+        rstd = sums.add_and_norm(residual, weight, area, COUNT, inbox, staging, MODEL, GROUP)
         residual, x = (), ()
     else:
-        SOURCES: gl.constexpr = sources_of(GROUP, WORK)
+        SOURCES: gl.constexpr = sums.sources_of(GROUP, MODEL)
         if COUNT:
-            residual = add_owned(residual, area, COUNT, SOURCES, inbox, MODEL, WORK, GROUP)
-        publish(residual, weight, buffers.x, buffers.squares, buffers.x_tops, SOURCES, MODEL, WORK)
-        count_units(buffers.counters, 0)
+            residual = rows.add_owned(residual, area, COUNT, SOURCES, inbox, MODEL, GROUP)
+        rows.publish(residual, weight, buffers.x, buffers.squares, buffers.x_tops, SOURCES, MODEL)
+        chunks.count_units(buffers.counters, 0)
         before += gl.num_programs(0)
-        wait_for_units(buffers.counters, before, buffers.control_ptr)
+        chunks.wait_for_units(buffers.counters, before, buffers.control_ptr)
         before_tma_loads(GROUP)
         if MODEL.SCALES == "channel":
-            x = largest_of_tokens(buffers.x_tops, owners(MODEL, WORK), MODEL)
+            x = scaled.largest_of_tokens(buffers.x_tops, rows.owners(MODEL), MODEL)
         else:
             x = ()
-        rstd = factors(buffers.squares, MODEL, WORK)[None, :]
+        rstd = rows.factors(buffers.squares, MODEL)[None, :]
     return residual, x, rstd, before
 
 
 @gluon.jit
 def _inputs_of(
     ptr, K: gl.constexpr, tops, TOPS: gl.constexpr, staging,
-    MODEL: gl.constexpr, WORK: gl.constexpr, GROUP: gl.constexpr,
+    MODEL: gl.constexpr, GROUP: gl.constexpr,
 ):  # fmt: skip
     """What products with inputs from memory read, behind their barrier.
 
@@ -250,14 +189,14 @@ def _inputs_of(
         tops: so many largest magnitudes of each token; see ``Buffers``.
     """
     if MODEL.BATCH == 1:
-        slabs = slabs_of(ptr, K)
+        slabs = chunks.slabs_of(ptr, K)
         for slab in gl.static_range(len(slabs)):
             staging.slabs.index(slab).store(slabs[slab])
         x = _quantised((), staging, K, MODEL)
     else:
         before_tma_loads(GROUP)
         if MODEL.SCALES == "channel":
-            x = largest_of_tokens(tops, TOPS, MODEL)
+            x = scaled.largest_of_tokens(tops, TOPS, MODEL)
         else:
             x = ()
     return x
@@ -269,15 +208,14 @@ def _quantised(x, staging, K: gl.constexpr, MODEL: gl.constexpr):
     if MODEL.SCALES == "none" or MODEL.BATCH > 1:
         scale = x
     else:
-        scale = quantise_staged(staging, K, MODEL)
+        scale = scaled.quantise_staged(staging, K, MODEL)
     return scale
 
 
 @gluon.jit
 def _multiply(
-    x, scales, inputs, K: gl.constexpr, first, end, n, pieces, staging, pipe,
-    MODEL: gl.constexpr, WORK: gl.constexpr,
-):  # fmt: skip
+    x, scales, inputs, K: gl.constexpr, first, end, n, pieces, staging, pipe, MODEL: gl.constexpr
+):
     """The products of a unit, of each group of rows, with x, or with inputs in memory.
 
     Args:
@@ -286,94 +224,52 @@ def _multiply(
         first, end: slabs.
     """
     if MODEL.SCALES == "none":
-        products, n, pieces = _multiply_plain(
-            inputs, first, end, n, pieces, staging, pipe, MODEL, WORK
-        )
+        products, n, pieces = _multiply_plain(inputs, first, end, n, pieces, staging, pipe, MODEL)
     elif MODEL.BATCH == 1:
-        one, n = multiply_words(x, scales, K, first, end, n, staging, pipe, MODEL, WORK)
+        one, n = scaled.multiply_words(x, scales, K, first, end, n, staging, pipe, MODEL)
         products = (one,)
     else:
-        products, n, pieces = multiply_words_of_rows(
-            x, scales, inputs, K, first, end, n, pieces, staging, pipe, MODEL, WORK
+        products, n, pieces = scaled.multiply_words_of_rows(
+            x, scales, inputs, K, first, end, n, pieces, staging, pipe, MODEL
         )
     return products, n, pieces
 
 
 @gluon.jit
-def _multiply_plain(
-    inputs, first, end, n, pieces, staging, pipe, MODEL: gl.constexpr, WORK: gl.constexpr
-):
+def _multiply_plain(inputs, first, end, n, pieces, staging, pipe, MODEL: gl.constexpr):
     """The same of weights in 16 bits, with slabs of x."""
     if MODEL.BATCH == 1:
-        one, n = multiply(staging.slabs, first, end, n, pipe, WORK)
+        one, n = chunks.multiply(staging.slabs, first, end, n, pipe, MODEL)
         products = (one,)
     else:
-        products, n, pieces = multiply_rows(
-            inputs, first, end, n, pieces, staging, pipe, MODEL, WORK
+        products, n, pieces = rows.multiply_rows(
+            inputs, first, end, n, pieces, staging, pipe, MODEL
         )
     return products, n, pieces
 
 
 @gluon.jit
-def _send_down(
-    products, targets, at, inbox, MODEL: gl.constexpr, WORK: gl.constexpr, GROUP: gl.constexpr
-):
+def _send_down(products, targets, at, inbox, MODEL: gl.constexpr, GROUP: gl.constexpr):
     """Send the products of a unit of down by its number in the phase."""
-    ROWS: gl.constexpr = rows_of_unit(MODEL.BATCH)
-    PARTS: gl.constexpr = WORK.DOWN_PARTS
+    ROWS: gl.constexpr = chunks.rows_of_unit(MODEL.BATCH)
+    PARTS: gl.constexpr = MODEL.DOWN_PARTS
     row, sequence, mask = _places(MODEL)
     to = at % PARTS * (GROUP.WORLD * MODEL.BATCH * MODEL.HIDDEN) + at // PARTS * ROWS
     to += sequence * MODEL.HIDDEN + row
     for group in gl.static_range(len(products)):
-        send(targets, to + group * (ROWS // len(products)), products[group], mask, inbox, GROUP)
-
-
-@gluon.jit
-def _scales_of_qkv(table, layer, at, MODEL: gl.constexpr):
-    """The scales of a unit of rows of q, k and v, from `at` on; nothing in 16 bits."""
-    if MODEL.SCALES == "none":
-        scales = ()
-    else:
-        HALF: gl.constexpr = rows_of_unit(MODEL.BATCH) // 2
-        which, row = weight_of_row(at, MODEL)
-        scales = scales_of(table, layer, which, row, which, row + HALF, MODEL.HIDDEN, MODEL)
-    return scales
-
-
-@gluon.jit
-def _scales_of_gate(table, layer, unit, first, MODEL: gl.constexpr):
-    """The same of a unit of gate and up."""
-    if MODEL.SCALES == "none":
-        scales = ()
-    else:
-        row = (unit - first) * (rows_of_unit(MODEL.BATCH) // 2)
-        scales = scales_of(table, layer, 4, row, 5, row, MODEL.HIDDEN, MODEL)
-    return scales
-
-
-@gluon.jit
-def _scales_of_unit(
-    table, layer, WEIGHT: gl.constexpr, unit, first, PARTS: gl.constexpr, K: gl.constexpr,
-    MODEL: gl.constexpr,
-):  # fmt: skip
-    """The same of a unit of o or of down, one of so many parts."""
-    if MODEL.SCALES == "none":
-        scales = ()
-    else:
-        ROWS: gl.constexpr = rows_of_unit(MODEL.BATCH)
-        row = (unit - first) // PARTS * ROWS
-        scales = scales_of(table, layer, WEIGHT, row, WEIGHT, row + ROWS // 2, K, MODEL)
-    return scales
+        sums.send(
+            targets, to + group * (ROWS // len(products)), products[group], mask, inbox, GROUP
+        )
 
 
 @gluon.jit
 def _places(MODEL: gl.constexpr):
     """Rows of a group, and sequences, that products are of; and a mask of those that there are."""
     if MODEL.BATCH == 1:
-        row = gl.arange(0, 8, OF_ROWS)
+        row = gl.arange(0, 8, chunks.OF_ROWS)
         sequence = gl.to_tensor(0)
     else:
-        row, sequence = places_of_products(MODEL)
+        row, sequence = rows.places_of_products(MODEL)
     return row, sequence, (row >= 0) & (sequence < MODEL.BATCH)
 
 
@@ -381,14 +277,14 @@ def _places(MODEL: gl.constexpr):
 def _gate_and_up(products, rstd, MODEL: gl.constexpr):
     """A unit's products of gate and of up; rows, sequences and mask of them."""
     if MODEL.BATCH == 1:
-        PAIR: gl.constexpr = gl.BlockedLayout([1, 2], [32, 1], [WARPS, 1], [1, 0])
+        PAIR: gl.constexpr = gl.BlockedLayout([1, 2], [32, 1], [chunks.WARPS, 1], [1, 0])
         both = (products[0] * rstd).reshape([2, 4]).permute((1, 0))
         gate, up = gl.split(gl.convert_layout(both, PAIR))
         row = gl.arange(0, 4, gate.type.layout)
         sequence = gl.to_tensor(0)
     else:
         gate, up = products[0] * rstd, products[1] * rstd
-        row, sequence = places_of_products(MODEL)
+        row, sequence = rows.places_of_products(MODEL)
     return gate, up, row, sequence, (row >= 0) & (sequence < MODEL.BATCH)
 
 
@@ -398,119 +294,123 @@ def _gate_and_up(products, rstd, MODEL: gl.constexpr):
 @gluon.jit
 def _compute(
     tokens, buffers, step, inputs, layers, widest, rank, vocab_start, inbox, shared, staging, pipe,
-    GROUP: gl.constexpr, MODEL: gl.constexpr, WORK: gl.constexpr,
+    GROUP: gl.constexpr, MODEL: gl.constexpr,
 ):  # fmt: skip
     """All phases of all layers, then the head: the life of the warps that compute."""
     BATCH: gl.constexpr = MODEL.BATCH
     HIDDEN: gl.constexpr = MODEL.HIDDEN
     WIDTH: gl.constexpr = MODEL.HEADS * MODEL.HEAD_DIM
     WIDE: gl.constexpr = MODEL.INTERMEDIATE
-    PARTS: gl.constexpr = WORK.DOWN_PARTS
+    PARTS: gl.constexpr = MODEL.DOWN_PARTS
     AREA: gl.constexpr = GROUP.WORLD * PARTS * HIDDEN
-    ROWS: gl.constexpr = rows_of_unit(BATCH)
+    ROWS: gl.constexpr = chunks.rows_of_unit(BATCH)
     UNITS: gl.constexpr = 2 * WIDE // ROWS  # of gate and up
-    OF_HIDDEN: gl.constexpr = slabs_in(words_in(HIDDEN, MODEL.SCALES), BATCH)
-    OF_WIDTH: gl.constexpr = slabs_in(words_in(WIDTH, MODEL.SCALES), BATCH)
-    PRODUCTS: gl.constexpr = 1 if BATCH == 1 else GROUPS
+    OF_HIDDEN: gl.constexpr = chunks.slabs_in(chunks.words_in(HIDDEN, MODEL.SCALES), BATCH)
+    OF_WIDTH: gl.constexpr = chunks.slabs_in(chunks.words_in(WIDTH, MODEL.SCALES), BATCH)
+    PRODUCTS: gl.constexpr = 1 if BATCH == 1 else chunks.GROUPS
     OF_GROUP: gl.constexpr = ROWS // PRODUCTS
-    SOURCES: gl.constexpr = sources_of(GROUP, WORK)
+    SOURCES: gl.constexpr = sums.sources_of(GROUP, MODEL)
     element: gl.constexpr = buffers.attended.dtype.element_ty
     programs = gl.num_programs(0)
     counters, vectors, control = buffers.counters, buffers.vectors, buffers.control_ptr
     row, sequence, mask = _places(MODEL)
     n, claims, pieces = gl.to_tensor(0), gl.to_tensor(0), gl.to_tensor(0)
-    counts = counts_of(step.positions, widest, MODEL, WORK)
+    counts = chunks.counts_of(step.positions, widest, MODEL)
     if BATCH == 1:
         residual = buffers.embedding + gl.maximum(gl.load(tokens), 0).to(gl.int64) * HIDDEN
     else:
-        residual = owned_embedding(buffers.embedding, tokens, SOURCES, MODEL, WORK)
+        residual = rows.owned_embedding(buffers.embedding, tokens, SOURCES, MODEL)
     before = gl.to_tensor(0)  # units and programs of the counted phases before
-    weight = _norm_at(vectors, 0, INPUT_NORM, element, MODEL, WORK, GROUP)
+    weight = _norm_at(vectors, 0, tape.INPUT_NORM, element, MODEL, GROUP)
     residual, x, rstd, before = _next_x(
-        residual, weight, inbox.slot, 0, before, buffers, inbox, staging, MODEL, WORK, GROUP
+        residual, weight, inbox.slot, 0, before, buffers, inbox, staging, MODEL, GROUP
     )
-    unit, claims = next_unit(claims, pipe)
+    unit, claims = chunks.next_unit(claims, pipe)
     first = gl.to_tensor(0)  # unit of the phase
     for layer in range(layers):
-        _note(buffers, layer, layers, 0, WORK)
+        _note(buffers, layer, layers, 0, MODEL)
         of_hidden = _quantised(x, staging, HIDDEN, MODEL)
         done = gl.to_tensor(0)
         end = first + counts.qkv
         while unit < end:
             at = (unit - first) * ROWS
-            scales = _scales_of_qkv(buffers.scales, layer, at, MODEL)
+            which, within = chunks.weight_of_row(at, MODEL)
+            scales = scaled.scales_of(
+                buffers.scales, layer, which, within, which, within + ROWS // 2, HIDDEN, MODEL
+            )
             products, n, pieces = _multiply(
                 of_hidden, scales, inputs.hidden, HIDDEN, 0, OF_HIDDEN, n, pieces, staging, pipe,
-                MODEL, WORK,
+                MODEL,
             )  # fmt: skip
             for group in gl.static_range(PRODUCTS):
                 to = at + group * OF_GROUP + row
                 values = products[group] * rstd
                 if MODEL.HAS_BIAS:
-                    which, within = weight_of_row(at, MODEL)
-                    ptr = _vector_at(vectors, layer, Q_BIAS + which, element)
+                    ptr = _vector_at(vectors, layer, tape.Q_BIAS + which, element)
                     values += gl.load(ptr + within + group * OF_GROUP + row).to(gl.float32)
                 gl.store(buffers.qkv + sequence * MODEL.QKV_ROWS + to, values, mask=mask)
             done += 1
-            unit, claims = next_unit(claims, pipe)
-        _note(buffers, layer, layers, 1, WORK)
-        count_units(counters, done)
+            unit, claims = chunks.next_unit(claims, pipe)
+        _note(buffers, layer, layers, 1, MODEL)
+        chunks.count_units(counters, done)
         before += counts.qkv + programs
-        _note(buffers, layer, layers, 2, WORK)
+        _note(buffers, layer, layers, 2, MODEL)
         first = end
 
         end = first + counts.attention
         done = gl.to_tensor(0)
-        wait_for_units(counters, before, control)
-        _note(buffers, layer, layers, 3, WORK)
+        chunks.wait_for_units(counters, before, control)
+        _note(buffers, layer, layers, 3, MODEL)
         if BATCH == 1:
-            empty_area(area_of(inbox, 2 * layer + 2, MODEL, WORK, GROUP), AREA)  # of the last down
+            sums.empty_area(
+                sums.area_of(inbox, 2 * layer + 2, MODEL, GROUP), AREA
+            )  # of the last down
         while unit < end:
-            n = attend(unit - first, layer, counts, n, step, pipe, shared, MODEL, WORK)
+            n = attend(unit - first, layer, counts, n, step, pipe, shared, MODEL)
             done += 1
-            unit, claims = next_unit(claims, pipe)
-        _note(buffers, layer, layers, 4, WORK)
-        count_units(counters, done)
+            unit, claims = chunks.next_unit(claims, pipe)
+        _note(buffers, layer, layers, 4, MODEL)
+        chunks.count_units(counters, done)
         before += counts.attention + programs
-        _note(buffers, layer, layers, 5, WORK)
+        _note(buffers, layer, layers, 5, MODEL)
         first = end
 
         end = first + counts.o
-        area = area_of(inbox, 2 * layer, MODEL, WORK, GROUP)
-        targets = targets_of(area, inbox, MODEL, GROUP)
-        wait_for_units(counters, before, control)
+        area = sums.area_of(inbox, 2 * layer, MODEL, GROUP)
+        targets = sums.targets_of(area, inbox, MODEL, GROUP)
+        chunks.wait_for_units(counters, before, control)
         attended = _inputs_of(
-            buffers.attended, WIDTH, buffers.attended_tops, MODEL.KV_HEADS, staging, MODEL, WORK,
-            GROUP,
-        )  # fmt: skip
-        _note(buffers, layer, layers, 6, WORK)
+            buffers.attended, WIDTH, buffers.attended_tops, MODEL.KV_HEADS, staging, MODEL, GROUP
+        )
+        _note(buffers, layer, layers, 6, MODEL)
         while unit < end:
-            scales = _scales_of_unit(buffers.scales, layer, 3, unit, first, 1, WIDTH, MODEL)
+            at = (unit - first) * ROWS
+            scales = scaled.scales_of(buffers.scales, layer, 3, at, 3, at + ROWS // 2, WIDTH, MODEL)
             products, n, pieces = _multiply(
                 attended, scales, inputs.attended, WIDTH, 0, OF_WIDTH, n, pieces, staging, pipe,
-                MODEL, WORK,
+                MODEL,
             )  # fmt: skip
             for group in gl.static_range(PRODUCTS):
                 to = (unit - first) * ROWS + group * OF_GROUP + row
-                send(targets, sequence * HIDDEN + to, products[group], mask, inbox, GROUP)
-            unit, claims = next_unit(claims, pipe)
-        _note(buffers, layer, layers, 7, WORK)
+                sums.send(targets, sequence * HIDDEN + to, products[group], mask, inbox, GROUP)
+            unit, claims = chunks.next_unit(claims, pipe)
+        _note(buffers, layer, layers, 7, MODEL)
         first = end
 
-        weight = _norm_at(vectors, layer, POST_NORM, element, MODEL, WORK, GROUP)
+        weight = _norm_at(vectors, layer, tape.POST_NORM, element, MODEL, GROUP)
         residual, x, rstd, before = _next_x(
-            residual, weight, area, GROUP.WORLD, before, buffers, inbox, staging, MODEL, WORK,
-            GROUP,
-        )  # fmt: skip
-        _note(buffers, layer, layers, 8, WORK)
+            residual, weight, area, GROUP.WORLD, before, buffers, inbox, staging, MODEL, GROUP
+        )
+        _note(buffers, layer, layers, 8, MODEL)
         of_hidden = _quantised(x, staging, HIDDEN, MODEL)
         done = gl.to_tensor(0)
         end = first + counts.gate
         while unit < end:
-            scales = _scales_of_gate(buffers.scales, layer, unit, first, MODEL)
+            half = (unit - first) * (ROWS // 2)
+            scales = scaled.scales_of(buffers.scales, layer, 4, half, 5, half, HIDDEN, MODEL)
             products, n, pieces = _multiply(
                 of_hidden, scales, inputs.hidden, HIDDEN, 0, OF_HIDDEN, n, pieces, staging, pipe,
-                MODEL, WORK,
+                MODEL,
             )  # fmt: skip
             gate, up, at, of, there = _gate_and_up(products, rstd, MODEL)
             to = of * WIDE + (unit - first) * (ROWS // 2) + at
@@ -519,74 +419,78 @@ def _compute(
             if buffers.activated_tops is not None:
                 value = gl.where(there, activated.to(element).to(gl.float32), 0.0)
                 largest = gl.max(gl.maximum(value, -value), 0)
-                number = gl.arange(0, sequences(BATCH), largest.type.layout)
+                number = gl.arange(0, chunks.sequences(BATCH), largest.type.layout)
                 to = buffers.activated_tops + number * UNITS + unit - first
                 gl.store(to, largest, mask=number < BATCH)
             done += 1
-            unit, claims = next_unit(claims, pipe)
-        _note(buffers, layer, layers, 9, WORK)
-        count_units(counters, done)
-        _note(buffers, layer, layers, 10, WORK)
+            unit, claims = chunks.next_unit(claims, pipe)
+        _note(buffers, layer, layers, 9, MODEL)
+        chunks.count_units(counters, done)
+        _note(buffers, layer, layers, 10, MODEL)
         before += counts.gate + programs
         first = end
 
         end = first + counts.down
-        wait_for_units(counters, before, control)
-        _note(buffers, layer, layers, 11, WORK)
+        chunks.wait_for_units(counters, before, control)
+        _note(buffers, layer, layers, 11, MODEL)
         if BATCH == 1:
-            empty_area(area, AREA)
-        area = area_of(inbox, 2 * layer + 1, MODEL, WORK, GROUP)
-        targets = targets_of(area, inbox, MODEL, GROUP)
+            sums.empty_area(area, AREA)
+        area = sums.area_of(inbox, 2 * layer + 1, MODEL, GROUP)
+        targets = sums.targets_of(area, inbox, MODEL, GROUP)
         wide = _inputs_of(
-            buffers.activated, WIDE, buffers.activated_tops, UNITS, staging, MODEL, WORK, GROUP
+            buffers.activated, WIDE, buffers.activated_tops, UNITS, staging, MODEL, GROUP
         )
         while unit < end:
             at = unit - first
-            begin, last = part_of_slabs(at % PARTS, words_in(WIDE, MODEL.SCALES), MODEL, WORK)
-            scales = _scales_of_unit(buffers.scales, layer, 6, unit, first, PARTS, WIDE, MODEL)
+            begin, last = chunks.part_of_slabs(
+                at % PARTS, chunks.words_in(WIDE, MODEL.SCALES), MODEL
+            )
+            row_of = at // PARTS * ROWS
+            scales = scaled.scales_of(
+                buffers.scales, layer, 6, row_of, 6, row_of + ROWS // 2, WIDE, MODEL
+            )
             products, n, pieces = _multiply(
-                wide, scales, inputs.activated, WIDE, begin, last, n, pieces, staging, pipe,
-                MODEL, WORK,
-            )  # fmt: skip
-            _send_down(products, targets, at, inbox, MODEL, WORK, GROUP)
-            unit, claims = next_unit(claims, pipe)
-        _note(buffers, layer, layers, 12, WORK)
+                wide, scales, inputs.activated, WIDE, begin, last, n, pieces, staging, pipe, MODEL
+            )
+            _send_down(products, targets, at, inbox, MODEL, GROUP)
+            unit, claims = chunks.next_unit(claims, pipe)
+        _note(buffers, layer, layers, 12, MODEL)
         first = end
 
         # in the row behind the last layer it is the last norm
-        weight = _norm_at(vectors, layer + 1, INPUT_NORM, element, MODEL, WORK, GROUP)
+        weight = _norm_at(vectors, layer + 1, tape.INPUT_NORM, element, MODEL, GROUP)
         residual, x, rstd, before = _next_x(
             residual, weight, area, GROUP.WORLD * PARTS, before, buffers, inbox, staging, MODEL,
-            WORK, GROUP,
+            GROUP,
         )  # fmt: skip
 
-    _note(buffers, layers, layers, 0, WORK)
+    _note(buffers, layers, layers, 0, MODEL)
     of_head = staging
     if MODEL.SCALES != "none" and BATCH > 1:
         of_head = staging.plain
     best = row * 0.0 + sequence * 0.0 - float("inf")
     chosen = (row + sequence) * 0
-    while unit < first + head_units(BATCH, MODEL.VOCAB):
+    while unit < first + chunks.head_units(BATCH, MODEL.VOCAB):
         products, n, pieces = _multiply_plain(
-            inputs.head, 0, slabs_in(HIDDEN, BATCH), n, pieces, of_head, pipe, MODEL, WORK
+            inputs.head, 0, chunks.slabs_in(HIDDEN, BATCH), n, pieces, of_head, pipe, MODEL
         )
         for group in gl.static_range(PRODUCTS):
             at = (unit - first) * ROWS + group * OF_GROUP + row + sequence * 0
             values = products[group] * rstd
             is_there = at < MODEL.VOCAB
-            if WORK.LOGITS:
+            if MODEL.LOGITS:
                 to = buffers.logits + sequence * MODEL.VOCAB + at
                 gl.store(to, values, mask=is_there & mask)
             better = ((values > best) | (values != values)) & is_there
             best = gl.where(better, values, best)
             chosen = gl.where(better, at, chosen)
-        unit, claims = next_unit(claims, pipe)
-    _note(buffers, layers, layers, 1, WORK)
+        unit, claims = chunks.next_unit(claims, pipe)
+    _note(buffers, layers, layers, 1, MODEL)
     best = gl.max(_ordered(best, chosen + vocab_start), 0)
     if BATCH == 1:
         gl.atomic_max(buffers.best, best, sem="relaxed", scope="gpu")
     else:
-        number = gl.arange(0, sequences(BATCH), best.type.layout)
+        number = gl.arange(0, chunks.sequences(BATCH), best.type.layout)
         to = buffers.best + number
         gl.atomic_max(to, best, mask=number < BATCH, sem="relaxed", scope="gpu")
 
@@ -608,25 +512,25 @@ def _leave(next_tokens, buffers, rank, inbox, GROUP: gl.constexpr, MODEL: gl.con
     """The last program writes the tokens, and leaves all counters at zero."""
     counters, control = buffers.counters, buffers.control_ptr
     tl.debug_barrier()
-    left = gl.atomic_add(counters + LEFT, 1, sem="acq_rel", scope="gpu")
+    left = gl.atomic_add(counters + chunks.LEFT, 1, sem="acq_rel", scope="gpu")
     if left == gl.num_programs(0) - 1:
-        sequence = gl.arange(0, 32, OF_BEST)
+        sequence = gl.arange(0, 32, sums.OF_BEST)
         mask = sequence < MODEL.BATCH
         best = gl.load(buffers.best + sequence, mask=mask, other=0, cache_modifier=".cg")
         if GROUP.WORLD > 1:
-            best = best_of_ranks(best, inbox, MODEL, GROUP)
+            best = sums.best_of_ranks(best, inbox, MODEL, GROUP)
         token = 0x7FFFFFFF - (best & 0xFFFFFFFF)
-        failed = gl.atomic_xchg(counters + FAILED, 0, sem="relaxed", scope="gpu") != 0
+        failed = gl.atomic_xchg(counters + chunks.FAILED, 0, sem="relaxed", scope="gpu") != 0
         if failed | is_aborted(control):
             none = tl.cast(0, tl.int64)
             abort(inbox.peers, NO_CHANNEL, none + rank, none, GROUP)
             token = token * 0 - 1
         gl.store(next_tokens + sequence, token, mask=mask)
-        least = gl.full([32], _LEAST, gl.int64, OF_BEST)
+        least = gl.full([32], _LEAST, gl.int64, sums.OF_BEST)
         gl.store(buffers.best + sequence, least, mask=mask)
-        gl.store(counters + DONE, 0)
-        gl.store(counters + CLAIMED, 0)
-        gl.store(counters + LEFT, 0)
+        gl.store(counters + chunks.DONE, 0)
+        gl.store(counters + chunks.CLAIMED, 0)
+        gl.store(counters + chunks.LEFT, 0)
     packets.leave_turn(control)
     sync.leave(control)
 
@@ -634,17 +538,17 @@ def _leave(next_tokens, buffers, rank, inbox, GROUP: gl.constexpr, MODEL: gl.con
 @gluon.jit
 def _compute_and_leave(
     tokens, next_tokens, buffers, step, inputs, layers, widest, rank, vocab_start, stride_slot,
-    used, shared, staging, pipe, GROUP: gl.constexpr, MODEL: gl.constexpr, WORK: gl.constexpr,
+    used, shared, staging, pipe, GROUP: gl.constexpr, MODEL: gl.constexpr,
 ):  # fmt: skip
     control = buffers.control_ptr
     generation, turn = sync.running_generation(control), packets.running_turn(control)
     peers = Peers(control, buffers.heap_bases, rank, generation)
     slot = gl.multiple_of(buffers.inbox + turn % 3 * stride_slot, 16)
-    inbox = Inbox(slot, peers, buffers.counters + FAILED)
-    empty_last_turn(control, buffers.inbox, stride_slot, turn, used)
+    inbox = sums.Inbox(slot, peers, buffers.counters + chunks.FAILED)
+    sums.empty_last_turn(control, buffers.inbox, stride_slot, turn, used)
     _compute(
         tokens, buffers, step, inputs, layers, widest, rank, vocab_start, inbox, shared, staging,
-        pipe, GROUP, MODEL, WORK,
+        pipe, GROUP, MODEL,
     )  # fmt: skip
     _leave(next_tokens, buffers, rank, inbox, GROUP, MODEL)
 
@@ -658,10 +562,9 @@ def _compute_and_leave(
 )  # fmt: skip
 def decode_step(
     tokens, positions, next_tokens, hidden_desc, heads_desc, intermediate_desc, cache_desc, x_desc,
-    attended_desc, activated_desc, head_desc, head_x_desc, buffers, origin, rope_scale,
-    stride_key, layers, widest, sequence_lines, head_lines, stride_table, rank, vocab_start,
-    stride_slot, used,
-    GROUP: gl.constexpr, MODEL: gl.constexpr, WORK: gl.constexpr,
+    attended_desc, activated_desc, head_desc, head_x_desc, buffers, origin, rope_scale, stride_key,
+    layers, widest, sequence_lines, head_lines, stride_table, rank, vocab_start, stride_slot, used,
+    GROUP: gl.constexpr, MODEL: gl.constexpr,
 ):  # fmt: skip
     """See the module.
 
@@ -689,11 +592,11 @@ def decode_step(
     KEY_GROUPS: gl.constexpr = groups(DIM)
     element: gl.constexpr = hidden_desc.dtype
     heads = (sequence_lines, head_lines)
-    pages = Pages(buffers.table, stride_table)
-    weights = Weights(
+    pages = chunks.Pages(buffers.table, stride_table)
+    weights = chunks.Weights(
         hidden_desc, heads_desc, intermediate_desc, cache_desc, buffers.lines, head_desc
     )
-    pipe = make_pipe(weights, MODEL, WORK)
+    pipe = chunks.make_pipe(weights, MODEL)
     PLAIN: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
     DEEP: gl.constexpr = gl.SwizzledSharedLayout(8, 1, 8, [2, 1, 0])
     SHAPE: gl.constexpr = [rows_of_heads(QUERIES), KEY_GROUPS]
@@ -706,31 +609,29 @@ def decode_step(
         gl.allocate_shared_memory(gl.float32, SHAPE, PLAIN),
     )
     if MODEL.BATCH == 1:
-        staging = make_staging(element, MODEL, WORK, GROUP)
+        staging = sums.make_staging(element, MODEL, GROUP)
     elif MODEL.SCALES == "none":
-        staging = make_row_staging(element, room, MODEL)
+        staging = rows.make_row_staging(element, room, MODEL)
     else:
-        staging = make_wide_staging(element, room, pipe, MODEL, WORK)
+        staging = scaled.make_wide_staging(element, room, pipe, MODEL)
     if MODEL.SCALES == "none":
         inputs = Inputs(x_desc, attended_desc, activated_desc, x_desc)
     else:
         inputs = Inputs(x_desc, attended_desc, activated_desc, head_x_desc)
     cache = tl.cast(gl.multiple_of(origin, 16), gl.pointer_type(element))
     step = Step(
-        buffers.lines, buffers.vectors, cache, buffers.inv_freq, rope_scale, positions,
-        buffers.qkv, buffers.parts,
-        buffers.softmax, buffers.attended, buffers.attended_tops, buffers.counters, heads,
-        stride_key, pages,
+        buffers.lines, buffers.vectors, cache, buffers.inv_freq, rope_scale, positions, buffers.qkv,
+        buffers.parts, buffers.softmax, buffers.attended, buffers.attended_tops, buffers.counters,
+        heads, stride_key, pages,
     )  # fmt: skip
     gl.warp_specialize(
         [
             (_compute_and_leave, (
                 tokens, next_tokens, buffers, step, inputs, layers, widest, rank, vocab_start,
-                stride_slot, used, shared, staging, pipe, GROUP, MODEL, WORK,
+                stride_slot, used, shared, staging, pipe, GROUP, MODEL,
             )),
-            (load, (
+            (chunks.load, (
                 weights, positions, pages, heads, buffers.counters, layers, widest, pipe, MODEL,
-                WORK,
             )),
         ],
         [1],

@@ -89,10 +89,10 @@ def _load_piece(inputs, slab, piece, staging, MODEL: gl.constexpr):
 
 
 @gluon.jit
-def _add_chunk(sums, x, n, pipe, WORK: gl.constexpr):
+def _add_chunk(sums, x, n, pipe, MODEL: gl.constexpr):
     """Add the products of a chunk; the fence covers what was loaded before, too."""
-    stage = n % WORK.STAGES
-    mbarrier.wait(pipe.full.index(stage), n // WORK.STAGES & 1)
+    stage = n % MODEL.STAGES
+    mbarrier.wait(pipe.full.index(stage), n // MODEL.STAGES & 1)
     rows = pipe.tiles.index(stage).load(_WEIGHTS)
     hand_back(stage, pipe)
     return mma_v2(rows, x, sums), n + 1
@@ -106,9 +106,7 @@ def over_warps(sums, scratch):
 
 
 @gluon.jit
-def multiply_rows(
-    inputs, first, end, n, pieces, staging, pipe, MODEL: gl.constexpr, WORK: gl.constexpr
-):
+def multiply_rows(inputs, first, end, n, pieces, staging, pipe, MODEL: gl.constexpr):
     """The products of a unit's rows with slabs of the inputs.
 
     Args:
@@ -130,7 +128,7 @@ def multiply_rows(
         x = staging.inputs.index(pieces % 2).permute((0, 2, 1)).load(_INPUTS)
         new = ()
         for group in gl.static_range(GROUPS):
-            added, n = _add_chunk(sums[group], x, n, pipe, WORK)
+            added, n = _add_chunk(sums[group], x, n, pipe, MODEL)
             new = new + (added,)  # type: ignore[assignment]
             if group == 0:
                 if slab + 2 < end:  # all warps have loaded the last piece here, and fenced
@@ -157,47 +155,45 @@ def _owned(columns, sources):
 
 
 @gluon.constexpr_function
-def owners(model, work):
+def owners(model):
     """Programs that own columns."""
-    return triton.cdiv(model.HIDDEN, work.OWNED)
+    return triton.cdiv(model.HIDDEN, model.OWNED)
 
 
 @gluon.jit
-def _places(SOURCES: gl.constexpr, MODEL: gl.constexpr, WORK: gl.constexpr):
+def _places(SOURCES: gl.constexpr, MODEL: gl.constexpr):
     """Sequences [N, 1] and columns [1, OWNED] of this program, and which it owns, [N, OWNED].
 
     The others are sequences and columns of somebody, so that they have addresses; columns may be
     up to OWNED behind the last.
     """
-    L: gl.constexpr = gl.SliceLayout(0, _owned(WORK.OWNED, SOURCES))
-    owner = gl.minimum(gl.program_id(0), owners(MODEL, WORK) - 1)
-    column = owner * WORK.OWNED + gl.arange(0, WORK.OWNED, gl.SliceLayout(0, L))[None, :]
+    L: gl.constexpr = gl.SliceLayout(0, _owned(MODEL.OWNED, SOURCES))
+    owner = gl.minimum(gl.program_id(0), owners(MODEL) - 1)
+    column = owner * MODEL.OWNED + gl.arange(0, MODEL.OWNED, gl.SliceLayout(0, L))[None, :]
     sequence = gl.arange(0, sequences(MODEL.BATCH), gl.SliceLayout(1, L))[:, None]
     is_owned = (sequence < MODEL.BATCH) & (column < MODEL.HIDDEN) & (owner == gl.program_id(0))
     return gl.minimum(sequence, MODEL.BATCH - 1), column, is_owned
 
 
 @gluon.jit
-def owned_embedding(
-    embedding, tokens, SOURCES: gl.constexpr, MODEL: gl.constexpr, WORK: gl.constexpr
-):
+def owned_embedding(embedding, tokens, SOURCES: gl.constexpr, MODEL: gl.constexpr):
     """The residual of this program's columns before the first layer, [N, OWNED]."""
-    sequence, column, is_owned = _places(SOURCES, MODEL, WORK)
+    sequence, column, is_owned = _places(SOURCES, MODEL)
     row = gl.maximum(gl.load(tokens + sequence), 0).to(gl.int64) * MODEL.HIDDEN
     return gl.load(embedding + row + column, mask=is_owned, other=0.0)
 
 
 @gluon.jit
-def owned_norm(norm, SOURCES: gl.constexpr, MODEL: gl.constexpr, WORK: gl.constexpr):
+def owned_norm(norm, SOURCES: gl.constexpr, MODEL: gl.constexpr):
     """The weight of a norm at this program's columns, [1, OWNED]."""
-    _, column, _ = _places(SOURCES, MODEL, WORK)
+    _, column, _ = _places(SOURCES, MODEL)
     return gl.load(norm + column, mask=column < MODEL.HIDDEN, other=0.0)
 
 
 @gluon.jit
 def add_owned(
     residual, area, COUNT: gl.constexpr, SOURCES: gl.constexpr, inbox,
-    MODEL: gl.constexpr, WORK: gl.constexpr, GROUP: gl.constexpr,
+    MODEL: gl.constexpr, GROUP: gl.constexpr,
 ):  # fmt: skip
     """Wait for this program's columns of a sum, add them, and empty their words.
 
@@ -206,8 +202,8 @@ def add_owned(
         COUNT: of sources.
         SOURCES: as many, or more, a power of two.
     """
-    POLLED: gl.constexpr = _owned(WORK.OWNED, SOURCES)
-    sequence, column, is_owned = _places(SOURCES, MODEL, WORK)
+    POLLED: gl.constexpr = _owned(MODEL.OWNED, SOURCES)
+    sequence, column, is_owned = _places(SOURCES, MODEL)
     number = gl.arange(0, SOURCES, gl.SliceLayout(1, gl.SliceLayout(2, POLLED)))[:, None, None]
     source = gl.minimum(number, COUNT - 1)
     inside = (sequence * MODEL.HIDDEN + column)[None, :, :]
@@ -223,10 +219,7 @@ def add_owned(
 
 
 @gluon.jit
-def publish(
-    residual, weight, x, squares, tops, SOURCES: gl.constexpr,
-    MODEL: gl.constexpr, WORK: gl.constexpr,
-):  # fmt: skip
+def publish(residual, weight, x, squares, tops, SOURCES: gl.constexpr, MODEL: gl.constexpr):
     """Store this program's columns of the residual times the weight of a norm, and their squares.
 
     Args:
@@ -235,31 +228,31 @@ def publish(
         squares, tops: float32 [BATCH, owners]; the largest magnitudes, where weights have scales
             of channels.
     """
-    sequence, column, is_owned = _places(SOURCES, MODEL, WORK)
+    sequence, column, is_owned = _places(SOURCES, MODEL)
     value = gl.where(is_owned, residual.to(gl.float32), 0.0)
     scaled = (value * weight.to(gl.float32)).to(residual.dtype)
     gl.store(x + sequence * MODEL.HIDDEN + column, scaled, mask=is_owned)
     total = gl.sum(value * value, 1)
     number = gl.arange(0, sequences(MODEL.BATCH), total.type.layout)
     owner = gl.program_id(0)
-    mask = (number < MODEL.BATCH) & (owner < owners(MODEL, WORK))
-    gl.store(squares + number * owners(MODEL, WORK) + owner, total, mask=mask)
+    mask = (number < MODEL.BATCH) & (owner < owners(MODEL))
+    gl.store(squares + number * owners(MODEL) + owner, total, mask=mask)
     if MODEL.SCALES == "channel":
         rounded = scaled.to(gl.float32)
         largest = gl.max(gl.maximum(rounded, -rounded), 1)
-        gl.store(tops + number * owners(MODEL, WORK) + owner, largest, mask=mask)
+        gl.store(tops + number * owners(MODEL) + owner, largest, mask=mask)
 
 
 @gluon.jit
-def factors(squares, MODEL: gl.constexpr, WORK: gl.constexpr):
+def factors(squares, MODEL: gl.constexpr):
     """float32 [N], OF_SEQUENCES: the norm's factor of each sequence."""
-    ACROSS: gl.constexpr = triton.next_power_of_2(owners(MODEL, WORK))
+    ACROSS: gl.constexpr = triton.next_power_of_2(owners(MODEL))
     # a warp has all of a sequence
     L: gl.constexpr = gl.BlockedLayout([1, 4], [1, 32], [WARPS, 1], [1, 0])
     sequence = gl.arange(0, sequences(MODEL.BATCH), gl.SliceLayout(1, L))[:, None]
     owner = gl.arange(0, ACROSS, gl.SliceLayout(0, L))[None, :]
-    there = (sequence < MODEL.BATCH) & (owner < owners(MODEL, WORK))
-    at = squares + sequence * owners(MODEL, WORK) + owner
+    there = (sequence < MODEL.BATCH) & (owner < owners(MODEL))
+    at = squares + sequence * owners(MODEL) + owner
     each = gl.load(at, mask=there, other=0.0, cache_modifier=".cg")
     mean = gl.convert_layout(gl.sum(each, 1), OF_SEQUENCES) * (1.0 / MODEL.HIDDEN)
     return gl.rsqrt(mean + MODEL.EPS)

@@ -20,19 +20,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import mma_v2
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
-from taxfree_kernels.decode_step.chunks import (
-    GROUPS,
-    OF_ROWS,
-    TILE,
-    WARPS,
-    X,
-    fence_stage,
-    hand_back,
-    rolled,
-    sequences,
-    slabs_in,
-    words_in,
-)
+from taxfree_kernels.decode_step import chunks
 from taxfree_kernels.decode_step.rows import (
     ACC,
     OF_SEQUENCES,
@@ -51,7 +39,7 @@ _AT_ONCE = gl.constexpr(128)  # magnitudes
 
 # ---- layouts --------------------------------------------------------------------------------
 
-_OF_BLOCKS = gl.constexpr(gl.SliceLayout(2, TILE))  # of rows and blocks of K of a chunk
+_OF_BLOCKS = gl.constexpr(gl.SliceLayout(2, chunks.TILE))  # of rows and blocks of K of a chunk
 _GROUPS_OF_CHUNK = gl.constexpr(gl.SliceLayout(0, _OF_BLOCKS))
 _WEIGHTS = gl.constexpr(gl.DotOperandLayout(0, ACC, 4))
 _INPUTS = gl.constexpr(gl.DotOperandLayout(1, ACC, 4))
@@ -70,17 +58,21 @@ class Scales(NamedTuple):
 
 @gluon.jit
 def scales_of(table, layer, first, row, second, other_row, K: gl.constexpr, MODEL: gl.constexpr):
-    """``Scales`` of a unit.
+    """``Scales`` of a unit; nothing in 16 bits.
 
     Args:
         table: see ``tape.scale_addresses_of``.
         first, row, second, other_row: the weight of either half of its rows, and its first row.
     """
-    if MODEL.SCALES == "block":
-        row = row // _BLOCK * (K // _BLOCK)
-        other_row = other_row // _BLOCK * (K // _BLOCK)
-    to = table + layer * WEIGHTS
-    return Scales(gl.load(to + first) + 4 * row, gl.load(to + second) + 4 * other_row)
+    scales = ()
+    if MODEL.SCALES != "none":
+        if MODEL.SCALES == "block":
+            row = row // _BLOCK * (K // _BLOCK)
+            other_row = other_row // _BLOCK * (K // _BLOCK)
+        to = table + layer * WEIGHTS
+        one, other = gl.load(to + first) + 4 * row, gl.load(to + second) + 4 * other_row
+        scales = Scales(one, other)  # type: ignore[assignment]
+    return scales
 
 
 class _Divisor(NamedTuple):
@@ -161,9 +153,9 @@ def _magnitude(pair, element: gl.constexpr):
 @gluon.jit
 def _pairs_of_slab(pairs, slab, K: gl.constexpr):
     """int32 [16, 64], each of two elements of K; zeros behind the last."""
-    at = gl.arange(0, 16, gl.SliceLayout(1, X))[:, None] * 64
-    at += gl.arange(0, 64, gl.SliceLayout(0, X))[None, :]
-    return gl.where(slab * 1024 + at < K // 2, pairs.index(slab).load(X), 0)
+    at = gl.arange(0, 16, gl.SliceLayout(1, chunks.X))[:, None] * 64
+    at += gl.arange(0, 64, gl.SliceLayout(0, chunks.X))[None, :]
+    return gl.where(slab * 1024 + at < K // 2, pairs.index(slab).load(chunks.X), 0)
 
 
 @gluon.jit
@@ -175,15 +167,15 @@ def quantise_staged(staging, K: gl.constexpr, MODEL: gl.constexpr):
             before.
     """
     element: gl.constexpr = staging.slabs.dtype
-    COUNT: gl.constexpr = slabs_in(words_in(K, MODEL.SCALES), 1)
+    COUNT: gl.constexpr = chunks.slabs_in(chunks.words_in(K, MODEL.SCALES), 1)
     token_scale = ()
     if MODEL.SCALES == "channel":
-        largest = gl.zeros([16, 64], gl.float32, X)
-        for slab in range(rolled(COUNT)):
+        largest = gl.zeros([16, 64], gl.float32, chunks.X)
+        for slab in range(chunks.rolled(COUNT)):
             pair = _pairs_of_slab(staging.pairs, slab, K)
             largest = gl.maximum(largest, _magnitude(pair, element))
         token_scale, divisor = _scale_and_divisor(gl.max(gl.max(largest, 1), 0))
-    for slab in range(rolled(COUNT)):
+    for slab in range(chunks.rolled(COUNT)):
         pair = _pairs_of_slab(staging.pairs, slab, K)
         first, second = _halves(pair, element)
         if MODEL.SCALES == "block":
@@ -207,25 +199,24 @@ def _scales_of_chunk(scales, slab, K: gl.constexpr):
 
 @gluon.jit
 def multiply_words(
-    x_scale, scales, K: gl.constexpr, first, end, n, staging, pipe,
-    MODEL: gl.constexpr, WORK: gl.constexpr,
-):  # fmt: skip
+    x_scale, scales, K: gl.constexpr, first, end, n, staging, pipe, MODEL: gl.constexpr
+):
     """float32 [8]: the products of a unit's rows with slabs of words in shared memory, scaled."""
-    acc = gl.zeros([8, 16, 64], gl.float32, TILE)
+    acc = gl.zeros([8, 16, 64], gl.float32, chunks.TILE)
     if MODEL.SCALES == "channel":
-        row = gl.arange(0, 8, OF_ROWS)
+        row = gl.arange(0, 8, chunks.OF_ROWS)
         address = gl.where(row < 4, scales.first, scales.second - 16) + 4 * row
         of_rows = gl.load(tl.cast(address, gl.pointer_type(gl.float32))) * x_scale
-    for slab in range(first, rolled(end)):
+    for slab in range(first, chunks.rolled(end)):
         if MODEL.SCALES == "block":
             of_group = staging.scales.index(slab).load(_GROUPS_OF_CHUNK)
             factor = _scales_of_chunk(scales, slab, K) * of_group[None, :]
-        stage = n % WORK.STAGES
-        mbarrier.wait(pipe.full.index(stage), n // WORK.STAGES & 1)
-        rows = pipe.tiles.index(stage).load(TILE)
-        hand_back(stage, pipe)
+        stage = n % MODEL.STAGES
+        mbarrier.wait(pipe.full.index(stage), n // MODEL.STAGES & 1)
+        rows = pipe.tiles.index(stage).load(chunks.TILE)
+        chunks.hand_back(stage, pipe)
         low, high = unpack_e4m3(rows.to(gl.int16, bitcast=True))
-        x_low, x_high = unpack_e4m3(staging.words.index(slab).load(X))
+        x_low, x_high = unpack_e4m3(staging.words.index(slab).load(chunks.X))
         if MODEL.SCALES == "block":
             products = low * x_low[None, :, :] + high * x_high[None, :, :]
             acc += products * factor[:, :, None]
@@ -264,9 +255,9 @@ def joined_halves(inputs, N: gl.constexpr, layout: gl.constexpr):
 
 
 @gluon.jit
-def make_wide_staging(element: gl.constexpr, room, pipe, MODEL: gl.constexpr, WORK: gl.constexpr):
+def make_wide_staging(element: gl.constexpr, room, pipe, MODEL: gl.constexpr):
     """Allocate it."""
-    N: gl.constexpr = sequences(MODEL.BATCH)
+    N: gl.constexpr = chunks.sequences(MODEL.BATCH)
     plain = make_row_staging(element, room, MODEL)
     halves: gl.constexpr = gl.NVMMASharedLayout.get_default_for([8, 1, N, 64], element)
     groups: gl.constexpr = gl.NVMMASharedLayout.get_default_for([8, N, 128], element)
@@ -275,7 +266,7 @@ def make_wide_staging(element: gl.constexpr, room, pipe, MODEL: gl.constexpr, WO
         plain,
         reinterpreted(plain.inputs, [2, 8, 1, N, 64], halves),
         joined_halves(plain.inputs, N, groups),
-        reinterpreted(pipe.tiles, [WORK.STAGES, 8, 16, 128], rows, gl.float8e4nv),
+        reinterpreted(pipe.tiles, [MODEL.STAGES, 8, 16, 128], rows, gl.float8e4nv),
     )
 
 
@@ -286,9 +277,9 @@ def largest_of_tokens(tops, COUNT: gl.constexpr, MODEL: gl.constexpr):
     Args:
         tops: float32 [BATCH, COUNT].
     """
-    L: gl.constexpr = gl.BlockedLayout([1, 4], [1, 32], [WARPS, 1], [1, 0])
-    sequence = gl.arange(0, sequences(MODEL.BATCH), gl.SliceLayout(1, L))[:, None]
-    largest = gl.zeros([sequences(MODEL.BATCH), _AT_ONCE], gl.float32, L)
+    L: gl.constexpr = gl.BlockedLayout([1, 4], [1, 32], [chunks.WARPS, 1], [1, 0])
+    sequence = gl.arange(0, chunks.sequences(MODEL.BATCH), gl.SliceLayout(1, L))[:, None]
+    largest = gl.zeros([chunks.sequences(MODEL.BATCH), _AT_ONCE], gl.float32, L)
     for first in gl.static_range(0, COUNT, _AT_ONCE):
         at = first + gl.arange(0, _AT_ONCE, gl.SliceLayout(0, L))[None, :]
         there = (sequence < MODEL.BATCH) & (at < COUNT)
@@ -305,7 +296,7 @@ def _load_halves(inputs, slab, staging, MODEL: gl.constexpr):
     """Let TMA bring a slab of the inputs, as two pieces."""
     for half in gl.static_range(2):
         full = staging.plain.full.index(half)
-        mbarrier.expect(full, sequences(MODEL.BATCH) * 1024)
+        mbarrier.expect(full, chunks.sequences(MODEL.BATCH) * 1024)
         load_box(inputs, [slab * 8, half, 0, 0], full, staging.halves.index(half))
 
 
@@ -334,9 +325,8 @@ def _scale_of_warp(address, slab, K: gl.constexpr):
 
 @gluon.jit
 def multiply_words_of_rows(
-    x, scales, inputs, K: gl.constexpr, first, end, n, pieces, staging, pipe,
-    MODEL: gl.constexpr, WORK: gl.constexpr,
-):  # fmt: skip
+    x, scales, inputs, K: gl.constexpr, first, end, n, pieces, staging, pipe, MODEL: gl.constexpr
+):
     """The products of a unit's rows with so many slabs of the inputs, scaled.
 
     Args:
@@ -347,10 +337,10 @@ def multiply_words_of_rows(
     Returns:
         float32 [16, N] of each group of rows; the numbers of chunks and of pieces.
     """
-    N: gl.constexpr = sequences(MODEL.BATCH)
+    N: gl.constexpr = chunks.sequences(MODEL.BATCH)
     sums, of_rows = (), ()
-    for group in gl.static_range(GROUPS):
-        sums = sums + (gl.zeros([WARPS, 16, N], gl.float32, ACC),)  # type: ignore[assignment]
+    for group in gl.static_range(chunks.GROUPS):
+        sums = sums + (gl.zeros([chunks.WARPS, 16, N], gl.float32, ACC),)  # type: ignore[assignment]
         if MODEL.SCALES == "channel":
             row = gl.arange(0, 16, _OF_CHANNELS)
             ptr = tl.cast(scales[group], gl.pointer_type(gl.float32)) + row
@@ -360,24 +350,24 @@ def multiply_words_of_rows(
     for slab in range(first, end):
         of_warps = ()
         if MODEL.SCALES == "block":
-            for group in gl.static_range(GROUPS):
+            for group in gl.static_range(chunks.GROUPS):
                 of_warps = of_warps + (_scale_of_warp(scales[group], slab, K),)  # type: ignore[assignment]
         for half in gl.static_range(2):
             mbarrier.wait(staging.plain.full.index(half), pieces // 2 & 1)
         values = staging.groups.permute((0, 2, 1)).load(_INPUTS)
         if slab + 1 < end:
-            fence_stage()
+            chunks.fence_stage()
             tl.debug_barrier()  # all warps have loaded, and fenced
             _load_halves(inputs, slab + 1, staging, MODEL)
         quantised, scale = _quantised_slab(values, x, MODEL)
         new = ()
-        for group in gl.static_range(GROUPS):
-            stage = n % WORK.STAGES
-            mbarrier.wait(pipe.full.index(stage), n // WORK.STAGES & 1)
+        for group in gl.static_range(chunks.GROUPS):
+            stage = n % MODEL.STAGES
+            mbarrier.wait(pipe.full.index(stage), n // MODEL.STAGES & 1)
             rows = staging.bytes.index(stage).load(_WEIGHTS)
-            hand_back(stage, pipe)
+            chunks.hand_back(stage, pipe)
             if MODEL.SCALES == "block":
-                zeros = gl.zeros([WARPS, 16, N], gl.float32, ACC)
+                zeros = gl.zeros([chunks.WARPS, 16, N], gl.float32, ACC)
                 factor = (scale * of_warps[group][:, None])[:, None, :]
                 new = new + (sums[group] + mma_v2(rows, quantised, zeros) * factor,)  # type: ignore[assignment]
             else:
@@ -386,7 +376,7 @@ def multiply_words_of_rows(
         sums = new
         pieces += 2
     products = ()
-    for group in gl.static_range(GROUPS):
+    for group in gl.static_range(chunks.GROUPS):
         total = over_warps(sums[group], staging.plain.sums.index(group))
         if MODEL.SCALES == "channel":
             total *= of_rows[group][:, None] * x[0][None, :]

@@ -14,7 +14,6 @@ from taxfree_kernels.device.peers import Group
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.launch import Kernel, compiling
 
-_CHUNK_BYTES = 16384
 _OTHER_SHARED = 6144  # barriers, claims, and what reductions need
 
 
@@ -25,7 +24,7 @@ class DecodeStep:
         decoder, cache: this rank's parts; they are read, and the cache is written, in place.
         batch: number of sequences.
         fabric: this rank's.
-        config: STAGES, LIMIT, SPLITS, DOWN_PARTS, see ``tape.Work``; missing
+        config: STAGES, LIMIT, SPLITS, DOWN_PARTS, see ``tape.Model``; missing
             ones are those of :func:`seed_config`.
         logits: whether :attr:`logits` are stored.
         trace: whether times of events are stored in ``buffers.times``.
@@ -51,19 +50,14 @@ class DecodeStep:
         from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
         self._held = decoder, cache
-        self.model = model = tape.model_of(decoder, cache, batch)
+        model = tape.model_of(decoder, cache, batch)
         device, dtype = decoder.head.device, decoder.head.dtype
         programs, world = fabric.hardware.compute_units, fabric.world_size
         lines = tape.Lines.of(decoder, cache)
         config = {**seed_config(model, fabric.hardware.shared_memory, world), **config}
         owned = _owned(model.HIDDEN, programs)
-        self.work = work = tape.Work(
-            OWNED=owned,
-            LOGITS=logits,
-            TRACE=trace,
-            LINE=lines.size,
-            **config,
-        )
+        schedule = {"OWNED": owned, "LOGITS": logits, "TRACE": trace, "LINE": lines.size}
+        self.model = model = tape.Model(**{**model._asdict(), **schedule, **config})
 
         element = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16}[dtype]
 
@@ -107,8 +101,9 @@ class DecodeStep:
         def tops(count: int) -> torch.Tensor | None:
             return empty(batch, count) if model.SCALES == "channel" and batch > 1 else None
 
-        splits = math.ceil(programs * work.SPLITS / model.PAIRS) + 1
-        words, used = sums.words_of(model, work.DOWN_PARTS, world)
+        splits = math.ceil(programs * model.SPLITS / model.PAIRS) + 1
+        owners = math.ceil(model.HIDDEN / owned)
+        words, used = sums.words_of(model, model.DOWN_PARTS, world)
         inbox, stride_slot = fabric.pool.lamport_slots(words)
         group = model.HEADS // model.KV_HEADS
         self.buffers = persistent.Buffers(
@@ -124,9 +119,9 @@ class DecodeStep:
             attended=empty(batch, model.HEADS * dim, of=dtype),
             activated=empty(batch, model.INTERMEDIATE, of=dtype),
             x=empty(batch, model.HIDDEN, of=dtype),
-            squares=empty(batch, math.ceil(model.HIDDEN / work.OWNED)),
+            squares=empty(batch, owners),
             scales=tape.scale_addresses_of(decoder),
-            x_tops=tops(math.ceil(model.HIDDEN / work.OWNED)),
+            x_tops=tops(owners),
             attended_tops=tops(model.KV_HEADS),
             activated_tops=tops(2 * model.INTERMEDIATE // chunks.rows_of_unit(batch)),
             best=torch.full((batch,), -(1 << 63), dtype=torch.int64, device=device),
@@ -164,7 +159,7 @@ class DecodeStep:
         self._kernel = Kernel(
             persistent.decode_step,
             programs,
-            {"GROUP": Group(world, fabric.backend), "MODEL": model, "WORK": work},
+            {"GROUP": Group(world, fabric.backend), "MODEL": model},
             {
                 "num_warps": chunks.WARPS.value,
                 "maxnreg": 168,
@@ -219,7 +214,7 @@ def seed_config(model: tape.Model, shared_memory: int, world: int) -> dict[str, 
         parts = min(parts, sums.most_parts(model, world))
         staging = 2 * 1024 * chunks.sequences(model.BATCH)
     room = shared_memory - _OTHER_SHARED - 4 * of_attention - staging
-    stages = min(12, room // _CHUNK_BYTES)
+    stages = min(12, room // chunks.CHUNK_BYTES.value)
     # of long rows more on their way pay: 980 us against 1006 with 5120 columns on two H100s
     limit = 2 if model.HIDDEN <= 4096 else 3
     return {"STAGES": stages, "LIMIT": limit, "SPLITS": 1, "DOWN_PARTS": parts}

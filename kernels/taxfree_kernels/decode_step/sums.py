@@ -63,9 +63,9 @@ class Inbox(NamedTuple):
 
 
 @gluon.constexpr_function
-def sources_of(group, work):
+def sources_of(group, model):
     """A power of two, at least the sources of a sum."""
-    return triton.next_power_of_2(group.WORLD * work.DOWN_PARTS)
+    return triton.next_power_of_2(group.WORLD * model.DOWN_PARTS)
 
 
 # On the host, Triton 3.6 calls such functions with numbers alone.
@@ -111,9 +111,9 @@ def _polled(sources):
 
 
 @gluon.jit
-def area_of(inbox, number, MODEL: gl.constexpr, WORK: gl.constexpr, GROUP: gl.constexpr):
+def area_of(inbox, number, MODEL: gl.constexpr, GROUP: gl.constexpr):
     """The area of a sum, by its number in the step."""
-    size: gl.constexpr = _area_words(GROUP.WORLD, WORK.DOWN_PARTS, MODEL.BATCH, MODEL.HIDDEN)
+    size: gl.constexpr = _area_words(GROUP.WORLD, MODEL.DOWN_PARTS, MODEL.BATCH, MODEL.HIDDEN)
     return inbox.slot + HEADER + number % 3 * size
 
 
@@ -222,9 +222,8 @@ def _sum_of_block(
 
 @gluon.jit
 def add_and_norm(
-    row, norm, area, COUNT: gl.constexpr, inbox, staging,
-    MODEL: gl.constexpr, WORK: gl.constexpr, GROUP: gl.constexpr,
-):  # fmt: skip
+    row, norm, area, COUNT: gl.constexpr, inbox, staging, MODEL: gl.constexpr, GROUP: gl.constexpr
+):
     """Wait for all of a sum, and add it to the residual, which is NaN where words are missing.
 
     What products read is the residual times the weight of the norm; returned is the norm's factor.
@@ -237,9 +236,9 @@ def add_and_norm(
         COUNT: of sources.
     """
     x, residual = staging.blocks, staging.residual
-    WIDTH: gl.constexpr = width_of(MODEL.HIDDEN, GROUP.WORLD * WORK.DOWN_PARTS)
+    WIDTH: gl.constexpr = width_of(MODEL.HIDDEN, GROUP.WORLD * MODEL.DOWN_PARTS)
     squares = gl.zeros([WIDTH], gl.float32, COLUMNS)
-    for block in range(rolled(_blocks(MODEL.HIDDEN, GROUP.WORLD * WORK.DOWN_PARTS))):
+    for block in range(rolled(_blocks(MODEL.HIDDEN, GROUP.WORLD * MODEL.DOWN_PARTS))):
         at = block * WIDTH + gl.arange(0, WIDTH, COLUMNS)
         weight = gl.load(norm + at, mask=at < MODEL.HIDDEN, other=0.0)
         if COUNT:
@@ -276,16 +275,14 @@ class Staging(NamedTuple):
 
 
 @gluon.jit
-def make_staging(
-    element: gl.constexpr, MODEL: gl.constexpr, WORK: gl.constexpr, GROUP: gl.constexpr
-):
+def make_staging(element: gl.constexpr, MODEL: gl.constexpr, GROUP: gl.constexpr):
     """Allocate it."""
-    WIDTH: gl.constexpr = width_of(MODEL.HIDDEN, GROUP.WORLD * WORK.DOWN_PARTS)
+    WIDTH: gl.constexpr = width_of(MODEL.HIDDEN, GROUP.WORLD * MODEL.DOWN_PARTS)
     ELEMENTS: gl.constexpr = staged_elements(
         MODEL.HIDDEN, MODEL.HEADS * MODEL.HEAD_DIM, MODEL.INTERMEDIATE, WIDTH
     )
     SLABS: gl.constexpr = 2 * ((ELEMENTS + 2047) // 2048)
-    BLOCKS: gl.constexpr = _blocks(MODEL.HIDDEN, GROUP.WORLD * WORK.DOWN_PARTS)
+    BLOCKS: gl.constexpr = _blocks(MODEL.HIDDEN, GROUP.WORLD * MODEL.DOWN_PARTS)
     plain: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
     flat: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
     slabs = gl.allocate_shared_memory(element, [SLABS, 16, 64], plain)

@@ -45,7 +45,7 @@ INPUT_NORM, POST_NORM, Q_BIAS, Q_NORM, K_NORM = map(tl.constexpr, (0, 1, 2, 5, 6
 
 
 class Model(NamedTuple):
-    """The sizes of a rank's part of a model: a kernel's ``MODEL: constexpr``.
+    """The sizes of a rank's part of a model, and a step's schedule: ``MODEL: constexpr``.
 
     Args:
         QKV_ROWS: of q, k and v together.
@@ -54,6 +54,16 @@ class Model(NamedTuple):
         PAGE: keys of a page of the cache; 0 without pages.
         SCALES: who has a scale in a layer's weights in fp8, "channel" or "block"; "none" in 16
             bits. What multiplies them is quantised alike, for each token or 128 of its elements.
+        STAGES: chunks of 16 KiB in shared memory.
+        LIMIT: chunks that a program's loader has on their way: deep queues in memory delay
+            barriers.
+        SPLITS: units of attention for each program, about.
+        DOWN_PARTS: units of the same rows of down, each of a part of K: who waits for the last unit
+            of a phase idles once rings are full, and a ring is not much more than 8 long rows.
+        OWNED: columns of the residual that a program owns, with several sequences.
+        LOGITS: whether logits are stored, too.
+        TRACE: whether the times of EVENTS are stored, too.
+        LINE: bytes of a line, in which addresses of weights are given.
     """
 
     HIDDEN: int
@@ -71,36 +81,18 @@ class Model(NamedTuple):
     KEYS: int
     PAGE: int
     SCALES: str = "none"
-
-
-class Work(NamedTuple):
-    """The constants of the kernel's schedule: ``WORK: constexpr``.
-
-    Args:
-        STAGES: chunks of 16 KiB in shared memory.
-        LIMIT: chunks that a program's loader has on their way: deep queues in memory delay
-            barriers.
-        SPLITS: units of attention for each program, about.
-        DOWN_PARTS: units of the same rows of down, each of a part of K: who waits for the last unit
-            of a phase idles once rings are full, and a ring is not much more than 8 long rows.
-        OWNED: columns of the residual that a program owns, with several sequences.
-        LOGITS: whether logits are stored, too.
-        TRACE: whether the times of EVENTS are stored, too.
-        LINE: bytes of a line, in which addresses of weights are given.
-    """
-
-    STAGES: int
-    LIMIT: int
-    SPLITS: int
-    DOWN_PARTS: int
-    OWNED: int
-    LOGITS: bool
-    TRACE: bool
-    LINE: int
+    STAGES: int = 0
+    LIMIT: int = 0
+    SPLITS: int = 0
+    DOWN_PARTS: int = 0
+    OWNED: int = 0
+    LOGITS: bool = False
+    TRACE: bool = False
+    LINE: int = 0
 
 
 def model_of(decoder: Decoder, cache: Cache, batch: int) -> Model:
-    """The sizes of a rank's part.
+    """The sizes of a rank's part, without a schedule.
 
     Raises:
         PlanError: the kernel does not support the model, with what is missing.
@@ -158,8 +150,9 @@ def _unsupported_reason(model: Model, decoder: Decoder, cache: Cache) -> str | N
             return "layers with and without biases or norms of queries"
         if (reason := _scales_unsupported_reason(layer, model.SCALES)) is not None:
             return reason
-    weights = _all_weights(decoder) if model.SCALES == "none" else ()
-    dtypes = {each.dtype for each in (decoder.head, decoder.embedding, *weights)}
+    dtypes = {each.dtype for each in (decoder.head, decoder.embedding)}
+    if model.SCALES == "none":
+        dtypes |= {each.dtype for layer in decoder.layers for each in weights_of(layer)}
     if len(dtypes | {each.dtype for each in (*cache.keys, *cache.values)}) > 1:
         return "weights and cache of different dtypes"
     if len({each.stride() for each in (*cache.keys, *cache.values)}) > 1:
@@ -198,10 +191,6 @@ def states_of(cache: Cache) -> tuple[tuple[torch.Tensor, ...], tuple[torch.Tenso
 def words_of(weight: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """A weight [rows, k] as elements of 16 bits: of fp8 two are one."""
     return weight if weight.dtype == dtype else weight.view(dtype)
-
-
-def _all_weights(decoder: Decoder) -> Iterable[torch.Tensor]:
-    return (weight for layer in decoder.layers for weight in weights_of(layer))
 
 
 class Place(NamedTuple):

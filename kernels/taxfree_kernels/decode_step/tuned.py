@@ -108,7 +108,7 @@ class OneKernel(_Way):
         return None
 
     def space(self, problem: Any, hardware: Hardware) -> Space:
-        """Parameters of ``tape.Work``."""
+        """Parameters of ``tape.Model``."""
         if hardware.backend == "interpreter":
             return {"SPLITS": (1, 2), "DOWN_PARTS": (1, 2)}
         from taxfree_kernels.decode_step.step import seed_config  # needs a Triton with Gluon

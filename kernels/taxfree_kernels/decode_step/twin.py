@@ -45,7 +45,7 @@ class Sizes(NamedTuple):
         ROWS: of a weight, in a unit; of the gate and of the up projection half as many each.
         KEYS: that a split takes at a time.
         BLOCK: columns of inputs in memory that are multiplied at a time.
-        SPLITS, DOWN_PARTS: see ``tape.Work``.
+        SPLITS, DOWN_PARTS: see ``tape.Model``.
         XCDS: chiplets that have rows of their own.
         OWNED: columns of the residual that a program owns; 0: each program has all.
         SCALES: of the weights, see ``decoder.scales_of``.

@@ -6,8 +6,7 @@ when SWAP_AB, which computes W^T A^T).
 
 Barriers of shared memory. Each stage of boxes has one that counts the bytes that have arrived, and
 one that counts the consumers that have read them. A stage's n-th use has parity n % 2; the first
-wait for an empty stage passes at once, because its parity is that of a phase before. Producer and
-consumers count uses alike, over all tiles of a program.
+wait for an empty stage passes at once, because its parity is that of a phase before.
 """
 
 from __future__ import annotations
@@ -105,15 +104,6 @@ def make_boxes(
 
 
 @gluon.jit
-def rows_of_product(row, COLUMNS: gl.constexpr, LAYOUT: gl.constexpr, TILE: gl.constexpr):
-    """The rows of x, from `row` on, of a consumer's product of so many columns."""
-    if TILE.SWAP_AB:
-        return row + gl.arange(0, COLUMNS, gl.SliceLayout(0, LAYOUT))
-    else:
-        return row + gl.arange(0, 16 * gl.num_warps(), gl.SliceLayout(1, LAYOUT))
-
-
-@gluon.jit
 def scales_of_product(
     row, row_end, col, col_end, x_scale_ptr, w_scale_ptr,
     COLUMNS: gl.constexpr, LAYOUT: gl.constexpr, TILE: gl.constexpr,
@@ -122,7 +112,10 @@ def scales_of_product(
     if TILE.SCALES == "tensor":
         return gl.load(x_scale_ptr) * gl.load(w_scale_ptr)
     else:
-        rows = rows_of_product(row, COLUMNS, LAYOUT, TILE)
+        if TILE.SWAP_AB:
+            rows = row + gl.arange(0, COLUMNS, gl.SliceLayout(0, LAYOUT))
+        else:
+            rows = row + gl.arange(0, 16 * gl.num_warps(), gl.SliceLayout(1, LAYOUT))
         of_rows = gl.load(x_scale_ptr + rows, mask=rows < row_end, other=0.0)
         if TILE.SWAP_AB:
             cols = col + gl.arange(0, 16 * gl.num_warps(), gl.SliceLayout(1, LAYOUT))
@@ -145,17 +138,11 @@ def scaled_product(acc, scales, TILE: gl.constexpr):
 
 
 @gluon.jit
-def times_rows(product, of_rows, TILE: gl.constexpr):
-    """A product times a factor of each row of x."""
-    return product * (of_rows[None, :] if TILE.SWAP_AB else of_rows[:, None])
-
-
-@gluon.jit
 def multiply_tile_fp8(
     steps, boxes, row, row_end, col, col_end, k, x_scale_ptr, w_scale_ptr,
     TILE: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
-    """As :func:`multiply`, of the only consumer and its first tile, of fp8 factors with scales."""
+    """As :func:`multiply`, of the only consumer, of fp8 factors with scales."""
     COLUMNS: gl.constexpr = TILE.BLOCK_M if TILE.SWAP_AB else TILE.BLOCK_N
     LAYOUT: gl.constexpr = accumulators(COLUMNS, gl.num_warps(), 1)
     if TILE.SCALES == "block":
@@ -168,7 +155,8 @@ def multiply_tile_fp8(
             row, row_end, col, col_end, x_scale_ptr, w_scale_ptr, COLUMNS, LAYOUT, TILE
         )
         if TILE.FAST:
-            acc = multiply(0, steps, 0, boxes, TILE, 1, STAGES)
+            acc = multiply(0, steps, boxes, TILE, 1, STAGES)
+            mbarrier.arrive(boxes.empty.index((steps - 1) % STAGES), count=1)
         else:
             acc = add_products(0, 1, steps, boxes, None, None, None, 2, TILE, 1, STAGES)
         return scaled_product(acc, scales, TILE)
@@ -203,7 +191,7 @@ def add_products(
     CONSTANTS: gl.constexpr, AT_ONCE: gl.constexpr,
     TILE: gl.constexpr, CONSUMERS: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
-    """As :func:`multiply`, of a program's first tile of fp8 factors, each step added by itself.
+    """As :func:`multiply`, of fp8 factors, each step added by itself.
 
     See ``tiles.add_fp8_product``. Scales of blocks multiply products; others are left to callers.
 
@@ -272,10 +260,9 @@ def _multiply_step(
     TILE: gl.constexpr, CONSUMERS: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
     """Begin to multiply a step, once it has arrived."""
-    stage = number % STAGES
-    mbarrier.wait(boxes.full.index(stage), number // STAGES & 1)
-    long = boxes.long.index(stage * CONSUMERS + part).reshape([none.shape[0], TILE.BLOCK_K])
-    other = boxes.other.index(stage).reshape([none.shape[1], TILE.BLOCK_K]).permute((1, 0))
+    long, other = _boxes_of_step(
+        part, number, boxes, none.shape[0], none.shape[1], TILE.BLOCK_K, CONSUMERS, STAGES
+    )
     return warpgroup_mma(long, other, none, use_acc=False, is_async=True)
 
 
@@ -285,7 +272,8 @@ def _add_step(acc, product, begin, step, boxes, ring, TILE: gl.constexpr, STAGES
     mbarrier.arrive(boxes.empty.index((begin + step) % STAGES), count=1)
     if TILE.SCALES == "block":
         layout: gl.constexpr = gl.SliceLayout(0 if TILE.SWAP_AB else 1, acc.type.layout)
-        product = times_rows(product, ring.index(step % ring.shape[0]).load(layout), TILE)
+        of_rows = ring.index(step % ring.shape[0]).load(layout)
+        product *= of_rows[None, :] if TILE.SWAP_AB else of_rows[:, None]
     return acc + product
 
 
@@ -294,7 +282,7 @@ def multiply_fp8(
     part: gl.constexpr, steps, boxes, scales,
     TILE: gl.constexpr, CONSUMERS: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
-    """As :func:`multiply`, of a program's first tile of fp8 factors, times their scales.
+    """As :func:`multiply`, of fp8 factors, times their scales.
 
     Each step is added by itself: see ``tiles.add_fp8_product``.
 
@@ -308,47 +296,53 @@ def multiply_fp8(
     none = gl.zeros([ROWS, COLUMNS], gl.float32, LAYOUT)
     gl.assume(steps > 0)
     for step in range(steps):
-        stage = step % STAGES
-        mbarrier.wait(boxes.full.index(stage), step // STAGES & 1)
-        long = boxes.long.index(stage * CONSUMERS + part).reshape([ROWS, TILE.BLOCK_K])
-        other = boxes.other.index(stage).reshape([COLUMNS, TILE.BLOCK_K]).permute((1, 0))
-        product = warpgroup_mma(long, other, none, use_acc=False, is_async=True)
+        product = _multiply_step(part, step, boxes, none, TILE, CONSUMERS, STAGES)
         product = warpgroup_mma_wait(0, deps=[product])
-        mbarrier.arrive(boxes.empty.index(stage), count=1)
+        mbarrier.arrive(boxes.empty.index(step % STAGES), count=1)
         acc += product
     return scaled_product(acc, scales, TILE)
 
 
 @gluon.jit
 def multiply(
-    part: gl.constexpr, steps, number, boxes,
-    TILE: gl.constexpr, CONSUMERS: gl.constexpr, STAGES: gl.constexpr,
+    part: gl.constexpr, steps, boxes,
+    TILE: gl.constexpr, CONSUMERS: gl.constexpr, STAGES: gl.constexpr, FOLD: gl.constexpr = 1,
 ):  # fmt: skip
     """Multiply this consumer's rows of a tile, or its columns when SWAP_AB, as boxes arrive.
+
+    The boxes of the last step are not handed back: a program has one tile.
 
     Args:
         part: number of this consumer.
         steps: of K, at least one.
-        number: of stages read before.
+        FOLD: parts of a step's K that boxes have side by side.
 
     Returns:
-        float32 [16 * warps, BLOCK_N], or [16 * warps, BLOCK_M] when SWAP_AB.
+        float32 [16 * warps, FOLD * BLOCK_N], or [16 * warps, FOLD * BLOCK_M] when SWAP_AB.
     """
-    COLUMNS: gl.constexpr = TILE.BLOCK_M if TILE.SWAP_AB else TILE.BLOCK_N
+    COLUMNS: gl.constexpr = FOLD * (TILE.BLOCK_M if TILE.SWAP_AB else TILE.BLOCK_N)
     ROWS: gl.constexpr = 16 * gl.num_warps()
     ITEM: gl.constexpr = boxes.long.dtype.primitive_bitwidth // 8
     acc = gl.zeros([ROWS, COLUMNS], gl.float32, accumulators(COLUMNS, gl.num_warps(), ITEM))
     gl.assume(steps > 0)
-    for step in range(number, number + steps):
-        stage = step % STAGES
-        mbarrier.wait(boxes.full.index(stage), step // STAGES & 1)
-        long = boxes.long.index(stage * CONSUMERS + part).reshape([ROWS, TILE.BLOCK_K])
-        other = boxes.other.index(stage).reshape([COLUMNS, TILE.BLOCK_K]).permute((1, 0))
+    for step in range(steps):
+        long, other = _boxes_of_step(
+            part, step, boxes, ROWS, COLUMNS, TILE.BLOCK_K // FOLD, CONSUMERS, STAGES
+        )
         acc = warpgroup_mma(long, other, acc, is_async=True)
         acc = warpgroup_mma_wait(1, deps=[acc])
         last = (step + STAGES - 1) % STAGES
-        mbarrier.arrive(boxes.empty.index(last), count=1, pred=step > number)
-    acc = warpgroup_mma_wait(0, deps=[acc])
-    last = (number + steps - 1) % STAGES
-    mbarrier.arrive(boxes.empty.index(last), count=1)
-    return acc
+        mbarrier.arrive(boxes.empty.index(last), count=1, pred=step > 0)
+    return warpgroup_mma_wait(0, deps=[acc])
+
+
+@gluon.jit
+def _boxes_of_step(
+    part: gl.constexpr, number, boxes, ROWS: gl.constexpr, COLUMNS: gl.constexpr,
+    WIDTH: gl.constexpr, CONSUMERS: gl.constexpr, STAGES: gl.constexpr,
+):  # fmt: skip
+    """A step's operands, [ROWS, WIDTH] and [WIDTH, COLUMNS], once they have arrived."""
+    stage = number % STAGES
+    mbarrier.wait(boxes.full.index(stage), number // STAGES & 1)
+    long = boxes.long.index(stage * CONSUMERS + part).reshape([ROWS, WIDTH])
+    return long, boxes.other.index(stage).reshape([COLUMNS, WIDTH]).permute((1, 0))

@@ -18,13 +18,8 @@ import triton.language as tl
 from taxfree_kernels.device import sync
 from taxfree_kernels.device.peers import Peers
 from taxfree_kernels.fabric.base import Fabric
+from taxfree_kernels.flash_decode import plans
 from taxfree_kernels.flash_decode.exchange import combine, running_slot, send_chunk
-from taxfree_kernels.flash_decode.plans import (
-    DecodePlan,
-    ExchangingVariant,
-    PartsExchange,
-    SplitsMerge,
-)
 from taxfree_kernels.flash_decode.problem import FlashDecode
 from taxfree_kernels.flash_decode.spaces import chunk_rows
 from taxfree_kernels.launch import Kernel, compile_options
@@ -57,15 +52,15 @@ def _combine(
     sync.leave(control_ptr)
 
 
-class FineWaitPlan(DecodePlan):
+class FineWaitPlan(plans.DecodePlan):
     """Splits, their merge into one part, a kernel that sends it, and combiners."""
 
     launches = 4
 
     def __init__(self, problem: FlashDecode, fabric: Fabric, config: Config) -> None:
         super().__init__(problem, fabric, config, (problem.part_elements,))
-        self._merge_splits = SplitsMerge(problem, fabric, self.attention, config["OUT_ROWS"])
-        self._exchange = exchange = PartsExchange(
+        self._merge_splits = plans.SplitsMerge(problem, fabric, self.attention, config["OUT_ROWS"])
+        self._exchange = exchange = plans.PartsExchange(
             problem, fabric, config, chunk_rows(problem, config)
         )
         options = compile_options(fabric.backend, {})
@@ -93,7 +88,7 @@ class FineWaitPlan(DecodePlan):
         combine(out)
 
 
-class FineWait(ExchangingVariant):
+class FineWait(plans.ExchangingVariant):
     """Four kernels; only the last one waits."""
 
     plan_class = FineWaitPlan

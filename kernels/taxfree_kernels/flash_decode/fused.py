@@ -27,15 +27,8 @@ from taxfree_kernels.device import packets, sync
 from taxfree_kernels.device.peers import Peers
 from taxfree_kernels.device.sync import gdc_launch_dependents, gdc_wait
 from taxfree_kernels.fabric.base import Fabric
-from taxfree_kernels.flash_decode import spaces
+from taxfree_kernels.flash_decode import plans, spaces
 from taxfree_kernels.flash_decode.exchange import combine, merge_and_push, running_slot
-from taxfree_kernels.flash_decode.plans import (
-    DecodePlan,
-    ExchangingVariant,
-    PartsExchange,
-    finishing_options,
-    is_chained,
-)
 from taxfree_kernels.flash_decode.problem import FlashDecode
 from taxfree_kernels.flash_decode.spaces import chunk_rows
 from taxfree_kernels.hardware import Hardware
@@ -76,14 +69,14 @@ def _push_and_combine(
     sync.leave(control_ptr)
 
 
-class FusedDecodePlan(DecodePlan):
+class FusedDecodePlan(plans.DecodePlan):
     """The splits, then merge, push and combine."""
 
     launches = 2
 
     def __init__(self, problem: FlashDecode, fabric: Fabric, config: Config) -> None:
         super().__init__(problem, fabric, config)
-        self._exchange = PartsExchange(problem, fabric, config, chunk_rows(problem, config))
+        self._exchange = plans.PartsExchange(problem, fabric, config, chunk_rows(problem, config))
         self._kernel = Kernel(
             _push_and_combine,
             grid=0,
@@ -91,9 +84,9 @@ class FusedDecodePlan(DecodePlan):
             | {
                 "PUSHERS": self._exchange.chunks,
                 "MERGE": self.attention.merging(config["ROWS"]),
-                "CHAINED": is_chained(config),
+                "CHAINED": plans.is_chained(config),
             },
-            options=finishing_options(fabric, config),
+            options=plans.finishing_options(fabric, config),
         )
 
     def finishing(self, problem: FlashDecode) -> tuple[Kernel, ...]:
@@ -110,7 +103,7 @@ def _pushers(problem: FlashDecode, config: Config) -> int:
     return 0 if config["LL"] else -(-problem.rows // chunk_rows(problem, config))
 
 
-class Fused(ExchangingVariant):
+class Fused(plans.ExchangingVariant):
     """The splits, then one kernel that merges, pushes and combines."""
 
     plan_class = FusedDecodePlan

@@ -154,20 +154,14 @@ def _lengths(problem: FlashDecode, seed: int, integers: bool) -> list[list[int]]
     return rows
 
 
-def _cache_size(problem: FlashDecode) -> tuple[int, int]:
-    """The dimensions of keys or values, without their heads."""
-    if problem.page_size:
-        return problem.batch * problem.pages_per_sequence, problem.page_size
-    return problem.batch, problem.kv_len_per_rank
-
-
 def _cache(
     problem: FlashDecode, rank: int, seed: int, device: torch.device, integers: bool
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, *tuple[torch.Tensor, ...]]:
     """Keys, values, block table and scales of a rank; pages lie in random order."""
     own_seed = 1000 * seed + 10 * (rank + 1)
-    lead, table = _cache_size(problem), None
+    lead, table = (problem.batch, problem.kv_len_per_rank), None
     if problem.page_size:
+        lead = problem.batch * problem.pages_per_sequence, problem.page_size
         order = torch.randperm(lead[0], generator=torch.Generator().manual_seed(own_seed))
         by_sequence = order.view(problem.batch, problem.pages_per_sequence)
         table = by_sequence.to(device=device, dtype=torch.int32)

@@ -13,17 +13,9 @@ import triton.language as tl
 from taxfree_kernels.device.peers import Group
 from taxfree_kernels.device.sync import gdc_launch_dependents, gdc_wait
 from taxfree_kernels.fabric.base import Fabric
-from taxfree_kernels.flash_decode import spaces
+from taxfree_kernels.flash_decode import exchange, spaces
 from taxfree_kernels.flash_decode.attend import Heads, Inputs, Parts, Splits, attend, store_rows
 from taxfree_kernels.flash_decode.by_warp import REGISTERS, Steps, attend_by_warp
-from taxfree_kernels.flash_decode.exchange import (
-    Exchange,
-    Inbox,
-    Merge,
-    merge_ranks,
-    merge_splits,
-    store_output,
-)
 from taxfree_kernels.flash_decode.problem import FlashDecode
 from taxfree_kernels.flash_decode.spaces import words_of_part
 from taxfree_kernels.hardware import Hardware
@@ -60,9 +52,9 @@ def _merge_splits(
         gdc_launch_dependents(GROUP)
     row = tl.program_id(0) * MERGE.ROWS + tl.arange(0, MERGE.ROWS)
     row_mask = row < rows
-    out, lse = merge_splits(row, row_mask, parts, MERGE)
+    out, lse = exchange.merge_splits(row, row_mask, parts, MERGE)
     if INTO_OUTPUT:
-        store_output(target_ptr, out, row, row_mask, MERGE.V_DIM)
+        exchange.store_output(target_ptr, out, row, row_mask, MERGE.V_DIM)
     else:
         store_rows(target_ptr, out, lse, row, row_mask, rows, MERGE.V_DIM)
 
@@ -74,8 +66,10 @@ def _merge_ranks(
 ):  # fmt: skip
     row = tl.program_id(0) * OUT_ROWS + tl.arange(0, OUT_ROWS)
     row_mask = row < rows
-    out, _ = merge_ranks(row, row_mask, parts_ptr, part_elements, rows, GROUP, SOURCES_BLOCK, V_DIM)
-    store_output(out_ptr, out, row, row_mask, V_DIM)
+    out, _ = exchange.merge_ranks(
+        row, row_mask, parts_ptr, part_elements, rows, GROUP, SOURCES_BLOCK, V_DIM
+    )
+    exchange.store_output(out_ptr, out, row, row_mask, V_DIM)
 
 
 class LocalAttention:
@@ -176,10 +170,10 @@ class LocalAttention:
             kernel = self._for_any_cache.resized(kernel.grid, kernel.last_args)
         kernel(*self.args(inputs))
 
-    def merging(self, rows: int) -> Merge:
+    def merging(self, rows: int) -> exchange.Merge:
         """The constants to merge splits, `rows` rows at a time."""
         problem = self._problem
-        return Merge(
+        return exchange.Merge(
             problem.q_heads,
             self._splits if problem.batch == 1 else 0,
             _parts_at_a_time(problem, self._splits, rows),
@@ -303,7 +297,8 @@ class DecodePlan(Plan):
         self._sized = fabric.workspace.by_size(self._of_size)
 
     def _of_size(self, size: Size) -> tuple[Kernel, ...]:
-        return (self.attention.kernel(size), *self.finishing(_resized(self._problem, size)))
+        problem = resized(self._problem, batch=size[0], kv_len_per_rank=size[1])
+        return (self.attention.kernel(size), *self.finishing(problem))
 
     def kernels(self, size: int) -> tuple[Kernel, ...]:
         return self._sized[size, self._problem.kv_len_per_rank]
@@ -329,12 +324,6 @@ def size_of(inputs: Sequence[Any]) -> Size:
     """The number of sequences of a call, and a rank's capacity in keys of each."""
     q, k, _, _, table, *_ = inputs
     return q.shape[0], k.shape[1] if table is None else k.shape[1] * table.shape[1]
-
-
-def _resized(problem: FlashDecode, size: Size) -> FlashDecode:
-    batch, capacity = size
-    other: FlashDecode = resized(problem, batch=batch, kv_len_per_rank=capacity)
-    return other
 
 
 class PartsExchange:
@@ -367,7 +356,7 @@ class PartsExchange:
         group = Group(problem.world_size, fabric.backend)
         self.constants = {
             "GROUP": group,
-            "EXCHANGE": Exchange(
+            "EXCHANGE": exchange.Exchange(
                 chunk_rows,
                 self._packed is not None,
                 bool(self._packed),
@@ -397,7 +386,7 @@ class PartsExchange:
         part_elements = problem.part_elements
         if self._packed is not None:
             part_elements = words_of_part(problem, self._packed)
-        inbox = Inbox(*self._inbox, part_elements, self._counters())
+        inbox = exchange.Inbox(*self._inbox, part_elements, self._counters())
         return (inbox, problem.rows, *self._ranks)
 
 

@@ -5,18 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from taxfree_kernels import spaces
 from taxfree_kernels.device.peers import CHANNELS, LAMPORT_SLOT_BYTES, LL_SLOT_BYTES
 from taxfree_kernels.flash_decode.problem import FlashDecode
 from taxfree_kernels.hardware import Hardware
-from taxfree_kernels.spaces import (
-    accumulators,
-    cdna_space,
-    distinct,
-    pdl_space,
-    power_of_2,
-    up_to,
-    within,
-)
 from taxfree_kernels.variant import Config, Space
 
 _FEW_RANKS = 4  # up to this many ranks, sending a row to each as words is cheap
@@ -27,11 +19,11 @@ _WAVES = (1, 2, 3, 4, 6, 8)  # programs per compute unit up to which splitting i
 
 def split_space(problem: FlashDecode, hardware: Hardware) -> Space:
     """Meta-parameters of a rank's attention to its own keys."""
-    heads = power_of_2(problem.group_size, 16)
+    heads = spaces.power_of_2(problem.group_size, 16)
     if hardware.backend == "interpreter":  # its time depends on the number of operations
-        return {"BLOCK_H": up_to(heads, (16, 32)), "BLOCK_N": (16, 32), "SPLITS": (1, 2)}
+        return {"BLOCK_H": spaces.up_to(heads, (16, 32)), "BLOCK_N": (16, 32), "SPLITS": (1, 2)}
     space: dict[str, tuple[Any, ...]] = {
-        "BLOCK_H": up_to(heads, (16, 32, 64)),
+        "BLOCK_H": spaces.up_to(heads, (16, 32, 64)),
         "BLOCK_N": (32, 64, 128),
         "SPLITS": tuple(sorted({splits_of(problem, hardware, waves) for waves in _WAVES})),
         "num_warps": (2, 4, 8),
@@ -40,7 +32,7 @@ def split_space(problem: FlashDecode, hardware: Hardware) -> Space:
     if problem.page_size and hardware.backend == "cuda":  # page numbers must be loaded before keys
         space["num_stages"] = (3, 4, 5, 6)
     if hardware.backend == "hip":
-        space |= cdna_space(hardware)
+        space |= spaces.cdna_space(hardware)
         space["num_stages"] = (2, 3, 4)  # with more, paged loads on CDNA are lane by lane
     return space
 
@@ -53,24 +45,24 @@ def splits_of(problem: FlashDecode, hardware: Hardware, waves: int) -> int:
 
 def _columns(problem: FlashDecode) -> int:
     """Programs of one split of every sequence, with the most heads per program."""
-    heads = min(64, power_of_2(problem.group_size, 16))
+    heads = min(64, spaces.power_of_2(problem.group_size, 16))
     return problem.batch * problem.kv_heads * -(-problem.group_size // heads)
 
 
 def merge_space(problem: FlashDecode, hardware: Hardware) -> Space:
     """Meta-parameters of the merge of all ranks' parts."""
     values = (2, 4) if hardware.backend == "interpreter" else (1, 2, 4, 8)
-    return {"OUT_ROWS": up_to(power_of_2(problem.rows, 1), values)}
+    return {"OUT_ROWS": spaces.up_to(spaces.power_of_2(problem.rows, 1), values)}
 
 
 def push_space(problem: FlashDecode, hardware: Hardware) -> Space:
     """Meta-parameters of sending: rows merged at a time, and chunks with one signal each."""
-    rows = power_of_2(problem.rows, 1)
+    rows = spaces.power_of_2(problem.rows, 1)
     if hardware.backend == "interpreter":
-        return {"ROWS": up_to(rows, (2, 4)), "CHUNKS": up_to(rows, (1, 3))}
+        return {"ROWS": spaces.up_to(rows, (2, 4)), "CHUNKS": spaces.up_to(rows, (1, 3))}
     return {
-        "ROWS": up_to(rows, (1, 2, 4, 8, 16)),
-        "CHUNKS": up_to(min(rows, CHANNELS), (1, 4, 16, 32, 64, 128)),
+        "ROWS": spaces.up_to(rows, (1, 2, 4, 8, 16)),
+        "CHUNKS": spaces.up_to(min(rows, CHANNELS), (1, 4, 16, 32, 64, 128)),
     }
 
 
@@ -89,7 +81,7 @@ def _fits_words(problem: FlashDecode, packed: bool) -> bool:
 def last_space(hardware: Hardware) -> Space:
     """Meta-parameters of the kernel after the splits: its early launch, and its warps."""
     warps = {} if hardware.backend == "interpreter" else {"MERGE_WARPS": (4, 2)}
-    return {**pdl_space(hardware), **warps}
+    return {**spaces.pdl_space(hardware), **warps}
 
 
 def chained_space(problem: FlashDecode, hardware: Hardware) -> Space:
@@ -150,7 +142,7 @@ def seed_configs(
         guesses = _first_on_hopper(problem, hardware, signals, words if has_words else {})
         if True in space.get("BY_WARP", ()):
             guesses.insert(1, guesses[0] | _first_by_warp(problem, hardware))
-    return runnable(problem, hardware, [within(space, guess) for guess in guesses])
+    return runnable(problem, hardware, [spaces.within(space, guess) for guess in guesses])
 
 
 def _first_by_warp(problem: FlashDecode, hardware: Hardware) -> dict[str, Any]:
@@ -178,7 +170,9 @@ def runnable(
 ) -> list[dict[str, Any]]:
     """The configs that pass :func:`illegal_reason`, without duplicates."""
     return [
-        config for config in distinct(configs) if illegal_reason(problem, hardware, config) is None
+        config
+        for config in spaces.distinct(configs)
+        if illegal_reason(problem, hardware, config) is None
     ]
 
 
@@ -262,21 +256,21 @@ def illegal_reason(problem: FlashDecode, hardware: Hardware, config: Config) -> 
     by_warp = (16, 16 * config["num_warps"])
     if config.get("BY_WARP") and (config["BLOCK_H"], config["BLOCK_N"]) != by_warp:
         return "a program has 16 query heads, and a warp 16 keys of a block"
-    dims = power_of_2(problem.head_dim, 16) + power_of_2(problem.v_head_dim, 16)
+    dims = spaces.power_of_2(problem.head_dim, 16) + spaces.power_of_2(problem.v_head_dim, 16)
     shared = (config["num_stages"] - 1) * config["BLOCK_N"] * dims * problem.kv_bytes
     if shared > hardware.shared_memory:
         return f"{shared} bytes of shared memory, {hardware.shared_memory} are there"
     if config.get("LL"):
         if config["CHUNKS"] > 1:
             return "chunks are for signals, which words do not need"
-        values = power_of_2(problem.v_head_dim, 16)
+        values = spaces.power_of_2(problem.v_head_dim, 16)
         loads = 1 if config["PACKED"] else 2  # for each value
-        words = loads * power_of_2(problem.world_size, 1) * config["OUT_ROWS"] * values
+        words = loads * spaces.power_of_2(problem.world_size, 1) * config["OUT_ROWS"] * values
         if words > _MOST_WORDS:
             return f"{words} LL packets are polled at a time"
     threads = config["num_warps"] * hardware.warp_size
     held = config["BLOCK_H"] * (dims + 2 * config["BLOCK_N"])
-    if held > accumulators(hardware) * threads:
+    if held > spaces.accumulators(hardware) * threads:
         return f"a query and accumulators of {held // threads} registers a thread"
     return None
 

@@ -22,22 +22,9 @@ from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.matmul_all_reduce.problem import MatmulAllReduce
 from taxfree_kernels.matmul_all_reduce.push_two_shot_lamport import PushTwoShotLamport
 from taxfree_kernels.matmul_all_reduce.rms_norm import NormAfter
+from taxfree_kernels.reduction import specialized_words as roles
 from taxfree_kernels.reduction.fused import add_bias_residual
 from taxfree_kernels.reduction.packets import halves_of
-from taxfree_kernels.reduction.specialized_words import (
-    ReductionTile,
-    Specialized,
-    SpecializedPlan,
-    keep_books,
-    load_tile,
-    make_books,
-    multiply_tile,
-    open_books,
-    polled_layout,
-    sum_of_words,
-    words_layout,
-    words_of_tile,
-)
 from taxfree_kernels.variant import Config, Plan
 
 
@@ -59,8 +46,8 @@ def _reduce(
     SLICE: gl.constexpr = SLICE_ROWS * WIDTH
     ROUNDS: gl.constexpr = triton.cdiv(SLICES, GROUP.WORLD)
     WARPS: gl.constexpr = gl.num_warps()
-    WORDS: gl.constexpr = words_layout(TILE.BLOCK_N, TILE.SWAP_AB, WARPS)
-    POLLED: gl.constexpr = polled_layout(SLICES, WARPS)
+    WORDS: gl.constexpr = roles.words_layout(TILE.BLOCK_N, TILE.SWAP_AB, WARPS)
+    POLLED: gl.constexpr = roles.polled_layout(SLICES, WARPS)
     ADDED: gl.constexpr = gl.BlockedLayout([8], [32], [WARPS], [0])
     unknown = Peers(buffers.control_ptr, buffers.heap_bases, rank, None)
     row = gl.arange(0, TILE.BLOCK_M, gl.SliceLayout(1, WORDS))
@@ -77,13 +64,13 @@ def _reduce(
     sums_at_peers = translate(sums_ptr, unknown, peer)[:, None]
     lane = gl.arange(0, LANES, gl.SliceLayout(0, POLLED))
     element = gl.arange(0, 2 * LANES, ADDED)
-    acc = multiply_tile(boxes, place, stride_w, m, n, k, TILE, WORK)
-    generation, turn = open_books(books)
+    acc = roles.multiply_tile(boxes, place, stride_w, m, n, k, TILE, WORK)
+    generation, turn = roles.open_books(books)
     slot = (turn % 3) * buffers.stride_slot
     peers = Peers(buffers.control_ptr, buffers.heap_bases, rank, generation)
 
     # -- the first shot, [source, tile, ROUNDS, SLICE]: each rank's slices -------------------
-    words = words_of_tile(acc, ELEMENT, TILE)
+    words = roles.words_of_tile(acc, ELEMENT, TILE)
     target = (target_ptr + slot)[:, None] + column
     packets.send(peers, target, words, owner[:, None], mask=has_row)
 
@@ -97,7 +84,7 @@ def _reduce(
         ) % GROUP.WORLD + nth * GROUP.WORLD
         first_row = place.row + own_slice * SLICE_ROWS
         row_end = gl.where(own_slice < SLICES, m - first_row, 0)
-        total, arrived = sum_of_words(
+        total, arrived = roles.sum_of_words(
             (place.tile * ROUNDS + nth) * SLICE + in_slice, row_in_slice < row_end,
             buffers.inbox_ptr + slot, stride_source, peers, ELEMENT, GROUP,
         )  # fmt: skip
@@ -140,22 +127,22 @@ def _push_two_shot_lamport_specialized(
     tiles_m, tiles_n = gl.cdiv(m, TILE.BLOCK_M), gl.cdiv(n, TILE.BLOCK_N)
     tile_m, tile_n = swizzle2d(program, tiles_m, tiles_n, TILE.GROUP_M)
     row, col = tile_m * TILE.BLOCK_M, tile_n * TILE.BLOCK_N
-    place = ReductionTile(program, tiles_m * tiles_n, row, col, gl.cdiv(k, TILE.BLOCK_K))
+    place = roles.ReductionTile(program, tiles_m * tiles_n, row, col, gl.cdiv(k, TILE.BLOCK_K))
     boxes = make_boxes(x_desc, w_desc, TILE.SWAP_AB, 1, WORK.STAGES)
-    books = make_books()
+    books = roles.make_books()
     gl.warp_specialize(
         [
             (_reduce, (boxes, books, place, stride_w, epilogue, out_ptr, buffers, rank, m, n, k,
                        GROUP, TILE, EPILOGUE, LANES, WORK)),
-            (load_tile, (x_desc, w_desc, boxes, place, GROUP, TILE, WORK)),
-            (keep_books, (books, buffers, used, program, gl.num_programs(0), GROUP)),
+            (roles.load_tile, (x_desc, w_desc, boxes, place, GROUP, TILE, WORK)),
+            (roles.keep_books, (books, buffers, used, program, gl.num_programs(0), GROUP)),
         ],
         [1, 1],
         [WORK.OTHER_REGISTERS, WORK.OTHER_REGISTERS],
     )  # fmt: skip
 
 
-class PushTwoShotLamportSpecialized(Specialized, PushTwoShotLamport):
+class PushTwoShotLamportSpecialized(roles.Specialized, PushTwoShotLamport):
     """Slices of tiles go to their owners and back; the warps of a program have roles."""
 
     def unsupported_reason(self, problem: MatmulAllReduce, hardware: Hardware) -> str | None:
@@ -168,7 +155,7 @@ class PushTwoShotLamportSpecialized(Specialized, PushTwoShotLamport):
             return super().plan(problem, fabric, config)
         constants = self.constants(config, problem, fabric.hardware)
         function, layout = _push_two_shot_lamport_specialized, partial(self.layout, config)
-        return SpecializedPlan(problem, fabric, config, function, layout, constants)
+        return roles.SpecializedPlan(problem, fabric, config, function, layout, constants)
 
 
 class PushTwoShotLamportSpecializedNormAfter(NormAfter, PushTwoShotLamportSpecialized):

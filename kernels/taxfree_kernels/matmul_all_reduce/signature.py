@@ -10,19 +10,17 @@ import torch
 from taxfree_kernels.arguments import (
     aligned,
     by_row,
-    common_dtype,
+    dtype_fields,
     matmul_sizes,
     matrix_rows,
     require,
-    require_addends,
     require_given_scale,
     require_normal,
     require_row,
-    require_scales,
     weight_layout,
 )
 from taxfree_kernels.fabric.base import Fabric
-from taxfree_kernels.fp8 import product
+from taxfree_kernels.fp8 import partial_product
 from taxfree_kernels.gradients import Gradients
 from taxfree_kernels.matmul_all_reduce.problem import MatmulAllReduce
 from taxfree_kernels.quantise import quantise
@@ -36,35 +34,26 @@ def _problem(
     weight: torch.Tensor,
     bias: torch.Tensor | None,
     residual: torch.Tensor | None,
-    x_scale: torch.Tensor | None = None,
-    weight_scale: torch.Tensor | None = None,
-    dtype: torch.dtype | None = None,
-    fast_accumulation: bool = False,
     norm_weight: torch.Tensor | None = None,
     eps: float | None = None,
     out_scales: str | None = None,
     out_scale: torch.Tensor | None = None,
+    **scaled: Any,
 ) -> MatmulAllReduce:
     """See the methods of :class:`taxfree.Runtime`."""
     require_normal("eps", eps)
     if out_scales is not None:
         require_given_scale(fabric, out_scales, out_scale)
     m, k, n = matmul_sizes(x, weight)
-    addends = {"norm_weight": norm_weight, "bias": bias, "residual": residual}
-    of_factors: dict[str, Any] = {}
-    if x_scale is None or weight_scale is None or dtype is None:
-        name = common_dtype(fabric, x=x, weight=weight, **addends)
-    else:
-        scales = require_scales(fabric, x, weight, x_scale, weight_scale)
-        name = require_addends(fabric, dtype, **addends)
-        of_factors = {"x_dtype": "fp8", "scales": scales, "fast_accumulation": fast_accumulation}
+    addends: dict[str, Any] = {"norm_weight": norm_weight, "bias": bias, "residual": residual}
+    dtypes = dtype_fields(fabric, x, weight, **scaled, **addends)
     require_row("norm_weight", norm_weight, n)
     require_row("bias", bias, n)
     require(residual is None or residual.shape == (m, n), f"residual is not [{m}, {n}]")
     return MatmulAllReduce(
-        m=m, n=n, k=k, dtype=name, world_size=fabric.world_size,
+        m=m, n=n, k=k, world_size=fabric.world_size,
         weight_layout=weight_layout(weight), bias=bias is not None, residual=residual is not None,
-        rms_norm=norm_weight is not None, out_scales=out_scales or "none", **of_factors,
+        rms_norm=norm_weight is not None, out_scales=out_scales or "none", **dtypes,
     )  # fmt: skip
 
 
@@ -75,19 +64,13 @@ def _library(
     weight: torch.Tensor,
     bias: torch.Tensor | None,
     residual: torch.Tensor | None,
-    x_scale: torch.Tensor | None = None,
-    weight_scale: torch.Tensor | None = None,
-    dtype: torch.dtype | None = None,
-    fast_accumulation: bool = False,
     norm_weight: torch.Tensor | None = None,
     eps: float | None = None,
     out_scales: str | None = None,
     out_scale: torch.Tensor | None = None,
+    **scaled: Any,
 ) -> torch.Tensor:
-    if x_scale is None or weight_scale is None:
-        partial = x @ weight
-    else:
-        partial = product(x, x_scale, weight, weight_scale).to(dtype)
+    partial = partial_product(x, weight, **scaled)
     c10d = torch.ops._c10d_functional
     total: torch.Tensor = c10d.wait_tensor(c10d.all_reduce(partial, "sum", group_name))
     for added in (bias, residual):

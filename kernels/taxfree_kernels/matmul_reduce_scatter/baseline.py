@@ -78,6 +78,7 @@ class BaselinePlan(Plan):
     def steps(self, *tensors: Any) -> list[Step]:
         x, weight, *scales, out = tensors
         buffers = self._sized[x.shape[0]]
+        one_of_each = buffers.by_owner.view(-1)[: self._problem.world_size]
         steps = [Step("matmul", "producer", lambda: self._multiply(buffers, x, weight, *scales))]
         if self._is_by_columns:
             moved = 2 * buffers.partial.nbytes
@@ -89,7 +90,7 @@ class BaselinePlan(Plan):
                 "reduce-scatter",
                 "collective",
                 lambda: reduce_scatter(out, buffers.by_owner, self._group),
-                latency_probe=lambda: self._scatter_one_element(buffers, out),
+                latency_probe=lambda: reduce_scatter(out.view(-1)[:1], one_of_each, self._group),
             )
         )
         return steps
@@ -107,10 +108,6 @@ class BaselinePlan(Plan):
         m, world_size = len(buffers.partial), self._problem.world_size
         columns = buffers.partial.view(m, world_size, -1)
         buffers.by_owner.view(world_size, m, -1).copy_(columns.transpose(0, 1))
-
-    def _scatter_one_element(self, buffers: ScatterBuffers, out: torch.Tensor) -> None:
-        one_each = buffers.by_owner.view(-1)[: self._problem.world_size]
-        reduce_scatter(out.view(-1)[:1], one_each, self._group)
 
 
 class Baseline(Variant):

@@ -20,20 +20,7 @@ from taxfree_kernels.device.tiles import owner_of_tile, swizzle2d, tiles_of_shar
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.matmul_reduce_scatter.problem import MatmulReduceScatter
 from taxfree_kernels.matmul_reduce_scatter.push_lamport import MOST_POLLED, PushLamport
-from taxfree_kernels.reduction.specialized_words import (
-    ReductionTile,
-    Specialized,
-    SpecializedPlan,
-    keep_books,
-    load_tile,
-    make_books,
-    multiply_tile,
-    open_books,
-    polled_layout,
-    sum_of_words,
-    words_layout,
-    words_of_tile,
-)
+from taxfree_kernels.reduction import specialized_words as roles
 from taxfree_kernels.spaces import power_of_2
 from taxfree_kernels.variant import Config, Plan
 
@@ -53,8 +40,8 @@ def _reduce(
     ELEMENT: gl.constexpr = out_ptr.dtype.element_ty
     WIDTH: gl.constexpr = TILE.BLOCK_N // 2  # words of a tile's row
     WARPS: gl.constexpr = gl.num_warps()
-    WORDS: gl.constexpr = words_layout(TILE.BLOCK_N, TILE.SWAP_AB, WARPS)
-    POLLED: gl.constexpr = polled_layout(triton.next_power_of_2(GROUP.WORLD), WARPS)
+    WORDS: gl.constexpr = roles.words_layout(TILE.BLOCK_N, TILE.SWAP_AB, WARPS)
+    POLLED: gl.constexpr = roles.polled_layout(triton.next_power_of_2(GROUP.WORLD), WARPS)
     ADDED: gl.constexpr = gl.BlockedLayout([8], [32], [WARPS], [0])
     unknown = Peers(buffers.control_ptr, buffers.heap_bases, rank, None)
     owner_tiles = gl.cdiv(shard.columns, TILE.BLOCK_N)
@@ -68,11 +55,11 @@ def _reduce(
     column = shard_col // 2 + gl.arange(0, WIDTH, gl.SliceLayout(0, WORDS))[None, :]
     is_sent = (rows < m)[:, None]
     peer = owner if SCATTER_DIM == 1 else owner[:, None]
-    acc = multiply_tile(boxes, place, stride_w, m, n, k, TILE, WORK)
-    generation, turn = open_books(books)
+    acc = roles.multiply_tile(boxes, place, stride_w, m, n, k, TILE, WORK)
+    generation, turn = roles.open_books(books)
     slot = (turn % 3) * buffers.stride_slot
     peers = Peers(buffers.control_ptr, buffers.heap_bases, rank, generation)
-    words = words_of_tile(acc, ELEMENT, TILE)
+    words = roles.words_of_tile(acc, ELEMENT, TILE)
     packets.send(peers, (target_ptr + slot)[:, None] + column, words, peer, mask=is_sent)
 
     # -- own rows of the tile; the last tile also covers a ragged shard's end, which is not sent
@@ -85,7 +72,7 @@ def _reduce(
     for row in range(gl.maximum(first, place.row), end, LANES // WIDTH):
         word_rows = row + lane // WIDTH
         in_shard = (gl.minimum(word_rows, last - 1) - first) * stride_row + shard_col // 2
-        total, arrived = sum_of_words(
+        total, arrived = roles.sum_of_words(
             in_shard + lane % WIDTH, word_rows < gl.minimum(end, m), buffers.inbox_ptr + slot,
             shard.stride_source, peers, ELEMENT, GROUP,
         )  # fmt: skip
@@ -108,23 +95,23 @@ def _push_lamport_specialized(
     tile_m, tile_n = swizzle2d(program, tiles_m, tiles_n, TILE.GROUP_M)
     row = tile_m * TILE.BLOCK_M
     col = tile_n // owner_tiles * shard.columns + tile_n % owner_tiles * TILE.BLOCK_N
-    place = ReductionTile(program, tiles_m * tiles_n, row, col, gl.cdiv(k, TILE.BLOCK_K))
+    place = roles.ReductionTile(program, tiles_m * tiles_n, row, col, gl.cdiv(k, TILE.BLOCK_K))
     boxes = make_boxes(x_desc, w_desc, TILE.SWAP_AB, 1, WORK.STAGES)
-    books = make_books()
+    books = roles.make_books()
     gl.warp_specialize(
         [
             (_reduce, (boxes, books, place, tile_n, tile_m == tiles_m - 1, stride_w, out_ptr,
                        buffers, rank, m, n, k, shard_rows, shard, GROUP, TILE, SCATTER_DIM, LANES,
                        WORK)),
-            (load_tile, (x_desc, w_desc, boxes, place, GROUP, TILE, WORK)),
-            (keep_books, (books, buffers, used, program, gl.num_programs(0), GROUP)),
+            (roles.load_tile, (x_desc, w_desc, boxes, place, GROUP, TILE, WORK)),
+            (roles.keep_books, (books, buffers, used, program, gl.num_programs(0), GROUP)),
         ],
         [1, 1],
         [WORK.OTHER_REGISTERS, WORK.OTHER_REGISTERS],
     )  # fmt: skip
 
 
-class PushLamportSpecialized(Specialized, PushLamport):
+class PushLamportSpecialized(roles.Specialized, PushLamport):
     """Tiles go to their owners as words; the warps of a program have roles."""
 
     def plan(self, problem: MatmulReduceScatter, fabric: Fabric, config: Config) -> Plan:
@@ -135,7 +122,7 @@ class PushLamportSpecialized(Specialized, PushLamport):
         wanted = max(4 * threads, power_of_2(problem.shard_rows, 1) * width)
         constants = {"SCATTER_DIM": problem.scatter_dim, "LANES": min(most, wanted)}
         layout = partial(self.layout, config)
-        return SpecializedPlan(
+        return roles.SpecializedPlan(
             problem, fabric, config, _push_lamport_specialized, layout, constants
         )
 

@@ -10,15 +10,13 @@ import torch
 from taxfree_kernels.arguments import (
     aligned,
     by_row,
-    common_dtype,
+    dtype_fields,
     matmul_sizes,
     matrix_rows,
-    require_addends,
-    require_scales,
     weight_layout,
 )
 from taxfree_kernels.fabric.base import Fabric
-from taxfree_kernels.fp8 import product
+from taxfree_kernels.fp8 import partial_product
 from taxfree_kernels.gradients import Gradients, gather
 from taxfree_kernels.matmul_reduce_scatter.problem import MatmulReduceScatter
 from taxfree_kernels.signature import Signature
@@ -30,23 +28,13 @@ def _problem(
     x: torch.Tensor,
     weight: torch.Tensor,
     scatter_dim: int,
-    x_scale: torch.Tensor | None = None,
-    weight_scale: torch.Tensor | None = None,
-    dtype: torch.dtype | None = None,
-    fast_accumulation: bool = False,
+    **scaled: Any,
 ) -> MatmulReduceScatter:
     """See the methods of :class:`taxfree.Runtime`."""
     m, k, n = matmul_sizes(x, weight)
-    of_factors: dict[str, Any] = {}
-    if x_scale is None or weight_scale is None or dtype is None:
-        name = common_dtype(fabric, x=x, weight=weight)
-    else:
-        scales = require_scales(fabric, x, weight, x_scale, weight_scale)
-        name = require_addends(fabric, dtype)
-        of_factors = {"x_dtype": "fp8", "scales": scales, "fast_accumulation": fast_accumulation}
     return MatmulReduceScatter(
-        m=m, n=n, k=k, scatter_dim=scatter_dim, dtype=name, world_size=fabric.world_size,
-        weight_layout=weight_layout(weight), **of_factors,
+        m=m, n=n, k=k, scatter_dim=scatter_dim, world_size=fabric.world_size,
+        weight_layout=weight_layout(weight), **dtype_fields(fabric, x, weight, **scaled),
     )  # fmt: skip
 
 
@@ -56,15 +44,9 @@ def _library(
     x: torch.Tensor,
     weight: torch.Tensor,
     scatter_dim: int,
-    x_scale: torch.Tensor | None = None,
-    weight_scale: torch.Tensor | None = None,
-    dtype: torch.dtype | None = None,
-    fast_accumulation: bool = False,
+    **scaled: Any,
 ) -> torch.Tensor:
-    if x_scale is None or weight_scale is None:
-        partial = x @ weight
-    else:
-        partial = product(x, x_scale, weight, weight_scale).to(dtype)
+    partial = partial_product(x, weight, **scaled)
     if scatter_dim == 1:
         partial = torch.cat(partial.chunk(world_size, 1))
     else:

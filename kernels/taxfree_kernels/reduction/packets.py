@@ -13,12 +13,7 @@ from taxfree_kernels.device import packets
 from taxfree_kernels.device.peers import LAMPORT_SLOT_BYTES, LL_SLOT_BYTES, translate
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.hardware import Hardware
-from taxfree_kernels.reduction import spaces
-from taxfree_kernels.reduction.fused import (
-    FusedReductionPlan,
-    FusedReductionVariant,
-    add_bias_residual,
-)
+from taxfree_kernels.reduction import fused, spaces
 from taxfree_kernels.variant import Config, PartialSum, Space
 
 #: Most elements of an output, two in a packet, whose packets from 8 ranks fit a slot.
@@ -114,7 +109,7 @@ def total_of_lamport_words(
         offsets, row < row_end, slot_ptr, stride_source, peers, ELEMENT, GROUP
     )
     rows, cols = _twice(row, 0), _twice(col, 1)
-    total = add_bias_residual(
+    total = fused.add_bias_residual(
         total, cols, cols < n, rows.to(tl.int64) * n + cols, (rows < row_end) & (cols < n),
         epilogue, EPILOGUE,
     )  # fmt: skip
@@ -139,14 +134,14 @@ def _added(words, lane, ELEMENT: tl.constexpr, GROUP: tl.constexpr):
     return tl.reshape(tl.join(total_low, total_high), [2 * words.shape[1]])
 
 
-class LamportPlan(FusedReductionPlan):
+class LamportPlan(fused.FusedReductionPlan):
     """A plan whose inbox holds Lamport words."""
 
     def inbox(self, fabric: Fabric, config: Config, elements: int) -> tuple[torch.Tensor, int]:
         return fabric.pool.lamport_slots(elements)
 
 
-class LamportVariant(FusedReductionVariant):
+class LamportVariant(fused.FusedReductionVariant):
     """A variant whose programs send the tiles that they compute, and add their own share."""
 
     slots = 3

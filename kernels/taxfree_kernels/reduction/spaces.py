@@ -4,19 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from taxfree_kernels import spaces
 from taxfree_kernels.hardware import Hardware
-from taxfree_kernels.spaces import (
-    allowed,
-    for_fp8,
-    fp8_illegal_reason,
-    matmul_space,
-    nearest_first,
-    power_of_2,
-    space_of_fp8,
-    tile_illegal_reason,
-    up_to,
-    within,
-)
 from taxfree_kernels.variant import ITEM_BYTES, Config, PartialSum, Space
 
 _CHUNK_BYTES = 1 << 13  # one sender moves this in a few microseconds
@@ -33,8 +22,8 @@ def tile_space(problem: PartialSum, hardware: Hardware) -> Space:
         problem: with m, n and k of a rank's own matmul.
     """
     of_sum = {"TMA": ways_to_load(problem, hardware)}
-    space = matmul_space(hardware, problem.m, problem.k, (1, 4, 8), (1, 2, 4), of_sum)
-    return space_of_fp8(problem, space)
+    space = spaces.matmul_space(hardware, problem.m, problem.k, (1, 4, 8), (1, 2, 4), of_sum)
+    return spaces.space_of_fp8(problem, space)
 
 
 def exchange_unsupported_reason(problem: PartialSum) -> str | None:
@@ -104,7 +93,7 @@ def staggered_illegal_reason(hardware: Hardware, config: Config, tiles: int, k: 
 
 def seed_configs(problem: PartialSum, hardware: Hardware, space: Space) -> list[dict[str, Any]]:
     """Configs that should suit a problem, moved into `space`; the first is the default."""
-    rows = power_of_2(problem.m, 16)
+    rows = spaces.power_of_2(problem.m, 16)
     if hardware.backend == "interpreter":
         guesses = [{"BLOCK_M": min(rows, 32), "BLOCK_N": 64, "BLOCK_K": 64}]
     elif problem.k % 8:  # unaligned rows: no load is 16 bytes wide
@@ -113,8 +102,8 @@ def seed_configs(problem: PartialSum, hardware: Hardware, space: Space) -> list[
         guesses = _first_on_cdna(rows)
     else:
         guesses = _first_on_hopper(problem, rows)
-    guesses = for_fp8(problem, guesses)
-    return allowed(problem, hardware, space, guesses, illegal_reason)
+    guesses = spaces.for_fp8(problem, guesses)
+    return spaces.allowed(problem, hardware, space, guesses, illegal_reason)
 
 
 def _first_on_hopper(problem: PartialSum, rows: int) -> list[dict[str, Any]]:
@@ -169,7 +158,7 @@ def illegal_reason(problem: PartialSum, hardware: Hardware, config: Config) -> s
     """The reason not to compile a config, or None."""
     if config.get("WIRE") == "fp8" and not fits_registers(hardware, config):
         return "too few registers to quantise a tile"
-    return fp8_illegal_reason(problem, hardware, config) or tile_illegal_reason(
+    return spaces.fp8_illegal_reason(problem, hardware, config) or spaces.tile_illegal_reason(
         hardware, config, problem.k, problem.m * problem.n, 64, problem.factor_bytes
     )
 
@@ -186,7 +175,7 @@ def send_space(hardware: Hardware, most_chunks: int) -> Space:
     if hardware.backend == "interpreter":
         return {"CHUNKS": (1, 2), "SEND_BLOCK": (256,)}
     return {
-        "CHUNKS": up_to(most_chunks, (1, 2, 4, 8, 16, 32, 64)),
+        "CHUNKS": spaces.up_to(most_chunks, (1, 2, 4, 8, 16, 32, 64)),
         "SEND_BLOCK": (2048, 4096, 8192),
         "num_warps": (4, 8),
     }
@@ -201,14 +190,14 @@ def first_sends(space: Space, sent_bytes: int, row_elements: int) -> list[dict[s
     """
     counts = space["CHUNKS"]
     wanted = max(1, sent_bytes // _CHUNK_BYTES)
-    order = nearest_first(counts, wanted)
+    order = spaces.nearest_first(counts, wanted)
     if row_elements % 16:  # elements are copied one by one, each with an address
         guess = {"SEND_BLOCK": 2048, "num_warps": 8}
     elif wanted <= 2 * order[0]:
         guess = {"SEND_BLOCK": 4096, "num_warps": 4}
     else:
         guess = {"SEND_BLOCK": 8192, "num_warps": 8}
-    return [within(space, guess | {"CHUNKS": count}) for count in order]
+    return [spaces.within(space, guess | {"CHUNKS": count}) for count in order]
 
 
 def words_illegal_reason(
@@ -224,7 +213,7 @@ def words_illegal_reason(
     threads = config["num_warps"] * hardware.warp_size
     if words < threads:
         return f"{threads} threads for {words} words"
-    if power_of_2(world_size, 1) * words > most * threads:
+    if spaces.power_of_2(world_size, 1) * words > most * threads:
         return f"more than {most} words a thread from {world_size} ranks"
     return None
 
@@ -317,7 +306,7 @@ def warps_illegal_reason(problem: PartialSum, hardware: Hardware, config: Config
     """The reason why a config's programs cannot hold a row for RMSNorm, or None."""
     if not problem.rms_norm or hardware.backend == "interpreter":
         return None
-    lanes, threads = power_of_2(problem.n, 1), config["num_warps"] * hardware.warp_size
+    lanes, threads = spaces.power_of_2(problem.n, 1), config["num_warps"] * hardware.warp_size
     if lanes > _MOST_A_THREAD * threads:
         return f"{lanes // threads} elements of a row a thread"
     return None
@@ -327,5 +316,5 @@ def with_room_for_rows(problem: PartialSum, hardware: Hardware, config: Config) 
     """`config` with enough warps to hold a row for RMSNorm."""
     if warps_illegal_reason(problem, hardware, config) is None:
         return dict(config)
-    lanes = power_of_2(problem.n, 1)
+    lanes = spaces.power_of_2(problem.n, 1)
     return {**config, "num_warps": lanes // (_MOST_A_THREAD * hardware.warp_size)}

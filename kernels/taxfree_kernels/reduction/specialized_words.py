@@ -24,14 +24,8 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from taxfree_kernels.device import packets, sync
+from taxfree_kernels.device import packets, specialized, sync
 from taxfree_kernels.device.peers import EMPTY, USED
-from taxfree_kernels.device.specialized import (
-    lines,
-    load_box,
-    multiply,
-    multiply_tile_fp8,
-)
 from taxfree_kernels.device.sync import gdc_launch_dependents, gdc_wait
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.hardware import Hardware
@@ -86,7 +80,7 @@ def words_layout(columns, swap, warps):
     if swap:
         across = columns // 8
         return gl.BlockedLayout([1, 4], [32 // across, across], [warps, 1], [1, 0])
-    whole = lines(columns, warps)
+    whole = specialized.lines(columns, warps)
     bases = (whole.reg_bases[1:], whole.lane_bases, whole.warp_bases)
     halved = [[[row, column // 2] for row, column in base] for base in bases]
     return gl.DistributedLinearLayout(*halved, [], [16 * warps, columns // 2])
@@ -150,7 +144,7 @@ def _load_weight(w_desc, boxes, place, step, TILE: gl.constexpr, WORK: gl.conste
     stage, k_begin = step % WORK.STAGES, step * TILE.BLOCK_K
     full, box = boxes.full.index(stage), boxes.long if TILE.SWAP_AB else boxes.other
     mbarrier.expect(full, NBYTES)
-    load_box(w_desc, [0, place.col, k_begin], full, box.index(stage))
+    specialized.load_box(w_desc, [0, place.col, k_begin], full, box.index(stage))
 
 
 @gluon.jit
@@ -170,7 +164,9 @@ def load_tile(
         if step >= early:
             _load_weight(w_desc, boxes, place, step, TILE, WORK)
         box = boxes.other if TILE.SWAP_AB else boxes.long
-        load_box(x_desc, [0, 0, place.row, k_begin], boxes.full.index(stage), box.index(stage))
+        specialized.load_box(
+            x_desc, [0, 0, place.row, k_begin], boxes.full.index(stage), box.index(stage)
+        )
     gdc_launch_dependents(GROUP)
 
 
@@ -182,9 +178,11 @@ def multiply_tile(boxes, place, stride_w, m, n, k, TILE: gl.constexpr, WORK: gl.
         stride_w: where factors are fp8, ``ScaledStrides``.
     """
     if TILE.SCALES == "none":
-        return multiply(0, place.steps, 0, boxes, TILE, 1, WORK.STAGES)
+        acc = specialized.multiply(0, place.steps, boxes, TILE, 1, WORK.STAGES)
+        mbarrier.arrive(boxes.empty.index((place.steps - 1) % WORK.STAGES), count=1)
+        return acc
     else:
-        return multiply_tile_fp8(
+        return specialized.multiply_tile_fp8(
             place.steps, boxes, place.row, m, place.col, n, k, stride_w.x_scale_ptr,
             stride_w.w_scale_ptr, TILE, WORK.STAGES,
         )  # fmt: skip
@@ -200,7 +198,7 @@ def words_of_tile(acc, ELEMENT: gl.constexpr, TILE: gl.constexpr):
         TURNED: gl.constexpr = gl.BlockedLayout([8, 1], [across, 32 // across], [1, WARPS], [0, 1])
         tile = gl.convert_layout(tile, TURNED).permute((1, 0))
     else:
-        tile = gl.convert_layout(tile, lines(TILE.BLOCK_N, WARPS))
+        tile = gl.convert_layout(tile, specialized.lines(TILE.BLOCK_N, WARPS))
     LAYOUT: gl.constexpr = words_layout(TILE.BLOCK_N, TILE.SWAP_AB, WARPS)
     pairs = tile.to(gl.uint16, bitcast=True).to(gl.int32)
     low, high = gl.split(pairs.reshape([TILE.BLOCK_M, TILE.BLOCK_N // 2, 2]))
@@ -275,8 +273,7 @@ class SpecializedPlan(LamportPlan):
         self, problem: PartialSum, config: Config
     ) -> tuple[OperandDescriptors, OperandDescriptors]:
         block_m, block_n, block_k = (config[f"BLOCK_{side}"] for side in "MNK")
-        kinds = {"float16": gl.float16, "bfloat16": gl.bfloat16}
-        dtype = gl.float8e4nv if problem.is_fp8 else kinds[problem.dtype]
+        dtype = getattr(gl, "float8e4nv" if problem.is_fp8 else problem.dtype)
         x_box, w_box = [1, 1, block_m, block_k], [1, block_n, block_k]
         x_layout, w_layout = (
             gl.NVMMASharedLayout.get_default_for(box, dtype) for box in (x_box, w_box)

@@ -11,13 +11,7 @@ import torch
 import triton
 import triton.language as tl
 
-from taxfree_kernels.all_gather_matmul.fused import (
-    FusedGatherPlan,
-    FusedGatherVariant,
-    Gather,
-    InputShard,
-    push_chunk,
-)
+from taxfree_kernels.all_gather_matmul import fused
 from taxfree_kernels.all_gather_matmul.problem import AllGatherMatmul
 from taxfree_kernels.all_gather_matmul.push import _push
 from taxfree_kernels.device import sync
@@ -34,11 +28,11 @@ def _send(
     GROUP: tl.constexpr, GATHER: tl.constexpr,
 ):  # fmt: skip
     peers, slot_ptr = sync.running_slot(memory, rank)
-    shard = InputShard(a_ptr, own_rows, shard_rows, shard_columns)
-    push_chunk(tl.program_id(0), shard, slot_ptr, peers, GROUP, GATHER)
+    shard = fused.InputShard(a_ptr, own_rows, shard_rows, shard_columns)
+    fused.push_chunk(tl.program_id(0), shard, slot_ptr, peers, GROUP, GATHER)
 
 
-class PushTwoKernelPlan(FusedGatherPlan):
+class PushTwoKernelPlan(fused.FusedGatherPlan):
     """The send kernel, then the tiles of ``push`` without senders."""
 
     launches = 2
@@ -50,7 +44,7 @@ class PushTwoKernelPlan(FusedGatherPlan):
             grid=config["CHUNKS"] * (problem.world_size - 1),
             constants={
                 "GROUP": Group(problem.world_size, fabric.backend),
-                "GATHER": Gather(problem.gather_dim, config["CHUNKS"], config["SEND_BLOCK"]),
+                "GATHER": fused.Gather(problem.gather_dim, config["CHUNKS"], config["SEND_BLOCK"]),
             },
         )
         self._sends = fabric.workspace.by_size(self._send_of_size)
@@ -71,7 +65,7 @@ class PushTwoKernelPlan(FusedGatherPlan):
         return super().run(a, weight, bias, out)
 
 
-class PushTwoKernel(FusedGatherVariant):
+class PushTwoKernel(fused.FusedGatherVariant):
     """Two kernels on one stream."""
 
     plan_class = PushTwoKernelPlan

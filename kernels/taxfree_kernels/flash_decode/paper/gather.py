@@ -18,15 +18,9 @@ import triton.language as tl
 from taxfree_kernels.device import sync
 from taxfree_kernels.device.peers import Peers
 from taxfree_kernels.fabric.base import Fabric
+from taxfree_kernels.flash_decode import plans
 from taxfree_kernels.flash_decode.attend import store_rows
 from taxfree_kernels.flash_decode.exchange import running_slot, send_chunk
-from taxfree_kernels.flash_decode.plans import (
-    DecodePlan,
-    ExchangingVariant,
-    PartsExchange,
-    RanksMerge,
-    SplitsMerge,
-)
 from taxfree_kernels.flash_decode.problem import FlashDecode
 from taxfree_kernels.flash_decode.spaces import chunk_rows
 from taxfree_kernels.launch import Kernel, compile_options
@@ -75,7 +69,7 @@ def _gather(
     sync.leave(control_ptr)
 
 
-class GatherPlan(DecodePlan):
+class GatherPlan(plans.DecodePlan):
     """Splits, their merge into one part, our all-gather of the parts, their merge."""
 
     launches = 4
@@ -83,8 +77,8 @@ class GatherPlan(DecodePlan):
     def __init__(self, problem: FlashDecode, fabric: Fabric, config: Config) -> None:
         world, rows, part = problem.world_size, config["OUT_ROWS"], problem.part_elements
         super().__init__(problem, fabric, config, (part, world * part))
-        self._merge_splits = SplitsMerge(problem, fabric, self.attention, rows)
-        self._exchange = exchange = PartsExchange(
+        self._merge_splits = plans.SplitsMerge(problem, fabric, self.attention, rows)
+        self._exchange = exchange = plans.PartsExchange(
             problem, fabric, config, chunk_rows(problem, config)
         )
         self._gather = Kernel(
@@ -94,7 +88,7 @@ class GatherPlan(DecodePlan):
             | {"SENDERS": world * exchange.chunks, "ROWS": config["ROWS"]},
             options=compile_options(fabric.backend, {}),
         )
-        self._merge_ranks = RanksMerge(problem, fabric, rows)
+        self._merge_ranks = plans.RanksMerge(problem, fabric, rows)
 
     def finishing(self, problem: FlashDecode) -> tuple[Kernel, ...]:
         return (
@@ -111,7 +105,7 @@ class GatherPlan(DecodePlan):
         self._merge_ranks.launch(merge_ranks, gathered, out)
 
 
-class Gather(ExchangingVariant):
+class Gather(plans.ExchangingVariant):
     """Four kernels, all ours."""
 
     plan_class = GatherPlan

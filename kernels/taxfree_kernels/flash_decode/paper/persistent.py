@@ -21,16 +21,9 @@ import triton.language as tl
 from taxfree_kernels.device import packets, sync
 from taxfree_kernels.device.peers import CHANNELS, Peers
 from taxfree_kernels.fabric.base import Fabric
-from taxfree_kernels.flash_decode import spaces
+from taxfree_kernels.flash_decode import plans, spaces
 from taxfree_kernels.flash_decode.attend import Inputs, attend
 from taxfree_kernels.flash_decode.exchange import combine, merge_and_push, running_slot
-from taxfree_kernels.flash_decode.plans import (
-    ExchangingVariant,
-    LocalAttention,
-    PartsExchange,
-    Size,
-    size_of,
-)
 from taxfree_kernels.flash_decode.problem import FlashDecode
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.launch import Kernel
@@ -106,10 +99,10 @@ class PersistentPlan(Plan):
 
     def __init__(self, problem: FlashDecode, fabric: Fabric, config: Config) -> None:
         self._problem = problem
-        self._attention = LocalAttention(problem, fabric, config)
+        self._attention = plans.LocalAttention(problem, fabric, config)
         head_blocks = -(-problem.group_size // config["BLOCK_H"])
         kv_heads = _kv_heads_per_chunk(problem, config)
-        self._exchange = PartsExchange(problem, fabric, config, kv_heads * problem.group_size)
+        self._exchange = plans.PartsExchange(problem, fabric, config, kv_heads * problem.group_size)
         self._roles = Roles(
             self._attention.programs(problem.batch),
             problem.kv_heads * head_blocks,
@@ -126,7 +119,7 @@ class PersistentPlan(Plan):
         )
         self._sized = fabric.workspace.by_size(self._of_size)
 
-    def _of_size(self, size: Size) -> Kernel:
+    def _of_size(self, size: plans.Size) -> Kernel:
         """A kernel for each batch: programs find their role by a constant."""
         problem = resized(self._problem, batch=size[0], kv_len_per_rank=size[1])
         attending = self._attention.programs(problem.batch)
@@ -143,7 +136,7 @@ class PersistentPlan(Plan):
     def run(self, *tensors: torch.Tensor | None) -> torch.Tensor:
         *inputs, out = tensors
         assert out is not None
-        attention, size = self._attention, size_of(inputs)
+        attention, size = self._attention, plans.size_of(inputs)
         self._sized[size](Inputs(*attention.args(inputs)), *attention.last_args(size), out)
         return out
 
@@ -159,7 +152,7 @@ def _kv_heads_per_chunk(problem: FlashDecode, config: Config) -> int:
     return -(-kv_heads // min(config["CHUNKS"], CHANNELS))
 
 
-class Persistent(ExchangingVariant):
+class Persistent(plans.ExchangingVariant):
     """Splits, merges and combiners in one kernel."""
 
     plan_class = PersistentPlan
