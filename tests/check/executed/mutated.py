@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import cache
 from importlib import import_module
 from typing import Any
@@ -175,14 +175,12 @@ class Outcome:
 
     @classmethod
     def of(cls, tried: Tried) -> Outcome:
-        mutant = tried.mutant
+        """A mutant that survives is harmless if it is known to be, by the lines of now."""
+        mutant, verdict, reason = tried.mutant, tried.verdict, tried.reason
         text, source = mutant.before.text, mutant.before.source
-        return cls(mutant.kernel, mutant.kind, text, source, tried.verdict, tried.reason)
-
-    def judged(self) -> Outcome:
-        """The same, but harmless if it survives and is known to be."""
-        why = why_harmless(self.kind, self.lines) if self.verdict == "survives" else ""
-        return replace(self, verdict="harmless", reason=why) if why else self
+        if verdict == "survives" and (why := why_harmless(mutant.kind, source)):
+            verdict, reason = "harmless", why
+        return cls(mutant.kernel, mutant.kind, text, source, verdict, reason)
 
     kernel: str
     kind: str
@@ -215,7 +213,7 @@ class Result:
 
     @classmethod
     def of_json(cls, fields: dict[str, Any]) -> Result:
-        outcomes = [Outcome(**each).judged() for each in fields.pop("outcomes")]
+        outcomes = [Outcome(**each) for each in fields.pop("outcomes")]
         return cls(**fields, outcomes=tuple(outcomes))
 
     def count(self, *verdicts: str) -> int:
