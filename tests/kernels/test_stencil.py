@@ -36,10 +36,14 @@ def test_impossible_dimensions_are_refused(fields, message):
         Stencil(**{"rows": 8, "columns": 8, "world_size": 2} | fields)
 
 
-def test_halos_that_fit_no_slot_of_words_are_left_to_others():
-    wide = Stencil(1024, 1024, 1024, world_size=2)
-    reason = variants("stencil")["persistent"].unsupported_reason(wide, None)
-    assert "larger than a slot" in reason
+@pytest.mark.parametrize(("across", "most"), [(1, 591), (2, 418)])
+def test_halos_that_fit_no_slot_of_words_are_left_to_others(across, most):
+    def reason(face):
+        parts = Stencil(2 * face, across * face, face, across=across, world_size=2 * across)
+        return variants("stencil")["persistent"].unsupported_reason(parts, None)
+
+    assert reason(most) is None
+    assert "larger than a slot" in reason(most + 1)
 
 
 def test_a_step_is_the_mean_of_neighbours_and_edges_stay():

@@ -24,7 +24,7 @@ class BaselinePlan(LaunchesPlan):
     def __init__(self, problem: Stencil, fabric: Fabric, config: Config) -> None:
         self._group = fabric.group
         config = step.launched_configs(problem)[0]
-        super().__init__(problem, fabric, config, awaits=False)
+        super().__init__(problem, fabric, config, pool=None)
         self._works: list[dist.Work] = []
         self._add_squares = Kernel(add_squares, problem.norms)
         exchanges = problem.world_size > 1

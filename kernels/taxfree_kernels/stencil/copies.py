@@ -40,7 +40,8 @@ class CopiesPlan(LaunchesPlan):
     """Two launches for each step, a copy and a signal for each side."""
 
     def __init__(self, problem: Stencil, fabric: Fabric, config: Config) -> None:
-        super().__init__(problem, fabric, config, awaits=True)
+        pool = fabric.pool.control, fabric.heap_bases
+        super().__init__(problem, fabric, config, pool)
         points = 2 * sum(problem.halo)  # even, so that float64 may follow
         sums = problem.norms * problem.world_size
         inbox, _ = fabric.pool.slots(2 * points + 2 * sums, torch.float32)
@@ -51,12 +52,7 @@ class CopiesPlan(LaunchesPlan):
             1,
             {"GROUP": Group(problem.world_size, fabric.backend)},
             compile_options(fabric.backend, {"num_warps": 4}),
-            (
-                inbox[2 * points :].view(torch.float64),
-                fabric.pool.control,
-                fabric.heap_bases,
-                fabric.rank,
-            ),
+            (inbox[2 * points :].view(torch.float64), *pool, fabric.rank),
         )
         self.launches = 4 + 4 * problem.steps + (problem.norms > 0)
 
@@ -64,7 +60,7 @@ class CopiesPlan(LaunchesPlan):
         norms = (self._finish_norms,) if self._problem.norms else ()
         return (*super().kernels(size), *self._copies.kernels, *norms)
 
-    def _begin(self, calls: Launches) -> None:
+    def _begin(self) -> None:
         self._copies.begin()
 
     def _exchange(self, calls: Launches, parity: int) -> torch.Tensor:

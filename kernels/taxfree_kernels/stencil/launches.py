@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from typing import Any
 
 import torch
@@ -20,35 +21,16 @@ from taxfree_kernels.launch import Kernel, compile_options
 from taxfree_kernels.stencil import step
 from taxfree_kernels.stencil.norms import sum_of_tiles
 from taxfree_kernels.stencil.problem import Stencil
-from taxfree_kernels.stencil.step import (
-    ABOVE,
-    AFTER,
-    BEFORE,
-    BELOW,
-    SIDES,
-    at_side,
-    block_of,
-    blocks_of,
-    halo_offsets,
-    inside,
-    is_shared,
-    offsets,
-    rank_at,
-    reaches,
-    relaxed,
-    squared_change,
-    tile_at,
-)
 from taxfree_kernels.variant import Config, Plan, resized
 
 
 @triton.jit(do_not_specialize=["rank", "rows"])
 def _first_edges(u_ptr, edges_ptr, rank, rows, BOX: tl.constexpr):
     """Copy what other ranks need for the first step."""
-    tile = tile_at(tl.program_id(0), False, rows, BOX)
-    for number in range(blocks_of(tile, rows, BOX)):
-        block = block_of(tile, number, rows, BOX)
-        values = tl.load(u_ptr + offsets(block, BOX), mask=inside(block, rows, BOX), other=0.0)
+    tile = step.tile_at(tl.program_id(0), False, rows, BOX)
+    for number in range(step.blocks_of(tile, rows, BOX)):
+        block = step.block_of(tile, number, rows, BOX)
+        values = step.loaded(u_ptr, block, rows, BOX)
         _store_edges(values, edges_ptr, block, rank, rows, BOX)
 
 
@@ -67,34 +49,31 @@ def _step(
         AWAITS: wait for the neighbours' signals, and leave the generation.
     """
     program = tl.program_id(0)
-    tile = tile_at(first + program, False, rows, BOX)
+    tile = step.tile_at(first + program, False, rows, BOX)
     arrived = program >= 0
     if AWAITS:
         peers = Peers(pool[0], pool[1], rank, sync.running_generation(pool[0]))
-        for SIDE in tl.static_range(SIDES):
-            if is_shared(SIDE, BOX):
-                other = rank_at(rank, SIDE, BOX)
+        for SIDE in tl.static_range(step.SIDES):
+            if step.is_shared(SIDE, BOX):
+                other = step.rank_at(rank, SIDE, BOX)
                 if other >= 0:
                     arrived = sync.wait(peers, 0, other, GROUP) & arrived
     squares = tl.zeros((1,), tl.float64)
-    for number in range(blocks_of(tile, rows, BOX)):
-        block = block_of(tile, number, rows, BOX)
+    for number in range(step.blocks_of(tile, rows, BOX)):
+        block = step.block_of(tile, number, rows, BOX)
+        faces = None
         if BESIDE:
-            above = _received(halo_ptr, block, rank, rows, ABOVE, BOX)
-            below = _received(halo_ptr, block, rank, rows, BELOW, BOX)
-            before = _received(halo_ptr, block, rank, rows, BEFORE, BOX)
-            after = _received(halo_ptr, block, rank, rows, AFTER, BOX)
-            last, values = relaxed(
-                source_ptr, block, rows, rank, (above, below, before, after), BOX
-            )
-        else:
-            last, values = relaxed(source_ptr, block, rows, rank, None, BOX)
+            faces = [
+                _received(halo_ptr, block, rank, rows, SIDE, BOX)
+                for SIDE in (step.ABOVE, step.BELOW, step.BEFORE, step.AFTER)
+            ]
+        last, values = step.relaxed(source_ptr, block, rows, rank, faces, BOX)
         values = tl.where(arrived, values, float("nan"))
-        tl.store(target_ptr + offsets(block, BOX), values, mask=inside(block, rows, BOX))
+        tl.store(target_ptr + step.offsets(block, BOX), values, mask=step.inside(block, rows, BOX))
         if BESIDE:
             _store_edges(values, edges_ptr, block, rank, rows, BOX)
         if HAS_NORM:
-            squares += squared_change(last, values, inside(block, rows, BOX))
+            squares += step.squared_change(last, values, step.inside(block, rows, BOX))
     if HAS_NORM:
         tl.store(squares_ptr + norm * tiles + tile + tl.arange(0, 1), squares)
     if AWAITS:
@@ -104,10 +83,10 @@ def _step(
 @triton.jit
 def _received(halo_ptr, block, rank, rows, SIDE: tl.constexpr, BOX: tl.constexpr):
     """A block's neighbours at a side that another rank has."""
-    at, has = halo_offsets(block, rows, SIDE, BOX)
+    at, has = step.halo_offsets(block, rows, SIDE, BOX)
     values = tl.zeros(at.shape, tl.float32)
-    if is_shared(SIDE, BOX):
-        if (rank_at(rank, SIDE, BOX) >= 0) & reaches(block, rows, SIDE, BOX):
+    if step.is_shared(SIDE, BOX):
+        if (step.rank_at(rank, SIDE, BOX) >= 0) & step.reaches(block, rows, SIDE, BOX):
             values = tl.load(halo_ptr + at, mask=has, other=0.0)
     return values
 
@@ -115,12 +94,12 @@ def _received(halo_ptr, block, rank, rows, SIDE: tl.constexpr, BOX: tl.constexpr
 @triton.jit
 def _store_edges(values, edges_ptr, block, rank, rows, BOX: tl.constexpr):
     """Store the points of a block that other ranks need, each side where a halo has it."""
-    for SIDE in tl.static_range(SIDES):
-        if is_shared(SIDE, BOX):
-            if (rank_at(rank, SIDE, BOX) >= 0) & reaches(block, rows, SIDE, BOX):
-                at, has = halo_offsets(block, rows, SIDE, BOX)
+    for SIDE in tl.static_range(step.SIDES):
+        if step.is_shared(SIDE, BOX):
+            if (step.rank_at(rank, SIDE, BOX) >= 0) & step.reaches(block, rows, SIDE, BOX):
+                at, has = step.halo_offsets(block, rows, SIDE, BOX)
                 at += tl.zeros(values.shape, tl.int32)
-                tl.store(edges_ptr + at, values, mask=at_side(block, rows, SIDE, BOX) & has)
+                tl.store(edges_ptr + at, values, mask=step.at_side(block, rows, SIDE, BOX) & has)
 
 
 @triton.jit(do_not_specialize=["tiles"])
@@ -143,21 +122,11 @@ def shared_sides(problem: Stencil, rank: int) -> list[Side]:
     """The sides of a rank's part that it shares, as :func:`.step.rank_at` and halos have them."""
     row, column = divmod(rank, problem.across)
     of_row, of_column = problem.halo
-    places = [
-        (row > 0, -problem.across, of_row),
-        (row < problem.down - 1, problem.across, of_row),
-        (column > 0, -1, of_column),
-        (column < problem.across - 1, 1, of_column),
-    ]
-    begins = (0, of_row, 2 * of_row, 2 * of_row + of_column)
-    points = [
-        slice(begin, begin + size) for begin, (_, _, size) in zip(begins, places, strict=True)
-    ]
-    return [
-        Side(rank + distance, points[number], points[number ^ 1])
-        for number, (exists, distance, _) in enumerate(places)
-        if exists
-    ]
+    exists = (row > 0, row < problem.down - 1, column > 0, column < problem.across - 1)
+    ranks = (rank - problem.across, rank + problem.across, rank - 1, rank + 1)
+    ends = accumulate((of_row, of_row, of_column, of_column), initial=0)
+    points = [slice(*pair) for pair in pairwise(ends)]
+    return [Side(ranks[side], points[side], points[side ^ 1]) for side in range(4) if exists[side]]
 
 
 @dataclass(frozen=True)
@@ -193,11 +162,14 @@ class LaunchesPlan(Plan):
     """Two launches for each step, and what lets halos travel.
 
     Args:
-        awaits: the kernel of the sides waits for signals.
+        pool: control words and bases of heaps, by which kernels of the sides wait for signals. None
+            if they do not; several nodes have no heap.
     """
 
-    def __init__(self, problem: Stencil, fabric: Fabric, config: Config, awaits: bool) -> None:
-        self._problem, self._fabric = problem, fabric
+    def __init__(
+        self, problem: Stencil, fabric: Fabric, config: Config, pool: tuple[Any, Any] | None
+    ) -> None:
+        self._problem, self._fabric, self._pool = problem, fabric, pool
         self._box = step.box(problem, config)
         points = max(1, 2 * sum(problem.halo))
         self._scratch = fabric.workspace.scratch(
@@ -211,18 +183,7 @@ class LaunchesPlan(Plan):
         options = compile_options(fabric.backend, config)
         self._first_edges = Kernel(_first_edges, 0, constants, options)
         constants |= {"GROUP": Group(problem.world_size, fabric.backend)}
-        self._inner, self._sides = (
-            {
-                norm: Kernel(_step, 0, {**constants, **beside, "HAS_NORM": norm}, options)
-                for norm in (False, True)
-            }
-            for beside in (
-                {"BESIDE": False, "AWAITS": False},
-                {"BESIDE": True, "AWAITS": awaits},
-            )
-        )
-        # several nodes have no heap, and the library runs there
-        self._pool = (fabric.pool.control, fabric.heap_bases) if awaits else None
+        self._step = Kernel(_step, 0, constants, options)
         self._sized = fabric.workspace.by_size(self._of_size)
 
     def _of_size(self, rows: int) -> Launches:
@@ -231,17 +192,20 @@ class LaunchesPlan(Plan):
         shared, tiles = step.counts(problem, self._box)
         ends = (self._pool, fabric.rank, problem.own_rows)
 
-        def resize(kernels: dict[bool, Kernel], first: int, count: int) -> dict[bool, Kernel]:
+        def steps_of(first: int, count: int, **constants: bool) -> dict[bool, Kernel]:
             last = (tiles, first, *ends)
-            return {norm: kernel.resized(count, last) for norm, kernel in kernels.items()}
+            return {
+                norm: self._step.resized(count, last, HAS_NORM=norm, **constants)
+                for norm in (False, True)
+            }
 
         return Launches(
             problem.elements,
             shared_sides(problem, fabric.rank),
             tiles,
             self._first_edges.resized(shared, ends[1:]),
-            resize(self._sides, 0, shared),
-            resize(self._inner, shared, tiles - shared),
+            steps_of(0, shared, BESIDE=True, AWAITS=self._pool is not None),
+            steps_of(shared, tiles - shared, BESIDE=False, AWAITS=False),
             *self._scratch(),
         )
 
@@ -255,7 +219,7 @@ class LaunchesPlan(Plan):
     def run(self, u: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
         problem = self._problem
         calls = self._sized[u.shape[0] * problem.down]
-        self._begin(calls)
+        self._begin()
         if calls.first_edges.grid:
             calls.first_edges(u, calls.edges[0])
         source = u
@@ -273,7 +237,7 @@ class LaunchesPlan(Plan):
         self._finish(calls, out)
         return out
 
-    def _begin(self, calls: Launches) -> None:
+    def _begin(self) -> None:
         """Before the first step."""
 
     @abstractmethod

@@ -22,27 +22,9 @@ from taxfree_kernels.device.sync import gdc_launch_dependents, gdc_wait
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.launch import Kernel, compile_options
-from taxfree_kernels.stencil import step
+from taxfree_kernels.stencil import step, words
 from taxfree_kernels.stencil.norms import finish
 from taxfree_kernels.stencil.problem import Stencil
-from taxfree_kernels.stencil.step import (
-    SIDES,
-    Block,
-    at_side,
-    inside,
-    is_beside,
-    offsets,
-    rank_at,
-)
-from taxfree_kernels.stencil.words import (
-    area_at,
-    inbox_of,
-    relax_beside,
-    relax_inside,
-    send_edges,
-    targets_of,
-    too_large_reason,
-)
 from taxfree_kernels.variant import Config, Plan, Space, resized
 
 
@@ -75,26 +57,26 @@ def _edge_of(program, rank, rows, BOX: tl.constexpr, EDGE: tl.constexpr):
     if BOX.DOWN > 1:
         is_others = is_others | (is_column & ((row == 0) | (row == rows - 1)))
     layer = (first + tl.arange(0, EDGE.BLOCK_1)) % BOX.DEPTH
-    edge = Block(first_row, first_column, row, column, layer)
+    edge = step.Block(first_row, first_column, row, column, layer)
     is_own = row < 0
-    for SIDE in tl.static_range(SIDES):
-        is_own = is_own | (at_side(edge, rows, SIDE, BOX) & (rank_at(rank, SIDE, BOX) >= 0))
+    for SIDE in tl.static_range(step.SIDES):
+        is_edge = step.at_side(edge, rows, SIDE, BOX)
+        is_own = is_own | (is_edge & (step.rank_at(rank, SIDE, BOX) >= 0))
     row = tl.where(is_own & (is_others == 0), row, rows)
-    return Block(first_row, first_column, row, column, layer)
+    return step.Block(first_row, first_column, row, column, layer)
 
 
 @triton.jit(do_not_specialize=["rank", "rows"])
 def _send_first(
-    u_ptr, inbox, control_ptr, heap_bases, rank, rows,
-    GROUP: tl.constexpr, BOX: tl.constexpr, EDGE: tl.constexpr,
+    u_ptr, inbox, control_ptr, heap_bases, rank, rows, BOX: tl.constexpr, EDGE: tl.constexpr
 ):  # fmt: skip
     """Send what other ranks need for the first step."""
-    targets = targets_of(inbox.words_ptr, heap_bases, rank, BOX)
+    targets = words.targets_of(inbox.words_ptr, heap_bases, rank, BOX)
     peers = Peers(control_ptr, heap_bases, rank, sync.running_generation(control_ptr))
-    area = area_at(1, packets.running_turn(control_ptr), inbox, rows, BOX)
+    area = words.area_at(1, packets.running_turn(control_ptr), inbox, rows, BOX)
     edge = _edge_of(tl.program_id(0), rank, rows, BOX, EDGE)
-    values = tl.load(u_ptr + offsets(edge, EDGE), mask=inside(edge, rows, EDGE), other=0.0)
-    send_edges(values, targets, area, edge, rows, peers, EDGE)
+    values = step.loaded(u_ptr, edge, rows, EDGE)
+    words.send_edges(values, targets, area, edge, rows, peers, EDGE)
 
 
 @triton.jit(do_not_specialize=["step_number", "rank", "rows", "steps", "norm_every"])
@@ -116,28 +98,27 @@ def _step(
     if program < edges:
         edge = _edge_of(program, rank, rows, BOX, EDGE)
         squares = tl.zeros((1,), tl.float64)
-        if is_beside(edge, rank, rows, EDGE):
-            targets = targets_of(inbox.words_ptr, heap_bases, rank, BOX)
+        if step.is_beside(edge, rank, rows, EDGE):
+            targets = words.targets_of(inbox.words_ptr, heap_bases, rank, BOX)
             peers = Peers(control_ptr, heap_bases, rank, sync.running_generation(control_ptr))
             turn = packets.running_turn(control_ptr)
-            received_ptr = inbox.words_ptr + area_at(step_number, turn, inbox, rows, BOX)
-            area = area_at(step_number + 1, turn, inbox, rows, BOX)
-            squares += relax_beside(
+            received_ptr = inbox.words_ptr + words.area_at(step_number, turn, inbox, rows, BOX)
+            area = words.area_at(step_number + 1, turn, inbox, rows, BOX)
+            squares += words.relax_beside(
                 source_ptr, target_ptr, received_ptr, targets, area, edge, rows, True,
-                step_number < steps, has_norm, peers, GROUP, EDGE, HAS_NORMS,
+                step_number < steps, has_norm, peers, GROUP, EDGE,
             )  # fmt: skip
     else:  # most programs: they load nothing of the exchange
         tile = program - edges
         if step_number % 2 == 0:  # what the last step has used last is used first
             tile = programs - 1 - program
             place = edges + tile
-        squares = relax_inside(
-            source_ptr, target_ptr, tile, rows, rank, True, has_norm, BOX, HAS_NORMS, True
+        squares = words.relax_inside(
+            source_ptr, target_ptr, tile, rows, rank, True, has_norm, BOX, True
         )
-    if HAS_NORMS:
-        if has_norm:
-            place += (step_number // norm_every - 1) * programs
-            tl.store(squares_ptr + place + tl.arange(0, 1), squares)
+    if has_norm:
+        place += (step_number // norm_every - 1) * programs
+        tl.store(squares_ptr + place + tl.arange(0, 1), squares)
 
 
 @triton.jit(do_not_specialize=["tiles", "elements", "norms", "rank"])
@@ -165,17 +146,16 @@ class PushedPlan(Plan):
             ((problem.elements,), torch.float32),
             ((max(problem.norms, 1) * self._programs(problem)[1],), torch.float64),
         )
-        self._inbox = inbox_of(problem, fabric)
-        self._ends = (fabric.pool.control, fabric.heap_bases, fabric.rank)
-        constants: dict[str, Any] = {"GROUP": Group(problem.world_size, fabric.backend)}
-        norms = {"HAS_NORMS": problem.norms > 0}
+        self._ends = words.ends_of(problem, fabric)
+        group = Group(problem.world_size, fabric.backend)
+        of_all: dict[str, Any] = {"GROUP": group, "HAS_NORMS": problem.norms > 0}
+        of_parts = {"BOX": box, "EDGE": self._edge}
         options = compile_options(fabric.backend, config)
-        self._finish = Kernel(_finish, 1, {**constants, **norms}, options)
-        constants |= {"BOX": box, "EDGE": self._edge}
-        self._send_first = Kernel(_send_first, 0, constants, options)
+        self._finish = Kernel(_finish, 1, of_all, options)
+        self._send_first = Kernel(_send_first, 0, of_parts, options)
         if "REGISTERS" in config:  # on NVIDIA
             options = options | {"maxnreg": config["REGISTERS"], "launch_pdl": True}
-        self._step = Kernel(_step, 0, {**constants, **norms}, options)
+        self._step = Kernel(_step, 0, {**of_all, **of_parts}, options)
         self._sized = fabric.workspace.by_size(self._of_size)
         self.launches = problem.steps + 2
 
@@ -189,13 +169,12 @@ class PushedPlan(Plan):
         problem = resized(self._problem, rows=rows)
         edges, programs = self._programs(problem)
         other, squares = self._scratch()
-        ends = (self._inbox, *self._ends)
+        sizes = (problem.own_rows, problem.steps, problem.norm_every)
+        norms = (programs, problem.elements, problem.norms)
         return (
-            self._send_first.resized(edges, (*ends, problem.own_rows)),
-            self._step.resized(
-                programs, (squares, *ends, problem.own_rows, problem.steps, problem.norm_every)
-            ),
-            self._finish.resized(1, (squares, *ends, programs, problem.elements, problem.norms)),
+            self._send_first.resized(edges, (*self._ends, problem.own_rows)),
+            self._step.resized(programs, (squares, *self._ends, *sizes)),
+            self._finish.resized(1, (squares, *self._ends, *norms)),
             other,
         )
 
@@ -224,7 +203,7 @@ class Pushed(step.Tiled):
         if hardware.backend == "hip":
             # who computes them behind a branch stores to peers lane by lane
             return "AMD's compiler does not know addresses of peers to be the same in all lanes"
-        return too_large_reason(problem)
+        return words.too_large_reason(problem)
 
     def space(self, problem: Stencil, hardware: Hardware) -> Space:
         space = super().space(problem, hardware)

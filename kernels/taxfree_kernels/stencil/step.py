@@ -26,6 +26,7 @@ from taxfree_kernels.variant import Config, Space, Variant
 
 SIDES = tl.constexpr(4)
 ABOVE, BELOW, BEFORE, AFTER = map(tl.constexpr, range(4))
+_TILE = ("BLOCK_0", "BLOCK_1", "BLOCK_2", "BLOCKS")
 
 
 class Box(NamedTuple):
@@ -75,11 +76,16 @@ def tiles_of(rows, BOX: tl.constexpr):
 
 
 @triton.jit
+def _sides_of(down, across, BOX: tl.constexpr):
+    """Rows, and columns, of tiles at shared sides."""
+    return tl.minimum(down, 2 * (BOX.DOWN > 1)), tl.minimum(across, 2 * (BOX.ACROSS > 1))
+
+
+@triton.jit
 def sides_of(rows, BOX: tl.constexpr):
     """Tiles of a part at shared sides."""
     down, across, deep = tiles_of(rows, BOX)
-    side_rows = tl.minimum(down, 2 * (BOX.DOWN > 1))
-    side_columns = tl.minimum(across, 2 * (BOX.ACROSS > 1))
+    side_rows, side_columns = _sides_of(down, across, BOX)
     return (side_rows * across + (down - side_rows) * side_columns) * deep
 
 
@@ -91,8 +97,7 @@ def tile_at(place, backwards, rows, BOX: tl.constexpr):
     """
     down, across, deep = tiles_of(rows, BOX)
     layer, place = place % deep, place // deep
-    side_rows = tl.minimum(down, 2 * (BOX.DOWN > 1))
-    side_columns = tl.minimum(across, 2 * (BOX.ACROSS > 1))
+    side_rows, side_columns = _sides_of(down, across, BOX)
     ends = side_rows * across
     sides = ends + (down - side_rows) * side_columns
     inner = place - sides
@@ -155,6 +160,12 @@ def offsets(block, BOX: tl.constexpr):
 
 
 @triton.jit
+def loaded(part_ptr, block, rows, BOX: tl.constexpr):
+    """The points of a block, and 0 beyond the part."""
+    return tl.load(part_ptr + offsets(block, BOX), mask=inside(block, rows, BOX), other=0.0)
+
+
+@triton.jit
 def rank_at(rank, SIDE: tl.constexpr, BOX: tl.constexpr):
     """The rank at a side of this one's part; negative if there is none."""
     row, column = rank // BOX.ACROSS, rank % BOX.ACROSS
@@ -172,29 +183,21 @@ def rank_at(rank, SIDE: tl.constexpr, BOX: tl.constexpr):
 @triton.jit
 def at_side(block, rows, SIDE: tl.constexpr, BOX: tl.constexpr):
     """Which points of a block are at a side of the part; their neighbours there are not in it."""
-    if SIDE == ABOVE:
-        found = block.row == 0
-    elif SIDE == BELOW:
-        found = block.row == rows - 1
-    elif SIDE == BEFORE:
-        found = block.column == 0
+    if SIDE < 2:
+        found = block.row == (rows - 1 if SIDE % 2 else 0)
     else:
-        found = block.column == BOX.COLUMNS - 1
+        found = block.column == (BOX.COLUMNS - 1 if SIDE % 2 else 0)
     return found
 
 
 @triton.jit
 def reaches(block, rows, SIDE: tl.constexpr, BOX: tl.constexpr):
     """Whether a block has points at a side of the part."""
-    if SIDE == ABOVE:
-        found = block.first_row == 0
-    elif SIDE == BELOW:
-        found = block.first_row + BOX.BLOCK_0 >= rows
-    elif SIDE == BEFORE:
-        found = block.first_column == 0
+    if SIDE < 2:
+        first, points, size = block.first_row, BOX.BLOCK_0, rows
     else:
-        found = block.first_column + BOX.BLOCK_1 >= BOX.COLUMNS
-    return found
+        first, points, size = block.first_column, BOX.BLOCK_1, BOX.COLUMNS
+    return first + points >= size if SIDE % 2 else first == 0
 
 
 @triton.jit
@@ -328,8 +331,8 @@ def squared_change(before, after, mask):
 
 def box(problem: Stencil, config: Config) -> Box:
     """The constants of a problem in a config."""
-    blocks = (config["BLOCK_0"], config["BLOCK_1"], config["BLOCK_2"], config["BLOCKS"])
-    return Box(problem.own_columns, problem.depth, problem.down, problem.across, *blocks)
+    tile = [config[name] for name in _TILE]
+    return Box(problem.own_columns, problem.depth, problem.down, problem.across, *tile)
 
 
 def counts(problem: Stencil, constants: Box) -> tuple[int, int]:
@@ -337,9 +340,7 @@ def counts(problem: Stencil, constants: Box) -> tuple[int, int]:
     down = -(-problem.own_rows // (constants.BLOCK_0 * constants.BLOCKS))
     across = -(-problem.own_columns // constants.BLOCK_1)
     deep = -(-problem.depth // constants.BLOCK_2)
-    inner = (down - min(down, 2 * (problem.down > 1))) * (
-        across - min(across, 2 * (problem.across > 1))
-    )
+    inner = max(0, down - 2 * (problem.down > 1)) * max(0, across - 2 * (problem.across > 1))
     return (down * across - inner) * deep, down * across * deep
 
 
@@ -351,15 +352,16 @@ def steps_of(
         yield number, other if (problem.steps - number) % 2 else out
 
 
+def tile_config(*sizes: int, **others: int) -> dict[str, int]:
+    """A config whose tiles are of three sizes of a block, and of so many blocks."""
+    return dict(zip(_TILE, sizes, strict=True)) | others
+
+
 def launched_configs(problem: Stencil) -> list[dict[str, int]]:
     """What a search tries first where a launch is a step; the library's path has the first one."""
     plane = ((8, 128, 1, 1), (1, 512, 1, 1), (1, 1024, 1, 2))
     volume = ((1, 8, 64, 1), (1, 8, 128, 1), (1, 16, 64, 1))
-    names = ("BLOCK_0", "BLOCK_1", "BLOCK_2", "BLOCKS")
-    return [
-        dict(zip(names, tile, strict=True)) | {"num_warps": 4}
-        for tile in (plane if problem.depth == 1 else volume)
-    ]
+    return [tile_config(*tile, num_warps=4) for tile in (plane if problem.depth == 1 else volume)]
 
 
 class Tiled(Variant):
@@ -386,9 +388,8 @@ class Tiled(Variant):
         else:
             widths = sizes(columns, 4, 8, 16, 32)
             blocks = (sizes(rows, 1, 2, 4), widths, sizes(depth, 32, 64, 128))
-        names = ("BLOCK_0", "BLOCK_1", "BLOCK_2", "BLOCKS")
-        space = dict(zip(names, (*blocks, sizes(rows, 1, 2, 4, 8, 16, 32)), strict=True))
-        return space | {"num_warps": warps}
+        every = (*blocks, sizes(rows, 1, 2, 4, 8, 16, 32))
+        return dict(zip(_TILE, every, strict=True)) | {"num_warps": warps}
 
     def seed_configs(self, problem: Stencil, hardware: Hardware) -> list[dict[str, Any]]:
         space = self.space(problem, hardware)

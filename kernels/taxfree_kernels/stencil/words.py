@@ -15,26 +15,8 @@ import triton.language as tl
 from taxfree_kernels.device import packets
 from taxfree_kernels.device.peers import EMPTY, LAMPORT_SLOT_BYTES, Peers, translate
 from taxfree_kernels.fabric.base import Fabric
+from taxfree_kernels.stencil import step
 from taxfree_kernels.stencil.problem import AREAS, ITEM_BYTES, Stencil
-from taxfree_kernels.stencil.step import (
-    ABOVE,
-    AFTER,
-    BEFORE,
-    BELOW,
-    SIDES,
-    at_side,
-    block_of,
-    blocks_of,
-    halo_offsets,
-    inside,
-    is_beside,
-    is_shared,
-    offsets,
-    rank_at,
-    reaches,
-    relaxed,
-    squared_change,
-)
 
 
 class Inbox(NamedTuple):
@@ -46,12 +28,13 @@ class Inbox(NamedTuple):
     stride_sums: Any
 
 
-def inbox_of(problem: Stencil, fabric: Fabric) -> Inbox:
-    """The inbox of a problem's calls."""
-    return Inbox(
+def ends_of(problem: Stencil, fabric: Fabric) -> tuple[Any, ...]:
+    """The inbox of a problem's calls, control words, the bases of heaps, and the rank."""
+    inbox = Inbox(
         *fabric.pool.lamport_slots(AREAS * 2 * sum(problem.halo)),
         *fabric.pool.slots(max(problem.norms, 1) * problem.world_size, torch.float64),
     )
+    return inbox, fabric.pool.control, fabric.heap_bases, fabric.rank
 
 
 def too_large_reason(problem: Stencil) -> str | None:
@@ -64,62 +47,57 @@ def too_large_reason(problem: Stencil) -> str | None:
 @triton.jit
 def send_first(u_ptr, targets, area, tile, rows, peers, BOX: tl.constexpr):
     """Send what other ranks need of a tile for the first step."""
-    for number in range(blocks_of(tile, rows, BOX)):
-        block = block_of(tile, number, rows, BOX)
-        values = tl.load(u_ptr + offsets(block, BOX), mask=inside(block, rows, BOX), other=0.0)
+    for number in range(step.blocks_of(tile, rows, BOX)):
+        block = step.block_of(tile, number, rows, BOX)
+        values = step.loaded(u_ptr, block, rows, BOX)
         send_edges(values, targets, area, block, rows, peers, BOX)
 
 
 @triton.jit
 def relax_inside(
     source_ptr, target_ptr, tile, rows, rank, is_right, has_norm,
-    BOX: tl.constexpr, HAS_NORMS: tl.constexpr, HAS_EDGES: tl.constexpr,
+    BOX: tl.constexpr, HAS_EDGES: tl.constexpr,
 ):  # fmt: skip
     """A step of a tile without what others send; the sum of squares of what it changed.
 
     Args:
+        has_norm: the step has one. Else the sum is 0.
         HAS_EDGES: it has points at shared sides, and leaves them out. Else it has none.
     """
     squares = tl.zeros((1,), tl.float64)
-    for number in range(blocks_of(tile, rows, BOX)):
-        block = block_of(tile, number, rows, BOX)
-        last, values = relaxed(source_ptr, block, rows, rank, None, BOX)
-        mask = inside(block, rows, BOX)
-        if HAS_EDGES:
-            for SIDE in tl.static_range(SIDES):
-                if (BOX.DOWN if SIDE < 2 else BOX.ACROSS) > 1:
-                    is_edge = at_side(block, rows, SIDE, BOX) & (rank_at(rank, SIDE, BOX) >= 0)
-                    mask = mask & (is_edge == 0)
-        place = target_ptr + offsets(block, BOX)
-        squares += _stored(last, values, place, mask, is_right, has_norm, HAS_NORMS)
+    for number in range(step.blocks_of(tile, rows, BOX)):
+        block = step.block_of(tile, number, rows, BOX)
+        squares += _relax(
+            source_ptr, target_ptr, block, rows, rank, None, is_right, has_norm, BOX, HAS_EDGES
+        )[0]
     return squares
 
 
 @triton.jit
 def relax_at_sides(
     source_ptr, target_ptr, received_ptr, targets, area, tile, rows, is_right, sends, has_norm,
-    peers, GROUP: tl.constexpr, BOX: tl.constexpr, HAS_NORMS: tl.constexpr,
+    peers, GROUP: tl.constexpr, BOX: tl.constexpr,
 ):  # fmt: skip
     """The same of a tile at shared sides: it waits for halos, and sends its edges."""
     squares = tl.zeros((1,), tl.float64)
-    for number in range(blocks_of(tile, rows, BOX)):
-        block = block_of(tile, number, rows, BOX)
-        if is_beside(block, peers.rank, rows, BOX):
+    for number in range(step.blocks_of(tile, rows, BOX)):
+        block = step.block_of(tile, number, rows, BOX)
+        if step.is_beside(block, peers.rank, rows, BOX):
             squares += relax_beside(
                 source_ptr, target_ptr, received_ptr, targets, area, block, rows, is_right, sends,
-                has_norm, peers, GROUP, BOX, HAS_NORMS,
+                has_norm, peers, GROUP, BOX,
             )  # fmt: skip
         else:
-            last, values = relaxed(source_ptr, block, rows, peers.rank, None, BOX)
-            mask, place = inside(block, rows, BOX), target_ptr + offsets(block, BOX)
-            squares += _stored(last, values, place, mask, is_right, has_norm, HAS_NORMS)
+            squares += _relax(
+                source_ptr, target_ptr, block, rows, peers.rank, None, is_right, has_norm, BOX
+            )[0]
     return squares
 
 
 @triton.jit
 def relax_beside(
     source_ptr, target_ptr, received_ptr, targets, area, block, rows, is_right, sends, has_norm,
-    peers, GROUP: tl.constexpr, BOX: tl.constexpr, HAS_NORMS: tl.constexpr,
+    peers, GROUP: tl.constexpr, BOX: tl.constexpr,
 ):  # fmt: skip
     """The same of a block at shared sides.
 
@@ -128,31 +106,44 @@ def relax_beside(
         area: where those of the next begin.
         sends: there is a next step.
     """
-    above, has_above = _receive(received_ptr, block, rows, peers, GROUP, ABOVE, BOX)
-    below, has_below = _receive(received_ptr, block, rows, peers, GROUP, BELOW, BOX)
-    before, has_before = _receive(received_ptr, block, rows, peers, GROUP, BEFORE, BOX)
-    after, has_after = _receive(received_ptr, block, rows, peers, GROUP, AFTER, BOX)
+    above, has_above = _receive(received_ptr, block, rows, peers, GROUP, step.ABOVE, BOX)
+    below, has_below = _receive(received_ptr, block, rows, peers, GROUP, step.BELOW, BOX)
+    before, has_before = _receive(received_ptr, block, rows, peers, GROUP, step.BEFORE, BOX)
+    after, has_after = _receive(received_ptr, block, rows, peers, GROUP, step.AFTER, BOX)
     arrived = is_right & has_above & has_below & has_before & has_after
     faces = (above, below, before, after)
-    last, values = relaxed(source_ptr, block, rows, peers.rank, faces, BOX)
-    mask, place = inside(block, rows, BOX), target_ptr + offsets(block, BOX)
-    squares = _stored(last, values, place, mask, arrived, has_norm, HAS_NORMS)
+    squares, values = _relax(
+        source_ptr, target_ptr, block, rows, peers.rank, faces, arrived, has_norm, BOX
+    )
     if sends:
-        values = tl.where(arrived, values, float("nan"))
         send_edges(values, targets, area, block, rows, peers, BOX)
     return squares
 
 
 @triton.jit
-def _stored(last, values, place, mask, is_right, has_norm, HAS_NORMS: tl.constexpr):
-    """Store a block, and return the sum of squares of what has changed, if the step has a norm."""
+def _relax(
+    source_ptr, target_ptr, block, rows, rank, faces, is_right, has_norm,
+    BOX: tl.constexpr, BUT_EDGES: tl.constexpr = False,
+):  # fmt: skip
+    """A step of a block: the sum of squares of what it changed, and the block behind it.
+
+    Args:
+        is_right: what it was computed from had arrived. Else it is NaN.
+    """
+    last, values = step.relaxed(source_ptr, block, rows, rank, faces, BOX)
+    mask = step.inside(block, rows, BOX)
+    if BUT_EDGES:
+        for SIDE in tl.static_range(step.SIDES):
+            if step.is_shared(SIDE, BOX):
+                is_edge = step.at_side(block, rows, SIDE, BOX)
+                mask = mask & ((is_edge & (step.rank_at(rank, SIDE, BOX) >= 0)) == 0)
+    place = target_ptr + step.offsets(block, BOX)
     values = tl.where(is_right, values, float("nan"))
     tl.store(place, values, mask=mask)
     squares = tl.zeros((1,), tl.float64)
-    if HAS_NORMS:
-        if has_norm:
-            squares += squared_change(last, values, mask)
-    return squares
+    if has_norm:
+        squares += step.squared_change(last, values, mask)
+    return squares, values
 
 
 @triton.jit
@@ -171,7 +162,7 @@ def area_at(step_number, turn, inbox, rows, BOX: tl.constexpr):
 @triton.jit
 def _words_at(words_ptr, heap_bases, rank, SIDE: tl.constexpr, BOX: tl.constexpr):
     """The words of the rank at a side, or of this one where there is none."""
-    other = rank_at(rank, SIDE, BOX)
+    other = step.rank_at(rank, SIDE, BOX)
     return translate(
         words_ptr, Peers(None, heap_bases, rank, None), tl.where(other < 0, rank, other)
     )
@@ -183,12 +174,10 @@ def targets_of(words_ptr, heap_bases, rank, BOX: tl.constexpr):
 
     To be called before any store, so that AMD's compiler knows them to be the same in all lanes.
     """
-    return (
-        _words_at(words_ptr, heap_bases, rank, ABOVE, BOX),
-        _words_at(words_ptr, heap_bases, rank, BELOW, BOX),
-        _words_at(words_ptr, heap_bases, rank, BEFORE, BOX),
-        _words_at(words_ptr, heap_bases, rank, AFTER, BOX),
-    )
+    return [
+        _words_at(words_ptr, heap_bases, rank, SIDE, BOX)
+        for SIDE in (step.ABOVE, step.BELOW, step.BEFORE, step.AFTER)
+    ]
 
 
 @triton.jit
@@ -196,18 +185,18 @@ def _receive(
     words_ptr, block, rows, peers, GROUP: tl.constexpr, SIDE: tl.constexpr, BOX: tl.constexpr
 ):
     """A block's neighbours at a side that another rank has, and whether they have arrived."""
-    at, has = halo_offsets(block, rows, SIDE, BOX)
-    other = rank_at(peers.rank, SIDE, BOX)
-    comes = (other >= 0) & reaches(block, rows, SIDE, BOX)
+    at, has = step.halo_offsets(block, rows, SIDE, BOX)
+    other = step.rank_at(peers.rank, SIDE, BOX)
+    comes = (other >= 0) & step.reaches(block, rows, SIDE, BOX)
     if len(at.shape) == 1:
-        has = has & at_side(block, rows, SIDE, BOX)
+        has = has & step.at_side(block, rows, SIDE, BOX)
         if (BOX.ACROSS > 1) | (BOX.COLUMNS * BOX.DEPTH % BOX.BLOCK_1 != 0):
             # another program's words are not even loaded
             own = tl.max(tl.where(has, at, -1), 0)
             at = tl.where(has, at, own)
             comes = comes & (own >= 0)
     words, arrived = tl.zeros(at.shape, tl.int32), tl.num_programs(0) > 0
-    if is_shared(SIDE, BOX):
+    if step.is_shared(SIDE, BOX):
         if comes:
             words, arrived = packets.receive(peers, words_ptr + at, other, GROUP, mask=has)
             empty = tl.full(at.shape, EMPTY, tl.int32)
@@ -219,11 +208,11 @@ def _receive(
 def send_edges(values, targets, area, block, rows, peers, BOX: tl.constexpr):
     """Send the points of a block that other ranks need, to the opposite sides of their halos."""
     words = values.to(tl.int32, bitcast=True)
-    for SIDE in tl.static_range(SIDES):
-        if is_shared(SIDE, BOX):
-            other = rank_at(peers.rank, SIDE, BOX)
-            if (other >= 0) & reaches(block, rows, SIDE, BOX):
-                at, has = halo_offsets(block, rows, SIDE ^ 1, BOX)
+    for SIDE in tl.static_range(step.SIDES):
+        if step.is_shared(SIDE, BOX):
+            other = step.rank_at(peers.rank, SIDE, BOX)
+            if (other >= 0) & step.reaches(block, rows, SIDE, BOX):
+                at, has = step.halo_offsets(block, rows, SIDE ^ 1, BOX)
                 target_ptr = targets[SIDE] + area + at + tl.zeros_like(words)
-                mask = at_side(block, rows, SIDE, BOX) & has
+                mask = step.at_side(block, rows, SIDE, BOX) & has
                 packets.send(peers, target_ptr, words, other, mask=mask)

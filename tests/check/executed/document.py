@@ -1,7 +1,7 @@
 """Writes docs/executed-mutants.md: `python -m tests.check.executed.document FOLDER`.
 
-It takes half an hour of a core. The folder keeps the result of each variant, so that a run that
-was interrupted goes on; empty it to try all anew.
+It takes an hour of a core. The folder keeps the result of each variant, so that a run that was
+interrupted goes on; take out an operation's files to try it anew, or empty it to try all.
 """
 
 from __future__ import annotations
