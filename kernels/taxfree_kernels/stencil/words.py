@@ -134,7 +134,8 @@ def _relax(
     mask = step.inside(block, rows, BOX)
     if BUT_EDGES:
         for SIDE in tl.static_range(step.SIDES):
-            if step.is_shared(SIDE, BOX):
+            # not `is_shared`: under Triton 3.6 what a function returns is a run-time value
+            if (BOX.DOWN if SIDE < 2 else BOX.ACROSS) > 1:
                 is_edge = step.at_side(block, rows, SIDE, BOX)
                 mask = mask & ((is_edge & (step.rank_at(rank, SIDE, BOX) >= 0)) == 0)
     place = target_ptr + step.offsets(block, BOX)
