@@ -378,9 +378,9 @@ def acceptance(record: Mapping[str, Any], where: Mapping[str, str]) -> str:
     ]
     header = ["", "library, us", "taxfree, us", "speed-up"]
     beyond = [
-        f"{step['name']}: {failure}" for step in record["steps"] for failure in step["failures"]
+        f"{step['name']} ({len(step['failures'])})" for step in record["steps"] if step["failures"]
     ]
-    said = f" Beyond the limits of the script: {'; '.join(beyond)}." if beyond else ""
+    said = f" Beyond limits of the script, as the record says: {', '.join(beyond)}." * bool(beyond)
     machine = f"{record['ranks']} {record['gpu']}, {record['created'][:10]}"
     return f"{table(header, cells, text=[0])}\n{machine}.{said}\n"
 

@@ -344,9 +344,10 @@ class Runtime(Operations, contextlib.AbstractContextManager["Runtime"]):
     def _follow(self) -> bool:
         """Let what this stream is given now follow the last call; whether it is captured."""
         self._fabric.pool.check()
-        capturing = self._is_capturing()
-        if self._fabric.has_graphs:
-            self._streams.follow(capturing)
+        if not self._fabric.has_graphs:
+            return False
+        capturing = torch.cuda.is_current_stream_capturing()
+        self._streams.follow(capturing)
         if capturing:
             self._fabric.keep_memory()
         return capturing

@@ -84,7 +84,10 @@ def test_an_account_is_closed_or_says_why(
 
 def test_dispatch_may_not_add_much_to_calls_of_the_library(tmp_path) -> None:
     cost = tmp_path / "host_cost.json"
-    rows = [{"problem": "AllGatherMatmul", "given_us": us, "method_us": 9.0} for us in (2.9, 3.1)]
+    rows = [
+        {"problem": "AllGatherMatmul", "library_us": library_us, "given_us": us, "method_us": 9.0}
+        for library_us, us in ((50.0, 2.9), (50.0, 3.1), (80.0, 3.9))
+    ]
     cost.write_text(json.dumps({"rows": rows}))
     figures, wrong = dispatched(cost)("a table")
     assert figures == rows
