@@ -129,7 +129,8 @@ HARMLESS = (
     Harmless("copies", "sync.signal(peers, channel, peer, GROUP)", ("s_waitcnt", "sc1"), _AT_END),
     Harmless(
         "all_gather_matmul.paper.push_two_kernel",
-        "push_chunk(tl.program_id(0), shard, slot_ptr, peers, GROUP, GATHER)", ("sc1",), _AT_END,
+        "fused.push_chunk(tl.program_id(0), shard, slot_ptr, peers, GROUP, GATHER)", ("sc1",),
+        _AT_END,
     ),
     Harmless("flash_decode.fine_wait", "send_chunk(", ("sc1",), _AT_END),
     Harmless(
@@ -149,7 +150,7 @@ def why_harmless(kind: str, lines: Sequence[str]) -> str:
         lines: see :class:`Outcome`.
     """
     for each in HARMLESS:
-        number = _lines(each.module).index(each.line) + 1  # the first of several such lines
+        number = lines_of(each.module).index(each.line) + 1  # the first of several such lines
         place = f"{each.module.split('.')[-1]}.py:{number}"
         if place in lines and kind.startswith(each.kinds):
             return each.why
@@ -157,7 +158,7 @@ def why_harmless(kind: str, lines: Sequence[str]) -> str:
 
 
 @cache
-def _lines(module: str) -> list[str]:
+def lines_of(module: str) -> list[str]:
     source = inspect.getsource(import_module(f"taxfree_kernels.{module}"))
     return [line.strip() for line in source.split("\n")]
 

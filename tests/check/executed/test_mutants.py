@@ -9,7 +9,7 @@ import pytest
 
 from taxfree_kernels.variant import operation_names
 from tests.check.cross_compile.conftest import run_python
-from tests.check.executed.mutated import Outcome, Result, cases, why_harmless
+from tests.check.executed.mutated import HARMLESS, Outcome, Result, cases, lines_of, why_harmless
 from tests.tritons import needs_3_8
 
 pytestmark = needs_3_8
@@ -25,6 +25,10 @@ def test_a_kernel_without_its_write_back_or_invalidation_is_not_right():
     tried = outcomes("all_gather_matmul", "push", "gfx942", "9", *CACHE_CONTROL)
     assert {one.kind for one in tried} == set(CACHE_CONTROL)
     assert {one.verdict for one in tried} <= {"wrong", "hang"}
+
+
+def test_harmless_lines_are_in_the_sources():
+    assert [each for each in HARMLESS if each.line not in lines_of(each.module)] == []
 
 
 def test_a_kept_result_is_not_judged_by_the_lines_of_later_sources():
