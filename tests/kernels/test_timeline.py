@@ -51,14 +51,14 @@ def instructions(text: str) -> list[str]:
     return [re.sub(r"\s*(//|;).*", "", line) for line in lines if line.strip()]
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory) -> Path:
-    return tmp_path_factory.mktemp("timeline")
-
-
 @pytest.fixture(scope="module", params=_CLOCK)
 def gpu(request) -> str:
     return request.param
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory, gpu) -> Path:
+    return tmp_path_factory.mktemp(f"timeline-{gpu}")
 
 
 @pytest.fixture(scope="module")

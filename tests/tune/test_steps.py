@@ -80,7 +80,7 @@ def test_a_step_is_tuned_and_its_record_is_followed(ranks: Ranks, tmp_path: Path
 
 def test_the_space_has_the_names_of_the_kernels_work() -> None:
     from taxfree_kernels.decode_step.step import seed_config
-    from taxfree_kernels.decode_step.tape import Model, Work
+    from taxfree_kernels.decode_step.tape import Model
 
     def of_kernel(batch: int) -> dict[str, int]:
         sizes: dict[str, Any] = {"HIDDEN": 4096, "HEADS": 16, "KV_HEADS": 4, "HEAD_DIM": 128}
@@ -92,7 +92,7 @@ def test_the_space_has_the_names_of_the_kernels_work() -> None:
     for batch in (1, 16):
         problem = StepProblem(**{**vars(LLAMA), "batch": batch})
         space = WAYS["kernel"].space(problem, KNOWN["h100"])
-        assert space.keys() <= set(Work._fields)
+        assert space.keys() <= set(Model._fields)
         (first,) = WAYS["kernel"].seed_configs(problem, KNOWN["h100"])
         assert first == of_kernel(batch)
 

@@ -102,11 +102,13 @@ class Overlap(Variant):
         }
 
     def seed_configs(self, problem: MatmulAllReduce, hardware: Hardware) -> list[dict[str, Any]]:
-        space = self.space(problem, hardware)
-        guess = {"SEND_BLOCK": 4096, "num_warps": 8}
+        space, send_block = self.space(problem, hardware), 4096
+        needed = problem.elements // (problem.world_size * send_block)
+        counts = [count for count in space["CHUNKS"][-2:] if count <= needed]
+        guess = {"SEND_BLOCK": send_block, "num_warps": 8}
         return [
             within(space, {**guess, "CHUNKS": count, **copies})
-            for count in reversed(space["CHUNKS"][-2:])
+            for count in reversed(counts or space["CHUNKS"][:1])
             for copies in overlap.VARIANT.seed_configs(_scattered(problem), hardware)
         ]
 

@@ -78,7 +78,7 @@ def test_each_case_gets_its_own_report() -> None:
     ]
 
 
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("triton", TRITONS)
 def test_defaults_and_corners_pass_the_checks(triton: str, sample: Sample) -> None:
     wanted: list[Case] = []
