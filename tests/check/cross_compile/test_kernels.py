@@ -23,8 +23,15 @@ COMPILERS = {device: TRITONS if device == "h200" else SINCE_3_8 for device in DE
 TARGETS = [pair for pair in product(TRITONS, DEVICES) if pair[0] in COMPILERS[pair[1]]]
 
 
+def forgets_acquires(case: Case, triton: str) -> bool:
+    """Whether it polls by atomics of buffers, which Triton 3.8 compiles wrongly: docs/amd.md."""
+    polls = (case.op, case.variant) == ("stencil", "persistent") and case.device != "h200"
+    return polls and triton == "3.8.0"
+
+
 def expect_good(wanted: Iterable[Case], triton: str) -> None:
-    reports = list(check(wanted, FOLDERS[triton], workers=1))  # none of variants without kernels
+    right = [case for case in wanted if not forgets_acquires(case, triton)]
+    reports = list(check(right, FOLDERS[triton], workers=1))  # none of variants without kernels
     bad = [format_report(report) for report in reports if not report.is_good]
     assert not bad, "\n\n".join(bad)
 
@@ -38,6 +45,14 @@ def test_old_tritons_signal_before_the_write_back_on_amd(triton: str) -> None:
     (report,) = check(push, FOLDERS[triton], workers=1)
     expected = {"written_back"} if triton in BEFORE_3_8 else set()
     assert {violation.check for violation in report.violations} == expected
+
+
+def test_polls_by_atomics_of_buffers_without_their_acquire_are_found() -> None:
+    polls = [
+        case for case in smallest_cases("stencil", "mi300x") if forgets_acquires(case, "3.8.0")
+    ]
+    for report in check(polls, FOLDERS["3.8.0"], workers=1):
+        assert "system_scope" in {violation.check for violation in report.violations}
 
 
 def defaults(device: str, turn: int) -> Iterator[Case]:
@@ -97,7 +112,8 @@ def test_the_smallest_problems_compile(triton: str, sample: Sample) -> None:
     pairs = product(OPERATIONS, devices)
     smallest = [case for op, device in pairs for case in smallest_cases(op, device)]
     taken = sample.of(smallest[TRITONS.index(triton) % 2 :: 2], fortnights=len(TRITONS))
-    reports = list(check(taken, FOLDERS[triton], workers=1))
+    right = [case for case in taken if not forgets_acquires(case, triton)]
+    reports = list(check(right, FOLDERS[triton], workers=1))
     found = [violation for report in reports for violation in report.violations]
     assert [report.error for report in reports if report.error] == []
     allowed = {"no_spills", "no_waterfall", "overlapping_matrices"}
