@@ -344,10 +344,9 @@ class Runtime(Operations, contextlib.AbstractContextManager["Runtime"]):
     def _follow(self) -> bool:
         """Let what this stream is given now follow the last call; whether it is captured."""
         self._fabric.pool.check()
-        if not self._fabric.has_graphs:
-            return False
-        capturing = torch.cuda.is_current_stream_capturing()
-        self._streams.follow(capturing)
+        capturing = self._is_capturing()
+        if self._fabric.has_graphs:
+            self._streams.follow(capturing)
         if capturing:
             self._fabric.keep_memory()
         return capturing
