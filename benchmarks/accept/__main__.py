@@ -37,7 +37,7 @@ from taxfree.files import write
 from taxfree_kernels.variant import is_library
 from taxfree_tune import devices
 from taxfree_tune.measuring.results import DISPATCH, machine_name
-from taxfree_tune.tuning.winner import STANDARD_ERRORS, standard_error
+from taxfree_tune.tuning.winner import noise
 
 RESULTS = Path(__file__).parents[1] / "results" / "accept"
 PROBLEMS, EXPLAINED = map(Path(__file__).with_name, ("problems.yaml", "explained.yaml"))
@@ -344,20 +344,20 @@ def benched(out: str) -> tuple[Any, list[str]]:
 
 
 class Time(NamedTuple):
-    """A median of samples in microseconds, and its standard error."""
+    """A median of so many samples, and the distance of their quartiles, in microseconds."""
 
     us: float
-    error_us: float
+    iqr_us: float
+    samples: int
 
     @classmethod
     def of(cls, row: Mapping[str, Any]) -> Time:
-        return cls(row["median_us"], standard_error(row["iqr_us"], len(row["samples_us"])))
+        return cls(row["median_us"], row["iqr_us"], len(row["samples_us"]))
 
 
 def _is_slower(ours: Time, theirs: Time) -> bool:
     """Whether a median is above the least speed by more than the noise of medians."""
-    noise = math.hypot(ours.error_us, theirs.error_us)
-    return ours.us - theirs.us / LEAST > STANDARD_ERRORS * noise
+    return ours.us - theirs.us / LEAST > noise(ours[1:], theirs[1:])
 
 
 def trained(out: str) -> tuple[Any, list[str]]:
@@ -365,8 +365,7 @@ def trained(out: str) -> tuple[Any, list[str]]:
     document, wrong = same(out)
     for row in document["rows"]:
         ours, theirs = (
-            Time(row[f"{name}_us"], standard_error(row[f"{name}_iqr_us"], ROUNDS))
-            for name in ("taxfree", "torch")
+            Time(row[f"{name}_us"], row[f"{name}_iqr_us"], ROUNDS) for name in ("taxfree", "torch")
         )
         if _is_slower(ours, theirs):
             mode = "compiled" if row["is_compiled"] else "eager"

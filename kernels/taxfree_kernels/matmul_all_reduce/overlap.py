@@ -16,17 +16,17 @@ from typing import Any
 import torch
 
 from taxfree_kernels.copies import COPIED
-from taxfree_kernels.device.peers import Group, Memory
+from taxfree_kernels.device.peers import Memory
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.hardware import Hardware
-from taxfree_kernels.launch import Kernel, compile_options
+from taxfree_kernels.launch import Kernel
 from taxfree_kernels.matmul_all_reduce.problem import MatmulAllReduce
 from taxfree_kernels.matmul_all_reduce.rms_norm import NormAfter
 from taxfree_kernels.matmul_reduce_scatter import overlap
 from taxfree_kernels.matmul_reduce_scatter.problem import MatmulReduceScatter
 from taxfree_kernels.reduction import spaces
-from taxfree_kernels.reduction.fused import Addends, Epilogue
-from taxfree_kernels.reduction.sums import two_shot
+from taxfree_kernels.reduction.fused import Epilogue
+from taxfree_kernels.reduction.sums import addends_of, two_shot_kernel
 from taxfree_kernels.spaces import up_to, within
 from taxfree_kernels.variant import ITEM_BYTES, Config, Space, Variant
 
@@ -39,19 +39,7 @@ class OverlapPlan(overlap.OverlapPlan):
         super().__init__(_scattered(problem), fabric, config, others=problem.elements)
 
     def _adder(self, config: Config) -> Kernel:
-        fabric, chunks = self._fabric, config["CHUNKS"]
-        return Kernel(
-            two_shot,
-            grid=chunks * fabric.world_size,
-            constants={
-                "GROUP": Group(fabric.world_size, fabric.backend),
-                "EPILOGUE": self._epilogue,
-                "CHUNKS": chunks,
-                "SEND_BLOCK": config["SEND_BLOCK"],
-                "COPIED": COPIED,
-            },
-            options=compile_options(fabric.backend, config),
-        )
+        return two_shot_kernel(self._fabric, config, self._epilogue, COPIED)
 
     def _addition(
         self, problem: MatmulReduceScatter, shards: torch.Tensor
@@ -65,7 +53,7 @@ class OverlapPlan(overlap.OverlapPlan):
     def run(self, x: torch.Tensor, weight: torch.Tensor, *rest: Any) -> torch.Tensor:
         bias, residual, _, _, *scales, out = rest
         partial, add = self._scatter(x, weight, *scales)
-        add(partial, Addends(*(out if each is None else each for each in (bias, residual))), out)
+        add(partial, addends_of(bias, residual, out), out)
         self._copies.finish(out)
         return out
 

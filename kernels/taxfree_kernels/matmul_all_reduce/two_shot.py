@@ -21,15 +21,15 @@ from typing import Any
 
 import torch
 
-from taxfree_kernels.device.peers import Group, Memory
+from taxfree_kernels.device.peers import Memory
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.hardware import Hardware
-from taxfree_kernels.launch import Kernel, compile_options
+from taxfree_kernels.launch import Kernel
 from taxfree_kernels.matmul_all_reduce.problem import MatmulAllReduce
 from taxfree_kernels.matmul_all_reduce.rms_norm import NormAfter
 from taxfree_kernels.reduction import spaces
-from taxfree_kernels.reduction.fused import Addends, Epilogue
-from taxfree_kernels.reduction.sums import SumPlan, two_shot
+from taxfree_kernels.reduction.fused import Epilogue
+from taxfree_kernels.reduction.sums import SumPlan, addends_of, two_shot_kernel
 from taxfree_kernels.variant import Config, Space, Variant
 
 
@@ -39,23 +39,12 @@ class TwoShotPlan(SumPlan):
     def __init__(self, problem: MatmulAllReduce, fabric: Fabric, config: Config) -> None:
         block_vec16, num_vec16 = _sixteens(problem)
         super().__init__(problem, fabric, 16 * num_vec16)
-        world, chunks = problem.world_size, config["CHUNKS"]
-        elements = 16 * (world * block_vec16 + num_vec16)
+        elements = 16 * (problem.world_size * block_vec16 + num_vec16)
         slots = fabric.pool.slots(elements, getattr(torch, problem.dtype))
         memory = Memory(*slots, fabric.pool.control, None, None, fabric.heap_bases)
         self._ranks = memory, fabric.rank
-        self._kernel = Kernel(
-            two_shot,
-            grid=chunks * (2 * world - 1),
-            constants={
-                "GROUP": Group(world, fabric.backend),
-                "EPILOGUE": Epilogue(problem.bias, problem.residual),
-                "CHUNKS": chunks,
-                "SEND_BLOCK": config["SEND_BLOCK"],
-                "COPIED": None,
-            },
-            options=compile_options(fabric.backend, config),
-        )
+        epilogue = Epilogue(problem.bias, problem.residual)
+        self._kernel = two_shot_kernel(fabric, config, epilogue)
 
     def _launch(self, problem: MatmulAllReduce) -> tuple[int, tuple[Any, ...]]:
         sizes = (*_sixteens(problem), problem.elements, problem.n)
@@ -63,8 +52,7 @@ class TwoShotPlan(SumPlan):
 
     def add_up(self, partial: torch.Tensor, kernel: Kernel, *rest: torch.Tensor | None) -> None:
         bias, residual, _, _, out = rest
-        addends = Addends(*(out if addend is None else addend for addend in (bias, residual)))
-        kernel(partial, addends, out)
+        kernel(partial, addends_of(bias, residual, out), out)
 
 
 def _sixteens(problem: MatmulAllReduce) -> tuple[int, int]:

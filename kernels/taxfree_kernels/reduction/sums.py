@@ -15,13 +15,13 @@ import triton
 import triton.language as tl
 
 from taxfree_kernels.device import sync
-from taxfree_kernels.device.peers import translate
+from taxfree_kernels.device.peers import Group, translate
 from taxfree_kernels.device.sync import signal_everybody, wait_for_everybody
 from taxfree_kernels.device.tiles import copy
 from taxfree_kernels.fabric.base import Fabric
-from taxfree_kernels.launch import Kernel
-from taxfree_kernels.reduction.fused import add_bias_residual, with_sources
-from taxfree_kernels.variant import PartialSum, Plan, Step, resized
+from taxfree_kernels.launch import Kernel, compile_options
+from taxfree_kernels.reduction.fused import Addends, Epilogue, add_bias_residual, with_sources
+from taxfree_kernels.variant import Config, PartialSum, Plan, Step, resized
 from taxfree_kernels.vendor import multiply_into, try_fp8
 
 
@@ -98,6 +98,32 @@ def two_shot(
             tl.store(out_ptr + offsets, result, mask=mask)
     if COPIED is None:
         sync.leave(memory.control_ptr)
+
+
+def two_shot_kernel(
+    fabric: Fabric, config: Config, epilogue: Epilogue, copied: tl.constexpr | None = None
+) -> Kernel:
+    """It with all of its programs: senders unless copies replace them, reducers, copiers."""
+    world, chunks = fabric.world_size, config["CHUNKS"]
+    return Kernel(
+        two_shot,
+        grid=chunks * (2 * world - 1 if copied is None else world),
+        constants={
+            "GROUP": Group(world, fabric.backend),
+            "EPILOGUE": epilogue,
+            "CHUNKS": chunks,
+            "SEND_BLOCK": config["SEND_BLOCK"],
+            "COPIED": copied,
+        },
+        options=compile_options(fabric.backend, config),
+    )
+
+
+def addends_of(
+    bias: torch.Tensor | None, residual: torch.Tensor | None, out: torch.Tensor | None
+) -> Addends:
+    """What it adds; the output stands where it adds nothing."""
+    return Addends(*(out if addend is None else addend for addend in (bias, residual)))
 
 
 @triton.jit

@@ -12,7 +12,7 @@ from taxfree_check.cross_compile.report import check, format_report
 from taxfree_kernels.launch import assuming
 from taxfree_kernels.variant import operation_names, operation_shapes
 from tests.sample import Sample
-from tests.tritons import BEFORE_3_8, FOLDERS, SINCE_3_8, TRITONS
+from tests.tritons import BEFORE_3_8, FOLDERS, POLLS_OF_BUFFERS, SINCE_3_8, TRITONS
 
 OPERATIONS = operation_names()
 
@@ -25,7 +25,7 @@ TARGETS = [pair for pair in product(TRITONS, DEVICES) if pair[0] in COMPILERS[pa
 
 def forgets_acquires(case: Case, triton: str) -> bool:
     """Whether it polls by atomics of buffers, which Triton 3.8 compiles wrongly: docs/amd.md."""
-    polls = (case.op, case.variant) == ("stencil", "persistent") and case.device != "h200"
+    polls = (case.op, case.variant) == POLLS_OF_BUFFERS and case.device != "h200"
     return polls and triton == "3.8.0"
 
 

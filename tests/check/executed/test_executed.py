@@ -11,7 +11,7 @@ from taxfree_cli.app import run
 from taxfree_kernels.variant import operation_names, variants
 from tests.check.cross_compile.conftest import run_python
 from tests.check.executed.mutated import ARCHITECTURE, OF_OTHER, OTHER_ARCHITECTURE
-from tests.tritons import NEWEST, OLDEST, needs_3_8, needs_before_3_8
+from tests.tritons import NEWEST, OLDEST, POLLS_OF_BUFFERS, needs_3_8, needs_before_3_8
 
 VARIANTS = [
     (op, name) for op in operation_names() for name, each in variants(op).items() if each.fused
@@ -21,9 +21,6 @@ WHOLE = {ARCHITECTURE: VARIANTS, OTHER_ARCHITECTURE: OF_OTHER}
 ARCHITECTURES = tuple(WHOLE)
 SEEDS = (0, 1, 2)
 ALONE = {"attention"}  # its ranks share nothing
-#: whose counters the oldest Triton polls with atomics of buffers, behind which it forgets to
-#: invalidate caches; later ones do
-POLLS_OF_BUFFERS = ("stencil", "persistent")
 
 #: of one kernel, all that was compiled of it together; but for the path of giving up, and the code
 #: of atomics for lanes that change one word, as none of ours do.

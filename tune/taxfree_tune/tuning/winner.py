@@ -29,7 +29,7 @@ from taxfree_tuning_db import (
 
 LEAST_GAIN = 0.03  # by which a winner must beat the baseline to be adopted
 _LEAST_CHANGE = 0.02  # by which it must beat the recorded winner
-STANDARD_ERRORS = 3  # of a difference of medians, by which that must differ from 0
+_STANDARD_ERRORS = 3  # of a difference of medians, by which that must differ from 0
 
 
 def record_of(
@@ -246,13 +246,14 @@ def is_faster(
     Under a power cap samples are 10 % apart, their medians are not.
     """
     best = other.median_us[other_mode]
-    noise = math.hypot(
-        standard_error(one.iqr_us[mode], one.samples),
-        standard_error(other.iqr_us[other_mode], other.samples),
-    )
-    return best - one.median_us[mode] > max(least_gain * best, STANDARD_ERRORS * noise)
+    medians = ((each.iqr_us[of], each.samples) for each, of in ((one, mode), (other, other_mode)))
+    return best - one.median_us[mode] > max(least_gain * best, noise(*medians))
 
 
-def standard_error(iqr: float, samples: int) -> float:
-    """Of the median of a normal distribution."""
-    return iqr / math.sqrt(samples)
+def noise(*medians: tuple[float, int]) -> float:
+    """By how much medians must differ to be different, each with its quartiles' distance and count.
+
+    A normal distribution's median has a standard error of about the former by the latter's root.
+    """
+    errors = (iqr / math.sqrt(samples) for iqr, samples in medians)
+    return _STANDARD_ERRORS * math.hypot(*errors)
