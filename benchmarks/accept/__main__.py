@@ -7,13 +7,14 @@ Each step is a command with a limit, which imports while the step before runs. T
 start processes and compile, share the GPUs: several files run at the same time. The record says
 what each step found, and holds the figures. It is written to ``benchmarks/results/accept`` after
 every step; with ``--long`` steps that passed with the same sources are not run again, so that a run
-that was cut short goes on.
+that was cut short goes on, and the repair of a test repeats that test alone.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import hashlib
 import itertools
 import json
@@ -443,11 +444,9 @@ def main() -> int:
     gpu = devices.gpu_name(devices.fabric_for("auto")) or "unknown"
     suffix = "-long" if options.long else ""
     name = f"{machine_name(gpu)}-x{options.gpus}{suffix}.json"
-    path, begin, sources = options.out or RESULTS / name, time.monotonic(), _digest()
-    kept = _passed(path, sources) if options.long else {}
+    path, begin = options.out or RESULTS / name, time.monotonic()
     created = datetime.now(UTC).isoformat(timespec="seconds")
     record: dict[str, Any] = {"schema": 1, "created": created, "gpu": gpu, "ranks": options.gpus}
-    record["sources"] = sources
     failed = False
     with tempfile.TemporaryDirectory() as folder:
         chosen = [
@@ -455,11 +454,13 @@ def main() -> int:
             for step in (long_steps if options.long else steps)(options.gpus, Path(folder))
             if not options.only or step.name in options.only
         ]
-        record["steps"] = [kept[step.name] for step in chosen if step.name in kept]
+        sources = {step.name: digest_of(step) for step in chosen}
+        kept = _passed(path, sources) if options.long else {}
+        record["steps"] = list(kept.values())
         left = [step for step in chosen if step.name not in kept]
         with contextlib.closing(entries(left, begin + options.seconds)) as ended:
             for entry in ended:
-                record["steps"].append(entry)
+                record["steps"].append(entry | {"sources": sources[entry["name"]]})
                 write(path, json.dumps(record, indent=1) + "\n")
                 state = "FAILED" if entry["failures"] else "passed"
                 print(f"{entry['name']}: {state}, {entry['seconds']} s", flush=True)
@@ -472,24 +473,36 @@ def main() -> int:
     return int(failed)
 
 
-def _digest() -> str:
-    """16 hex digits for the Python files that a result may depend on."""
-    files = sorted(path for folder in SOURCES for path in Path(folder).rglob("*.py"))
-    digest = hashlib.sha256()
-    for path in files:
-        digest.update(str(path).encode() + path.read_bytes())
+def digest_of(step: Step) -> str:
+    """16 hex digits for the Python files that a step's result may depend on."""
+    digest = _product().copy()
+    for argument in step.arguments:
+        if argument.startswith("tests/"):
+            digest.update(argument.encode() + Path(argument).read_bytes())
     return digest.hexdigest()[:16]
 
 
-def _passed(path: Path, sources: str) -> dict[str, Any]:
-    """The steps of an earlier run with these sources that passed, by name."""
+@functools.cache
+def _product() -> hashlib._Hash:
+    """The hash of all Python files but tests, whose common parts count."""
+    digest = hashlib.sha256()
+    for path in sorted(path for folder in SOURCES for path in Path(folder).rglob("*.py")):
+        if not path.name.startswith("test_"):
+            digest.update(str(path).encode() + path.read_bytes())
+    return digest
+
+
+def _passed(path: Path, sources: Mapping[str, str]) -> dict[str, Any]:
+    """The steps of an earlier run that passed with the sources of today, by name."""
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return {}
-    if record["sources"] != sources:
-        return {}
-    return {step["name"]: step for step in record["steps"] if not step["failures"]}
+    return {
+        step["name"]: step
+        for step in record["steps"]
+        if not step["failures"] and step.get("sources") == sources.get(step["name"], "")
+    }
 
 
 if __name__ == "__main__":
