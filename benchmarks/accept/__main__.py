@@ -6,8 +6,9 @@
 Each step is a command with a limit, which imports while the step before runs. Tests, which mostly
 start processes and compile, share the GPUs: several files run at the same time. The record says
 what each step found, and holds the figures. It is written to ``benchmarks/results/accept`` after
-every step; with ``--long`` steps that passed with the same sources are not run again, so that a run
-that was cut short goes on, and the repair of a test repeats that test alone.
+every step, and names the sources of each; with ``--long`` steps that passed with the same sources
+are not run again, so that a run that was cut short goes on, and the repair of a test repeats that
+test alone.
 """
 
 from __future__ import annotations
@@ -439,6 +440,7 @@ def main() -> int:
     made.add_argument("--long", action="store_true", help="the tests, and whole models")
     made.add_argument("--seconds", type=positive, default=100_000, help="end what runs after them")
     made.add_argument("--only", action="append", help="a step by name; repeatable")
+    made.add_argument("--keep", action="store_true", help="also what passed with other sources")
     made.add_argument("--out", type=Path, help="file of the record")
     options = made.parse_args()
     gpu = devices.gpu_name(devices.fabric_for("auto")) or "unknown"
@@ -449,15 +451,15 @@ def main() -> int:
     record: dict[str, Any] = {"schema": 1, "created": created, "gpu": gpu, "ranks": options.gpus}
     failed = False
     with tempfile.TemporaryDirectory() as folder:
-        chosen = [
-            step
-            for step in (long_steps if options.long else steps)(options.gpus, Path(folder))
-            if not options.only or step.name in options.only
-        ]
-        sources = {step.name: digest_of(step) for step in chosen}
-        kept = _passed(path, sources) if options.long else {}
+        listed = list((long_steps if options.long else steps)(options.gpus, Path(folder)))
+        sources = {step.name: digest_of(step) for step in listed}
+        kept = _passed(path, sources, options.keep) if options.long else {}
         record["steps"] = list(kept.values())
-        left = [step for step in chosen if step.name not in kept]
+        left = [
+            step
+            for step in listed
+            if step.name not in kept and step.name in (options.only or sources)
+        ]
         with contextlib.closing(entries(left, begin + options.seconds)) as ended:
             for entry in ended:
                 record["steps"].append(entry | {"sources": sources[entry["name"]]})
@@ -492,8 +494,8 @@ def _product() -> hashlib._Hash:
     return digest
 
 
-def _passed(path: Path, sources: Mapping[str, str]) -> dict[str, Any]:
-    """The steps of an earlier run that passed with the sources of today, by name."""
+def _passed(path: Path, sources: Mapping[str, str], of_all: bool) -> dict[str, Any]:
+    """The steps of an earlier run that passed, by name: `of_all` sources, or of those of today."""
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -501,7 +503,9 @@ def _passed(path: Path, sources: Mapping[str, str]) -> dict[str, Any]:
     return {
         step["name"]: step
         for step in record["steps"]
-        if not step["failures"] and step.get("sources") == sources.get(step["name"], "")
+        if not step["failures"]
+        and step["name"] in sources
+        and (of_all or step["sources"] == sources[step["name"]])
     }
 
 

@@ -262,3 +262,10 @@ def test_a_long_run_goes_on_where_it_was_cut(tmp_path, monkeypatch, capsys) -> N
     assert accept.main() == 0
     assert file.read_text() == "xx"  # the first was not run again
     assert [step["failures"] for step in json.loads(ran.read_text())["steps"]] == [[], []]
+    monkeypatch.setattr(accept, "digest_of", lambda _: "of another day")
+    monkeypatch.setattr("sys.argv", [*sys.argv, "--keep"])
+    assert accept.main() == 0
+    assert file.read_text() == "xx"
+    monkeypatch.setattr("sys.argv", sys.argv[:-1])
+    assert accept.main() == 0
+    assert file.read_text() == "xxx"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
+import operator
 import random
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -413,7 +414,7 @@ def over_fp8_wire(fabric: Fabric, dtype: str) -> list[str]:
     kind = getattr(torch, dtype)
     x, weight = x.to(kind), weight.to(kind)
     out, plan = torch.empty(18, 176, dtype=kind, device=fabric.device), case.made(fabric)
-    width = plan.kernels(18)[0].constants["TILE"].BLOCK_N  # Triton's own once it is compiled
+    width = operator.index(plan.kernels(18)[0].constants["TILE"].BLOCK_N)  # once compiled, Triton's
     Ready(plan)(x, weight.t().contiguous().t(), None, None, None, None, out)
     fabric.pool.check()
     element = fp8_dtype(fabric.device)

@@ -215,7 +215,10 @@ IN_PARTS = {
     "BLOCK_M": 16, "BLOCK_N": 32, "BLOCK_K": 16, "GROUP_M": 1, "SPLIT_K": 4, "SWAP_AB": False,
     "SOURCES_PER_WAIT": 1, "CHUNKS": 2, "SENDERS": 1, "SEND_BLOCK": 1024,
 }  # fmt: skip
-REPEATED = [(op, name, IN_PARTS if op == GATHER else None) for op, name in OURS]
+REPEATED = [
+    (op, name, IN_PARTS if op == GATHER and name != "push_specialized" else None)
+    for op, name in OURS
+]  # warps with roles have other tiles
 REPEATED += [(DECODE, *tried) for tried in WORDS]
 
 

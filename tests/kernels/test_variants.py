@@ -20,6 +20,7 @@ PROBLEMS = [
 ] + [
     {"m": 17, "n": 37, "k": 66, "gather_dim": 1, "world_size": 2},
     {"m": 5, "n": 32, "k": 32, "gather_dim": 1, "world_size": 2},  # too short a K to be split
+    {"m": 4, "n": 16, "k": 3096, "gather_dim": 1, "world_size": 3},  # halves of K are unaligned
 ]
 SPACED = {
     OP: PROBLEMS,

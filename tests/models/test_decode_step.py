@@ -23,6 +23,7 @@ from taxfree.models.decoders import decoder_of
 from taxfree_kernels.decode_step.decoder import Cache, weights_of
 from taxfree_kernels.decode_step.twin import TwinStep
 from taxfree_kernels.fp8 import dequantised, quantised, quantised_weight
+from tests.models.loading import parallel_model
 from tests.ranks import Ranks, on_every_fabric
 from tests.sample import Sample
 
@@ -549,13 +550,7 @@ def generate(
         if fabric.rank == 0:
             whole.save_pretrained(folder)
         torch.distributed.barrier()
-        loaded = transformers.AutoModelForCausalLM.from_pretrained(
-            folder,
-            dtype=dtype,
-            distributed_config=transformers.distributed.DistributedConfig(
-                tp_size=fabric.world_size, tp_plan="auto"
-            ),
-        ).eval()
+        loaded = parallel_model(fabric, folder, dtype)
     report.clear()
     theirs = wanted(whole, batch)
     tokens, rows = generated(loaded, theirs[:, 0], parts_of)

@@ -5,14 +5,13 @@ Inductor does so before it captures a graph, and refuses to go on if anything bu
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import gc
-import os
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import pytest
 import torch
@@ -20,6 +19,7 @@ import torch
 from taxfree._runtime.runtime import Runtime
 from taxfree.settings import Settings
 from taxfree_kernels.variant import is_library, resized
+from tests.models.loading import parallel_model
 from tests.ranks import Ranks, require
 from tests.taxfree.runtime_tasks import problem_of, record_of, runtime_of, tensors_of
 from tests.taxfree.test_runtime_calls import joined, method_of
@@ -39,6 +39,7 @@ OURS = {
     "matmul_reduce_scatter": "push",
     "flash_decode": "persistent",
     "attention": "flash",
+    "embedding_all_to_all": "push",
 }
 SHAPE = {"n": 256, "k": 768}  # of matmuls
 PROMPT, NEW_TOKENS = 8, 12
@@ -72,6 +73,17 @@ def have_vendors_workspaces(device: torch.device) -> None:
         torch.addmm(ones[0], ones, ones, out=ones @ ones)
 
 
+@contextlib.contextmanager
+def no_collection() -> Iterator[None]:
+    """PyTorch ends the process if a pool is freed while another one is in use."""
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
 def staying_in(pool: Any) -> dict[int, int]:
     """Address and size of all that is allocated in a memory pool."""
     found = {}
@@ -92,12 +104,10 @@ def call_in_a_pool(fabric: Any, op: str, fields: dict[str, Any], variant: str | 
     given = [tensors_of(fabric, problem) for problem in problems]
     have_vendors_workspaces(fabric.device)
     pool, outs = torch.cuda.MemPool(), []
-    gc.collect()
-    gc.disable()  # PyTorch ends the process if a pool is freed while another one is in use
-    for problem, (inputs, _) in zip(problems, given, strict=True):
-        with torch.cuda.use_mem_pool(pool):
-            outs.append(called(rt, op, problem, inputs))
-    gc.enable()
+    with no_collection():
+        for problem, (inputs, _) in zip(problems, given, strict=True):
+            with torch.cuda.use_mem_pool(pool):
+                outs.append(called(rt, op, problem, inputs))
     rt.check()
     right = [torch.equal(out, expected) for out, (_, expected) in zip(outs, given, strict=True)]
     ran = {rt.choice(problem).variant for problem in problems}
@@ -148,6 +158,7 @@ def capture_at_once(fabric: Any, op: str, fields: dict[str, Any]) -> list[bool]:
         name, arguments, options = method_of(op, problem, inputs)
         graph = torch.cuda.CUDAGraph()
         with (
+            no_collection(),
             warnings.catch_warnings(action="ignore"),
             torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"),
         ):
@@ -169,8 +180,6 @@ def generate(fabric: Any, folder: str, variant: str | None) -> Any:
     in standard deviations of the logits.
     """
     import transformers
-    from transformers import AutoModelForCausalLM
-    from transformers.distributed import DistributedConfig
 
     import taxfree.hf
     from taxfree.models import report
@@ -199,23 +208,17 @@ def generate(fabric: Any, folder: str, variant: str | None) -> Any:
     taxfree.hf.enable()
     report.clear()
     torch.compiler.reset()
-    launcher = {
-        "LOCAL_RANK": str(fabric.device.index), "RANK": str(fabric.rank), "WORLD_SIZE": str(world),
-    }  # fmt: skip
-    with mock.patch.dict(os.environ, launcher):
-        model = AutoModelForCausalLM.from_pretrained(
-            folder,
-            dtype=torch.bfloat16,
-            distributed_config=DistributedConfig(tp_size=world, tp_plan="auto"),
-        ).eval()
+    model = parallel_model(fabric, folder, torch.bfloat16)
     gaps = {}
     for batch in SIZES:
         for cache in ("static", "dynamic"):  # first calls are those of the compiled model
             ids = torch.arange(batch * PROMPT, device=fabric.device).view(batch, PROMPT) % 256
             with torch.no_grad():
+                # Without a mask the first token, whose number is that of padding, is masked.
                 tokens = model.generate(
-                    ids, max_new_tokens=NEW_TOKENS, do_sample=False, cache_implementation=cache
-                )
+                    ids, attention_mask=torch.ones_like(ids), max_new_tokens=NEW_TOKENS,
+                    do_sample=False, cache_implementation=cache,
+                )  # fmt: skip
                 logits = alone(tokens[:, :-1]).logits[:, PROMPT - 1 :].float()
             chosen = logits.gather(2, tokens[:, PROMPT:, None])[..., 0]
             gaps[batch, cache] = float(((logits.amax(2) - chosen) / logits.std(2)).max())

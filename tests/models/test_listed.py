@@ -22,6 +22,7 @@ from taxfree_tune.shapes import ShapeRequest, expand, operations
 from taxfree_tuning_db import Table
 from tests.models import llama
 from tests.models.llama import HEADS, HIDDEN, LAYERS, VOCABULARY, WIDTH
+from tests.models.loading import parallel_model
 from tests.ranks import Ranks
 from tests.taxfree.runtime_tasks import record_of
 
@@ -95,7 +96,6 @@ def run_transformers(fabric: Any, folder: str) -> Any:
     """The problems of a model of Transformers, eager and compiled."""
     import transformers
     from torch._inductor import config
-    from transformers.distributed import DistributedConfig
 
     import taxfree.hf
     from tests.models.test_compiled import ours_run
@@ -107,11 +107,7 @@ def run_transformers(fabric: Any, folder: str) -> Any:
         transformers.AutoModelForCausalLM.from_config(given).bfloat16().save_pretrained(folder)
     torch.distributed.barrier()
     taxfree.hf.enable()
-    model: Any = transformers.AutoModelForCausalLM.from_pretrained(
-        folder,
-        dtype=torch.bfloat16,
-        distributed_config=DistributedConfig(tp_size=fabric.world_size, tp_plan="auto"),
-    ).eval()
+    model = parallel_model(fabric, folder, torch.bfloat16)
     ids = torch.arange(8).view(1, 8)
     with found_by(runtime) as found, torch.no_grad(), config.patch(fx_graph_cache=False):
         model(ids)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tests.models.loading import parallel_model
 from tests.ranks import Ranks
 
 pytest.importorskip("transformers", reason="transformers is not installed: pip install '.[models]'")
@@ -66,8 +67,6 @@ def make(fabric: Any, model: str, folder: str) -> list[int]:
 def generate(fabric: Any, model: str, folder: str, dtype: str) -> Any:
     """Tokens of the saved model on all ranks, what its layers ran, and the kinds of choices."""
     import torch
-    from transformers import AutoModelForCausalLM
-    from transformers.distributed import DistributedConfig
 
     import taxfree.hf
     from taxfree.models import report
@@ -78,11 +77,7 @@ def generate(fabric: Any, model: str, folder: str, dtype: str) -> Any:
     alone = make(fabric, model, folder)
     taxfree.hf.enable()
     report.clear()
-    loaded = AutoModelForCausalLM.from_pretrained(
-        folder,
-        dtype=getattr(torch, dtype),
-        distributed_config=DistributedConfig(tp_size=fabric.world_size, tp_plan="auto"),
-    ).eval()
+    loaded = parallel_model(fabric, folder, getattr(torch, dtype))
     found = [tokens_of(loaded), tokens_of(loaded, cache_implementation="static")]
     ids = torch.arange(8).view(1, 8) + 5
     with torch.no_grad():

@@ -216,7 +216,7 @@ def first_specialized_configs(
               "SPLIT_K": 2}  # fmt: skip
     if hardware.backend == "interpreter":
         guess = _first_interpreted(rows)
-    elif rows == 16 and not problem.is_fp8:
+    elif rows == 16 and not problem.is_fp8 and problem.shard_columns % 16 == 0:  # two parts of K
         least = spaces.power_of_2(problem.m, 8)
         guess = skinny | {
             "BLOCK_M": least, "BLOCK_N": 32, "BLOCK_K": 256, "SPLIT_K": 1, "FOLD": 2,
