@@ -54,13 +54,13 @@ FEW = 3
 #: file of tests -> how many steps run at once where it is one of them, if not `MANY`. On a GPU
 #: processes take turns: waits with bounds of a second last as many times longer.
 AT_ONCE = {
-    "tests/taxfree/test_faults.py": FEW,
     "tests/kernels/test_sync.py": FEW,
     "tests/benchmarks/test_soak.py": FEW,
-    "tests/tune/test_autotune.py": FEW,
     "tests/tune/test_doctor.py": FEW,
+    "tests/taxfree/test_faults.py": 1,  # has the shortest bounds
     "tests/taxfree/test_life.py": 1,  # counts all memory that is in use
-    "tests/tune/test_taxes_gpu.py": 1,  # measures
+    "tests/tune/test_autotune.py": 1,  # measures
+    "tests/tune/test_taxes_gpu.py": 1,
 }
 #: file of tests that takes long, and begins first -> how many steps it is split into
 PARTS = {
@@ -69,6 +69,7 @@ PARTS = {
     "tests/models/test_decode_step.py": 1,
     "tests/models/test_graph_pools.py": 3,
     "tests/taxfree/test_runtime_calls.py": 3,
+    "tests/taxfree/test_shipped_gpu.py": 4,
     "tests/taxfree/test_sizes.py": 2,
 }
 

@@ -42,8 +42,8 @@ def winners(op: str, world_size: int) -> Iterator[tuple[Any, Candidate]]:
 
 
 def _keys(problem: Any) -> int:
-    sequences = getattr(problem, "batch", 0) * problem.world_size
-    return int(sequences and sequences * problem.kv_len_per_rank)
+    keys = getattr(problem, "kv_len_per_rank", 0)
+    return int(keys and keys * problem.batch * problem.world_size)
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 4, 8])

@@ -187,7 +187,8 @@ def attend(unit, layer, counts, n, step, pipe, shared, MODEL: gl.constexpr):
     has_new = (begin < end) & (end * KEYS > position)
     acc_shared, top_shared, total_shared = shared
     SHAPE: gl.constexpr = [GROUPS * stored_heads(QUERIES) * 2, DIM]
-    swizzled: gl.constexpr = gl.SwizzledSharedLayout(8, 1, 8, [1, 0])
+    # a pattern of no more rows than are stored at once
+    swizzled: gl.constexpr = gl.SwizzledSharedLayout(8, 1, min(8, _heads(MODEL)), [1, 0])
     plain: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
     flat: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
     heads = reinterpreted(acc_shared, SHAPE, swizzled, element)

@@ -24,16 +24,12 @@ class _Buffers(NamedTuple):
     Args:
         sent: int32 [tables, columns]: indices, where bags begin, bits of weights.
         received: int32 [ranks, own tables, columns].
-        first_row: int32 [own tables, 1], of each own table; they are looked up as one.
-        first_index: int32 [ranks, own tables, 1], of each rank's bags of a table.
         pooled: [tables, batch + 1, dim], of all owners; the last bag of each table is of indices
             beyond the others.
     """
 
     sent: torch.Tensor
     received: torch.Tensor
-    first_row: torch.Tensor
-    first_index: torch.Tensor
     pooled: torch.Tensor
 
 
@@ -53,13 +49,22 @@ class BaselinePlan(Plan):
         self._memory = fabric.workspace.scratch(
             ((whole,), torch.int32), ((received,), torch.int32), ((rows,), dtype)
         )
+        blocks = torch.arange(
+            problem.world_size * self._own, dtype=torch.int32, device=fabric.device
+        )
+        self._blocks = blocks.view(
+            problem.world_size, self._own, 1
+        )  # of each rank's bags of a table
+        self._first_row = (
+            blocks[: self._own, None] * problem.rows
+        )  # own tables are looked up as one
         self._sized = fabric.workspace.by_size(self._of_size)
 
     def _columns(self, problem: EmbeddingAllToAll) -> int:
         return problem.capacity * (1 + problem.weighted) + problem.batch + 1
 
     def _of_size(self, batch: int) -> _Buffers:
-        problem, device = resized(self._problem, batch=batch), self._fabric.device
+        problem = resized(self._problem, batch=batch)
         columns, world = self._columns(problem), problem.world_size
         shapes = (
             (problem.tables, columns), (world, self._own, columns),
@@ -69,10 +74,7 @@ class BaselinePlan(Plan):
             flat[: torch.Size(shape).numel()].view(shape)
             for flat, shape in zip(self._memory(), shapes, strict=True)
         )
-        blocks = torch.arange(world * self._own, dtype=torch.int32, device=device)
-        first_row = blocks[: self._own, None] * problem.rows
-        first_index = (blocks * problem.capacity).view(world, self._own, 1)
-        return _Buffers(sent, received, first_row, first_index, pooled)
+        return _Buffers(sent, received, pooled)
 
     def run(self, *tensors: Any) -> torch.Tensor:
         weight, indices, offsets, weights, out = tensors
@@ -98,7 +100,8 @@ class BaselinePlan(Plan):
         """[ranks * own tables, batch + 1, dim], pooled; means, where they are not parts."""
         problem, capacity = self._problem, batch * self._problem.bag
         row = buffers.received[:, :, :capacity]
-        begins = buffers.received[:, :, capacity : capacity + batch + 1] + buffers.first_index
+        begins = buffers.received[:, :, capacity : capacity + batch + 1]
+        begins = begins.add(self._blocks, alpha=capacity)
         factors = None
         if problem.weighted:
             bits = buffers.received[:, :, capacity + batch + 1 :].contiguous()
@@ -112,7 +115,7 @@ class BaselinePlan(Plan):
             return weight.new_empty(0, batch + 1, problem.dim)
         is_whole = problem.shard_dim == 0
         pooled = embedding_bag(
-            (row + buffers.first_row).flatten(),
+            (row + self._first_row).flatten(),
             weight.flatten(0, 1),
             begins.flatten(),
             mode=problem.mode if is_whole else "sum",

@@ -84,6 +84,7 @@ launch._compile = lambda kernel, args: launches.append(Launch(kernel, args))
 found = {}
 for kind, name, world, batch, distance, scales in (
     ("llama-3.2-1b 1", "llama-3.2-1b", 1, 1, 0, "none"),
+    ("qwen3-1.7b 1", "qwen3-1.7b", 1, 1, 0, "none"),  # two heads share keys
     ("llama-3.1-8b 2 apart", "llama-3.1-8b", 2, 1, 3 << 40, "none"),
     ("llama-3.2-1b 1, 5 sequences, pages", "llama-3.2-1b", 1, 5, 0, "none"),
     ("llama-3.1-8b 2, 16 sequences apart", "llama-3.1-8b", 2, 16, 3 << 40, "none"),
