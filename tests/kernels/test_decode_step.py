@@ -38,6 +38,17 @@ def decoder_and_cache(order):
     return decoder, Cache((keys,), (values,))
 
 
+@pytest.mark.parametrize("hidden", [64, 256, 1024, 3584, 5120, 8192])
+@pytest.mark.parametrize("sources", [1, 2, 4, 16])
+def test_of_a_residual_whole_slabs_are_written(hidden, sources):
+    """Products read them whole, beside zeros of weights: zero times NaN would be NaN."""
+    from taxfree_kernels.decode_step.chunks import slabs_in
+    from taxfree_kernels.decode_step.sums import staged_elements, width_of
+
+    width = width_of(hidden, sources)
+    assert slabs_in(hidden, 1) * 1024 <= staged_elements(hidden, 0, 0, width)
+
+
 class TestLines:
     @pytest.mark.parametrize("last", ["keys", "values", "head", "down"])
     def test_reach_every_row_of_every_matrix(self, last):

@@ -119,7 +119,9 @@ def assert_only(
             "elsewhere_allowed_us": allowed(where),
         }
     )
-    assert allowed(name) < amount, "the machine is too restless to tell so little"
+    if allowed(name) >= amount:
+        assert amount < AMOUNTS[1], "the machine is too restless to tell anything"
+        pytest.skip(f"{allowed(name):.1f} us of noise: the machine is too restless for so little")
     assert found == pytest.approx(amount, abs=allowed(name))
     assert {part: us for part, us in others.items() if abs(us) > allowed(part)} == {}
 

@@ -78,8 +78,11 @@ def _area_words(world, parts, batch, hidden):
 
 @gluon.constexpr_function
 def width_of(hidden, sources):
-    """Columns that are polled at a time: at most 64 words of a thread."""
-    return min(triton.next_power_of_2(hidden), 16384 // triton.next_power_of_2(sources))
+    """Columns that are polled at a time: at most 64 words of a thread.
+
+    And a slab at least, all of which products read: what lies behind short rows is zeros there.
+    """
+    return min(max(1024, triton.next_power_of_2(hidden)), 16384 // triton.next_power_of_2(sources))
 
 
 def words_of(model: Any, parts: int, world: int) -> tuple[int, int]:
