@@ -44,6 +44,7 @@ def broken(kernel: CompiledKernel, **changed: Any) -> set[str]:
     return {each.check for each in violations(replace(kernel, **changed))} - FOREIGN
 
 
+@pytest.mark.dealt("triton")
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("triton", sorted({OLDEST, NEWEST}))
 class TestDecodeStep:
@@ -105,6 +106,7 @@ class TestDecodeStep:
 
 
 @needs_3_8
+@pytest.mark.dealt("architecture")
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("architecture", ["gfx942", "gfx950", "gfx942 channel", "gfx950 block"])
 def test_the_kernel_for_chiplets_keeps_the_rules(architecture: str) -> None:
