@@ -120,6 +120,14 @@ def forked_workers() -> Iterator[None]:
     forks.close()
 
 
+@pytest.fixture(scope="session", autouse=True)
+def compilers_are_not_nice() -> Iterator[None]:
+    """Beside other tests they would hardly run."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("taxfree_check.cross_compile.screen.NICENESS", 0)
+        yield
+
+
 @pytest.fixture(scope="session")
 def started() -> Iterator[dict[str, Ranks]]:
     """Worker groups by fabric, for all tests of the session."""

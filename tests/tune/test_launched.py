@@ -273,8 +273,10 @@ def test_tasks_of_slurm_replace_a_worker_and_end_together(tmp_path: Path) -> Non
             assert first.poll() is None, first.communicate()
             time.sleep(0.1)
         workers += workers_of(first.pid)
-        for process in processes:
-            process.terminate()
+        first.terminate()
+        while second.poll() is None:  # at whatever moment of its end the signal comes
+            second.terminate()
+            time.sleep(0.001)
         said = [process.communicate(timeout=PATIENCE_S) for process in processes]
         codes = [process.returncode for process in processes]
     assert codes == [ExitCode.INTERRUPTED, ExitCode.INTERRUPTED], said

@@ -14,6 +14,7 @@ import re
 import subprocess
 import tempfile
 import time
+from functools import lru_cache
 from typing import Any
 
 import triton
@@ -104,6 +105,7 @@ def _build_launcher(binary: Any, hardware: Hardware) -> None:
             getattr(driver, launcher)(binary.src, binary.metadata)
 
 
+@lru_cache(64)  # kernels of several problems or steps are the same
 def matrix_remarks(text: str) -> list[str]:
     """Remarks of ptxas about matrix instructions (wgmma) that it serialises.
 

@@ -24,10 +24,11 @@ _LONGEST_COMPLAINT = 300  # characters
 class _Worker:
     """One process, and its stderr."""
 
-    def __init__(self, triton_path: Path | None) -> None:
+    def __init__(self, triton_path: Path | None, niceness: int) -> None:
+        command = [sys.executable, "-P", "-W", "ignore", "-m", "taxfree_check.cross_compile.worker"]
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 (closed with the worker)
         self._process: Any = subprocess.Popen(
-            [sys.executable, "-P", "-W", "ignore", "-m", "taxfree_check.cross_compile.worker"],
+            [*command, str(niceness)],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log,
             env=_environment(triton_path), text=True,
         )  # fmt: skip
@@ -91,6 +92,7 @@ class CompilePool:
         workers: processes; half the cores, at most 32, by default.
         timeout_s: for one request; a worker that takes longer is killed.
         triton_path: folder of another Triton than this process would import.
+        niceness: of the processes; on busy cores a nice one hardly runs.
     """
 
     def __init__(
@@ -98,8 +100,9 @@ class CompilePool:
         workers: int | None = None,
         timeout_s: float = 120.0,
         triton_path: Path | None = None,
+        niceness: int = 0,
     ) -> None:
-        self._timeout_s, self._triton_path = timeout_s, triton_path
+        self._timeout_s, self._triton_path, self._niceness = timeout_s, triton_path, niceness
         # ptxas and the linker are processes of their own: half the cores for ours
         count = workers or max(1, min((os.cpu_count() or 2) // 2, _MOST_WORKERS))
         self._count = count
@@ -141,7 +144,7 @@ class CompilePool:
                 with self._starting:
                     if self._is_closed:
                         return {"error": "the pool is closed"}
-                    worker = _Worker(self._triton_path)
+                    worker = _Worker(self._triton_path, self._niceness)
                     self._started.append(worker)
             return worker.ask(request, self._timeout_s)
         finally:

@@ -19,6 +19,7 @@ from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.variant import Config, Problem
 
 SPILL_LIMIT = 64  # bytes a thread; a few spills outside of loops cost nothing
+NICENESS = 10  # of the processes: ranks may measure meanwhile
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,7 @@ class Screen:
         self, hardware: Hardware, workers: int | None = None, heap_bytes: int | None = None
     ) -> None:
         self._hardware, self._heap_bytes = hardware, heap_bytes
-        self._pool = CompilePool(workers)
+        self._pool = CompilePool(workers, niceness=NICENESS)
 
     def verdicts(
         self, op: str, problem: Problem, candidates: Iterable[tuple[str, Config]]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import time
 from collections.abc import Iterator
@@ -129,6 +130,13 @@ class TestPool:
         with CompilePool(1, timeout_s=1.0, triton_path=path) as pool:
             answers = list(pool.answers([self.ASKED, self.ASKED]))
         assert answers == [{"error": "compiling took longer than 1 s"}] * 2
+
+    @pytest.mark.parametrize("niceness", [0, 10])
+    def test_is_nice_where_it_is_asked(self, tmp_path: Path, niceness: int) -> None:
+        path = fake_triton(tmp_path, "import os\nraise OSError(os.getpriority(0, 0))\n")
+        with CompilePool(1, triton_path=path, niceness=niceness) as pool:
+            (answer,) = pool.answers([self.ASKED])
+        assert answer == {"error": f"OSError: {min(os.getpriority(0, 0) + niceness, 19)}"}
 
     def test_what_was_begun_is_compiled_once(self, tmp_path: Path) -> None:
         log = tmp_path / "log"

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections import defaultdict
+from collections.abc import Iterator
 from itertools import cycle, islice
 
 import pytest
 from tinygrad.renderer.amd import decode_inst
 from tinygrad.runtime.support.elf import elf_loader
 
+from taxfree_check.cross_compile.coverage import Case
+from taxfree_check.cross_compile.report import check
 from taxfree_check.executed.decode import Instruction, decode
+from taxfree_check.executed.run import DEVICES
 from taxfree_kernels.hardware import KNOWN
 from taxfree_kernels.variant import operation_shapes, variants
-from tests.check.cross_compile.conftest import run_python
-from tests.check.executed.test_executed import ARCHITECTURES, VARIANTS
-from tests.tritons import TRITONS
+from tests.check.executed.test_executed import VARIANTS
+from tests.tritons import FOLDERS, TRITONS
 
 #: LLVM's names of what the ISA documents call otherwise
 LLVM_NAMES = {
@@ -44,33 +46,35 @@ def registers(given: Instruction) -> set[int]:
     return {int(each[1] or each[2]) for each in found if each} - {0}
 
 
-def served(op: str, variant: str) -> bool:
-    problem = operation_shapes(op).tiny(2)[0]
-    return variants(op)[variant].unsupported_reason(problem, KNOWN["mi300x"]) is None
+def compiled(op: str, name: str, device: str) -> Iterator[Case]:
+    """The default config on the first tiny problem; none where the variant does not serve it."""
+    problem, hardware = operation_shapes(op).tiny(2)[0], KNOWN[device]
+    if variants(op)[name].unsupported_reason(problem, hardware) is None:
+        config = variants(op)[name].seed_configs(problem, hardware)[0]
+        yield Case(op, problem, name, config, device, aligned=False, is_default=True)
 
 
 def cases():
     """Of four Tritons two have every second variant, each for the other architecture."""
-    every = [each for each in VARIANTS if served(*each)]
+    every = [each for each in VARIANTS if list(compiled(*each, "mi300x"))]
     for at, triton in enumerate(TRITONS):
         half, first = divmod(at, 2)
-        turns = islice(cycle(ARCHITECTURES), first, None)
-        for case, architecture in zip(every[half::2], turns, strict=False):
-            yield (triton, architecture), case
+        turns = islice(cycle(DEVICES.values()), first, None)
+        for variant, device in zip(every[half::2], turns, strict=False):
+            for case in compiled(*variant, device):
+                yield triton, case
 
 
 @pytest.mark.timeout(1800)
-def test_the_text_is_what_the_binary_holds(sample, tmp_path):
+def test_the_text_is_what_the_binary_holds(sample, tmp_path, monkeypatch):
     compilers = defaultdict(list)
-    for compiler, case in sample.of(list(cases()), fortnights=2):
-        compilers[compiler].append((*case, 2, 0, None, [0]))
+    for triton, case in sample.of(list(cases()), fortnights=2):
+        compilers[triton].append(case)
     assert compilers
-    for (triton, architecture), given in compilers.items():
-        cache = tmp_path / triton / architecture
-        run_python(
-            "-m", "tests.check.executed.whole", json.dumps(given), architecture, triton=triton,
-            TRITON_CACHE_DIR=str(cache),
-        )  # fmt: skip
+    for triton, given in compilers.items():
+        cache = tmp_path / triton
+        monkeypatch.setenv("TRITON_CACHE_DIR", str(cache))
+        assert not [report.error for report in check(given, FOLDERS[triton], 1) if report.error]
         require_same(list(cache.glob("*/*.hsaco")))
 
 

@@ -162,8 +162,7 @@ class Supervisors(AbstractContextManager["Supervisors"]):
         global _current
         _current = None
         # The launcher may end what is left as soon as the first process has ended.
-        for signum in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(signum, signal.SIG_IGN)
+        _on_signals(signal.SIG_IGN)
         self._await(list(range(1, self._launch.local_ranks)), _END_S)
         for supervised in self._joined.values():
             supervised.end(self.code)
@@ -191,8 +190,8 @@ def supervise(launch: LaunchedProcess) -> int:
     Raises:
         WorkerLost: the controller has not started, or died.
     """
-    for signum in (signal.SIGINT, signal.SIGTERM):  # the controller gets them too, and decides
-        signal.signal(signum, lambda *_: None)  # unlike SIG_IGN not inherited by the worker
+    # The controller gets them too, and decides. Unlike SIG_IGN this is not inherited by the worker.
+    _on_signals(lambda *_: None)
     worker: subprocess.Popen[bytes] | None = None
     with _connected(launch) as controller:
         try:
@@ -213,8 +212,16 @@ def supervise(launch: LaunchedProcess) -> int:
                 os.close(log)
                 threading.Thread(target=_report_end, args=(worker, controller), daemon=True).start()
         finally:
+            # The controller may end before the launcher's signal comes here. Python, as it ends,
+            # puts SIG_DFL in the place of functions: this process would die of the signal.
+            _on_signals(signal.SIG_IGN)
             if worker is not None:
                 worker.kill()
+
+
+def _on_signals(handler: Any) -> None:
+    for signum in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(signum, handler)
 
 
 def _report_end(worker: subprocess.Popen[bytes], controller: socket.socket) -> None:
