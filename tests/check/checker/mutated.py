@@ -282,6 +282,8 @@ GROUPS = {
         "stencil",
         ("persistent", MIXED),
         (
+            sync.count_units,
+            sync.wait_for_units,
             stencil._persistent,
             stencil._wait_for_tiles,
             stencil_words.area_at,
@@ -322,8 +324,6 @@ GROUPS = {
         STEP,
         ("twin",),
         (
-            sync.count_units,
-            sync.wait_for_units,
             twin._area_of,
             twin._send,
             twin._add_sum,
