@@ -278,12 +278,16 @@ GROUPS = {
         of_words=("send", "receive", "_arrived"),
     ),
     "decode: persistent": Group(_DECODE, ("persistent", MIXED), (persistent._decode,)),
+    "stencil: units": Group(
+        "stencil",
+        ("persistent",),
+        (sync.count_units, sync.wait_for_units),
+        by_turns=True,
+    ),
     "stencil: persistent": Group(
         "stencil",
         ("persistent", MIXED),
         (
-            sync.count_units,
-            sync.wait_for_units,
             stencil._persistent,
             stencil._wait_for_tiles,
             stencil_words.area_at,
