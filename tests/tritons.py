@@ -30,9 +30,6 @@ def before(minor: int) -> tuple[str, ...]:
 #: AMD's fabric refuses these, because they compile signals wrongly
 BEFORE_3_8 = before(8)
 SINCE_3_8 = TRITONS[len(BEFORE_3_8) :]
-#: whose counters Tritons before 3.9 poll for AMD with atomics of buffers, and then forget to
-#: invalidate caches: docs/amd.md
-POLLS_OF_BUFFERS = ("stencil", "persistent")
 needs_before_3_8 = pytest.mark.skipif(
     not BEFORE_3_8, reason="no Triton before 3.8 lies aside: make test brings it"
 )

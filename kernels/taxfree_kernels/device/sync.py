@@ -234,20 +234,25 @@ def wait_for_units(counter_ptr, units, peers, GROUP: tl.constexpr, mask=None):
     Returns:
         Whether it has; see :func:`wait`.
     """
+    POLL: tl.constexpr = "relaxed" if GROUP.BACKEND == "hip" else "acquire"  # as in `wait`
+    # At `gpu` scope Triton polls by atomics of buffers, which before 3.9 release, not acquire.
+    SCOPE: tl.constexpr = "sys" if GROUP.BACKEND == "hip" else "gpu"
     limit = tl.load(peers.control_ptr + LIMIT)
     limit += limit // 2
-    lead = _poll(counter_ptr, units, mask, "acquire", "gpu")
+    lead = _poll(counter_ptr, units, mask, POLL, SCOPE)
     ticks = tl.cast(0, tl.int64)
     if GROUP.BACKEND == "interpreter":
         start = tl.full((), yield_and_clock_us(), tl.int64)
     while (lead < 0) & (ticks < limit):
         if is_aborted(peers.control_ptr):
             limit = tl.cast(0, tl.int64)
-        lead = _poll(counter_ptr, units, mask, "acquire", "gpu")
+        lead = _poll(counter_ptr, units, mask, POLL, SCOPE)
         if GROUP.BACKEND == "interpreter":
             ticks = tl.full((), yield_and_clock_us() - start, tl.int64)
         else:
             ticks += 1
+    if POLL == "relaxed":
+        lead = _poll(counter_ptr, units, mask, "acquire", SCOPE)
     if lead < 0:
         none = tl.cast(0, tl.int64)
         abort(peers, NO_CHANNEL, none + peers.rank, peers.generation - 1, GROUP)

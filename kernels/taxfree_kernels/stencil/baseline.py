@@ -52,7 +52,7 @@ class BaselinePlan(LaunchesPlan):
         self._add_squares(calls.squares, calls.sums, calls.tiles)
         if not is_compiling():
             all_reduce(calls.sums, self._group)
-            out[calls.elements :] = calls.sums
+            out[-self._problem.norms :] = calls.sums
 
 
 class Baseline(Variant):

@@ -75,9 +75,8 @@ class CopiesPlan(LaunchesPlan):
         self._copies.join()
 
     def _finish(self, calls: Launches, out: torch.Tensor) -> None:
-        if self._problem.norms:
-            norms = (calls.tiles, calls.elements, self._problem.norms)
-            self._finish_norms(calls.squares, out, *norms)
+        if norms := self._problem.norms:
+            self._finish_norms(calls.squares, out, calls.tiles, out.numel() - norms, norms)
         self._copies.finish(out)
 
 

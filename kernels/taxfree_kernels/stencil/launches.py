@@ -134,7 +134,6 @@ class Launches:
     """What calls of a size launch; each by whether a step has a norm.
 
     Args:
-        elements: of the part.
         sides: that are shared.
         tiles: of the part.
         first_edges, of_sides, of_inner: kernels; of no tiles where they have nothing to do.
@@ -145,7 +144,6 @@ class Launches:
         sums: float64 [norms].
     """
 
-    elements: int
     sides: list[Side]
     tiles: int
     first_edges: Kernel
@@ -200,7 +198,6 @@ class LaunchesPlan(Plan):
             }
 
         return Launches(
-            problem.elements,
             shared_sides(problem, fabric.rank),
             tiles,
             self._first_edges.resized(shared, ends[1:]),
@@ -222,8 +219,7 @@ class LaunchesPlan(Plan):
         self._begin()
         if calls.first_edges.grid:
             calls.first_edges(u, calls.edges[0])
-        source = u
-        for number, target in step.steps_of(problem, out, calls.other):
+        for number, (source, target) in step.steps_of(problem, u, out, calls.other):
             has_norm = problem.norms > 0 and number % problem.norm_every == 0
             norm = number // problem.norm_every - 1 if has_norm else 0
             halo = self._exchange(calls, (number - 1) % 2)
@@ -233,7 +229,6 @@ class LaunchesPlan(Plan):
             self._join()
             if calls.of_sides[has_norm].grid:
                 calls.of_sides[has_norm](*rest)
-            source = target
         self._finish(calls, out)
         return out
 

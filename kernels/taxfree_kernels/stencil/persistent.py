@@ -9,8 +9,7 @@ steps. Step s of a tile waits until the counters of the tiles around it, and its
 Then their values are there, and nobody still reads those of step s - 2, which it overwrites. All
 programs take the steps in order, so the lowest step that is not done anywhere can go on.
 
-Halos are Lamport words: they show by themselves that they have arrived. Those of step s lie in area
-s % 3, and the tile that has read them makes them EMPTY. The neighbour sends there again once it has
+Halos are the Lamport words of ``words``. A neighbour sends to the area of step s again once it has
 received what this tile sent of step s + 2. Between the two this tile has counted step s + 1, behind
 its stores, so the words are EMPTY by then.
 
@@ -163,33 +162,6 @@ class PersistentPlan(Plan):
         return out
 
 
-def _first_configs(problem: Stencil, units: int) -> list[dict[str, int]]:
-    """What a search tries first: programs of few warps, or one of many, on each compute unit.
-
-    Few points a thread leave registers for others, which load while this one waits or stores.
-    Faces on four sides take so many that half as many threads fit.
-    """
-    share, is_plane = -(-problem.elements // units), problem.depth == 1
-    width, of_thread = (128, 8) if is_plane else (64, 4)
-    many = ((4, 4), (8, 2), (16, 1)) if is_plane or problem.across == 1 else ((4, 2), (8, 1))
-    configs = []
-    for warps, programs in many:
-        tile = max(512, share // programs)
-        points = min(of_thread * 32 * warps, power_of_2(tile, 512))
-        lines = points // width
-        block = (lines, width, 1) if is_plane else (1, lines, width)
-        blocks = min(64 // of_thread, power_of_2(-(-tile // points), 1))
-        others = {"num_warps": warps, "PROGRAMS": programs * units}
-        configs.append(step.tile_config(*block, blocks, **others))
-    if 2048 < share <= 8192:
-        configs.reverse()
-    if problem.across == 1:  # as fast or faster where blocks are rows
-        block = (1, 512, 1) if is_plane else (1, 4, 128)
-        blocks = min(16, power_of_2(-(-share // 4 // 512), 1))
-        configs.insert(1, step.tile_config(*block, blocks, num_warps=4, PROGRAMS=4 * units))
-    return configs
-
-
 class Persistent(step.Tiled):
     """All steps in one kernel."""
 
@@ -207,7 +179,31 @@ class Persistent(step.Tiled):
         return {**super().space(problem, hardware), **programs}
 
     def guesses(self, problem: Stencil, hardware: Hardware) -> list[dict[str, int]]:
-        return _first_configs(problem, hardware.compute_units)
+        """Programs of few warps, or one of many, on each compute unit.
+
+        Few points a thread leave registers for others, which load while this one waits or stores.
+        Faces on four sides take so many that half as many threads fit.
+        """
+        units = hardware.compute_units
+        share, is_plane = -(-problem.elements // units), problem.depth == 1
+        width, of_thread = (128, 8) if is_plane else (64, 4)
+        many = ((4, 4), (8, 2), (16, 1)) if is_plane or problem.across == 1 else ((4, 2), (8, 1))
+        configs = []
+        for warps, programs in many:
+            tile = max(512, share // programs)
+            points = min(of_thread * 32 * warps, power_of_2(tile, 512))
+            lines = points // width
+            block = (lines, width, 1) if is_plane else (1, lines, width)
+            blocks = min(64 // of_thread, power_of_2(-(-tile // points), 1))
+            others = {"num_warps": warps, "PROGRAMS": programs * units}
+            configs.append(step.tile_config(*block, blocks, **others))
+        if 2048 < share <= 8192:
+            configs.reverse()
+        if problem.across == 1:  # as fast or faster where blocks are rows
+            block = (1, 512, 1) if is_plane else (1, 4, 128)
+            blocks = min(16, power_of_2(-(-share // 4 // 512), 1))
+            configs.insert(1, step.tile_config(*block, blocks, num_warps=4, PROGRAMS=4 * units))
+        return configs
 
 
 VARIANT = Persistent()

@@ -185,10 +185,8 @@ class PushedPlan(Plan):
         send_first, relax, end, other = self._sized[u.shape[0] * self._problem.down]
         if send_first.grid:
             send_first(u)
-        source = u
-        for number, target in step.steps_of(self._problem, out, other):
+        for number, (source, target) in step.steps_of(self._problem, u, out, other):
             relax(source, target, number)
-            source = target
         end(out)
         return out
 

@@ -13,6 +13,7 @@ too, whatever the order.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
@@ -168,15 +169,13 @@ def loaded(part_ptr, block, rows, BOX: tl.constexpr):
 @triton.jit
 def rank_at(rank, SIDE: tl.constexpr, BOX: tl.constexpr):
     """The rank at a side of this one's part; negative if there is none."""
-    row, column = rank // BOX.ACROSS, rank % BOX.ACROSS
-    if SIDE == ABOVE:
-        other = tl.where(row > 0, rank - BOX.ACROSS, -1)
-    elif SIDE == BELOW:
-        other = tl.where(row < BOX.DOWN - 1, rank + BOX.ACROSS, -1)
-    elif SIDE == BEFORE:
-        other = tl.where(column > 0, rank - 1, -1)
+    RANKS: tl.constexpr = BOX.DOWN if SIDE < 2 else BOX.ACROSS
+    STRIDE: tl.constexpr = BOX.ACROSS if SIDE < 2 else 1
+    place = rank // BOX.ACROSS if SIDE < 2 else rank % BOX.ACROSS
+    if SIDE % 2:
+        other = tl.where(place < RANKS - 1, rank + STRIDE, -1)
     else:
-        other = tl.where(column < BOX.ACROSS - 1, rank + 1, -1)
+        other = tl.where(place > 0, rank - STRIDE, -1)
     return other
 
 
@@ -345,11 +344,11 @@ def counts(problem: Stencil, constants: Box) -> tuple[int, int]:
 
 
 def steps_of(
-    problem: Stencil, out: torch.Tensor, other: torch.Tensor
-) -> Iterator[tuple[int, torch.Tensor]]:
-    """The number of each step, and where it stores; the last one to `out`."""
-    for number in range(1, problem.steps + 1):
-        yield number, other if (problem.steps - number) % 2 else out
+    problem: Stencil, u: torch.Tensor, out: torch.Tensor, other: torch.Tensor
+) -> Iterator[tuple[int, tuple[torch.Tensor, torch.Tensor]]]:
+    """The number of each step, and what it loads and stores; the last one stores `out`."""
+    targets = [other if left % 2 else out for left in reversed(range(problem.steps))]
+    return enumerate(pairwise([u, *targets]), start=1)
 
 
 def tile_config(*sizes: int, **others: int) -> dict[str, int]:

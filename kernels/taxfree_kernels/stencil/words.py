@@ -148,16 +148,11 @@ def _relax(
 
 
 @triton.jit
-def _area_words(rows, BOX: tl.constexpr):
-    """Words of a halo."""
-    of_rows = 2 * BOX.COLUMNS * BOX.DEPTH * (BOX.DOWN > 1)
-    return of_rows + 2 * rows * BOX.DEPTH * (BOX.ACROSS > 1)
-
-
-@triton.jit
 def area_at(step_number, turn, inbox, rows, BOX: tl.constexpr):
     """Where the words that a step receives begin, from the first slot."""
-    return turn % 3 * inbox.stride_words + step_number % 3 * _area_words(rows, BOX)
+    slot, area = turn % 3 * inbox.stride_words, step_number % 3
+    of_rows = 2 * BOX.COLUMNS * BOX.DEPTH * (BOX.DOWN > 1)
+    return slot + area * (of_rows + 2 * rows * BOX.DEPTH * (BOX.ACROSS > 1))
 
 
 @triton.jit

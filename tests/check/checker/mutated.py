@@ -278,6 +278,12 @@ GROUPS = {
         of_words=("send", "receive", "_arrived"),
     ),
     "decode: persistent": Group(_DECODE, ("persistent", MIXED), (persistent._decode,)),
+    "stencil: units": Group(
+        "stencil",
+        ("persistent",),
+        (sync.count_units, sync.wait_for_units),
+        by_turns=True,
+    ),
     "stencil: persistent": Group(
         "stencil",
         ("persistent", MIXED),
@@ -322,8 +328,6 @@ GROUPS = {
         STEP,
         ("twin",),
         (
-            sync.count_units,
-            sync.wait_for_units,
             twin._area_of,
             twin._send,
             twin._add_sum,

@@ -12,7 +12,7 @@ from taxfree_check.cross_compile.report import check, format_report
 from taxfree_kernels.launch import assuming
 from taxfree_kernels.variant import operation_names, operation_shapes
 from tests.sample import Sample
-from tests.tritons import BEFORE_3_8, FOLDERS, POLLS_OF_BUFFERS, SINCE_3_8, TRITONS
+from tests.tritons import BEFORE_3_8, FOLDERS, SINCE_3_8, TRITONS
 
 OPERATIONS = operation_names()
 
@@ -23,15 +23,8 @@ COMPILERS = {device: TRITONS if device == "h200" else SINCE_3_8 for device in DE
 TARGETS = [pair for pair in product(TRITONS, DEVICES) if pair[0] in COMPILERS[pair[1]]]
 
 
-def forgets_acquires(case: Case, triton: str) -> bool:
-    """Whether it polls by atomics of buffers, which Triton 3.8 compiles wrongly: docs/amd.md."""
-    polls = (case.op, case.variant) == POLLS_OF_BUFFERS and case.device != "h200"
-    return polls and triton == "3.8.0"
-
-
 def expect_good(wanted: Iterable[Case], triton: str) -> None:
-    right = [case for case in wanted if not forgets_acquires(case, triton)]
-    reports = list(check(right, FOLDERS[triton], workers=1))  # none of variants without kernels
+    reports = list(check(wanted, FOLDERS[triton], workers=1))  # none of variants without kernels
     bad = [format_report(report) for report in reports if not report.is_good]
     assert not bad, "\n\n".join(bad)
 
@@ -45,14 +38,6 @@ def test_old_tritons_signal_before_the_write_back_on_amd(triton: str) -> None:
     (report,) = check(push, FOLDERS[triton], workers=1)
     expected = {"written_back"} if triton in BEFORE_3_8 else set()
     assert {violation.check for violation in report.violations} == expected
-
-
-def test_polls_by_atomics_of_buffers_without_their_acquire_are_found() -> None:
-    polls = [
-        case for case in smallest_cases("stencil", "mi300x") if forgets_acquires(case, "3.8.0")
-    ]
-    for report in check(polls, FOLDERS["3.8.0"], workers=1):
-        assert "system_scope" in {violation.check for violation in report.violations}
 
 
 def defaults(device: str, turn: int) -> Iterator[Case]:
@@ -117,8 +102,7 @@ def test_the_smallest_problems_compile(triton: str, sample: Sample) -> None:
     pairs = product(OPERATIONS, devices)
     smallest = [case for op, device in pairs for case in smallest_cases(op, device)]
     taken = sample.of(smallest[TRITONS.index(triton) % 2 :: 2], fortnights=len(TRITONS))
-    right = [case for case in taken if not forgets_acquires(case, triton)]
-    reports = list(check(right, FOLDERS[triton], workers=1))
+    reports = list(check(taken, FOLDERS[triton], workers=1))
     found = [violation for report in reports for violation in report.violations]
     assert [report.error for report in reports if report.error] == []
     allowed = {"no_spills", "no_waterfall", "overlapping_matrices"}

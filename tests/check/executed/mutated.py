@@ -136,6 +136,11 @@ HARMLESS = (
     Harmless(
         "stencil.persistent",
         "return sync.wait_for_units(counters_ptr + number, steps, peers, GROUP, mask=exists)",
+        ("buffer_inv sc0", "sc1 of a atomic"), "counters are of one GPU, whose scope is enough",
+    ),
+    Harmless(
+        "stencil.persistent",
+        "return sync.wait_for_units(counters_ptr + number, steps, peers, GROUP, mask=exists)",
         ("buffer_wbl2",),
         "a poll writes nothing back: it is the arrival of a program that ends, to which the "
         "compiler gives this line, and which has stored nothing since it counted its last tile",
