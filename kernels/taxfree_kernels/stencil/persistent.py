@@ -186,7 +186,8 @@ class Persistent(step.Tiled):
         """
         units = hardware.compute_units
         share, is_plane = -(-problem.elements // units), problem.depth == 1
-        width, of_thread = (128, 8) if is_plane else (64, 4)
+        width = 128 if is_plane else 64
+        of_thread = 8 if is_plane and share <= 4096 else 4  # of several blocks 8 spill
         many = ((4, 4), (8, 2), (16, 1)) if is_plane or problem.across == 1 else ((4, 2), (8, 1))
         configs = []
         for warps, programs in many:
