@@ -382,6 +382,9 @@ def acceptance(record: Mapping[str, Any], where: Mapping[str, str]) -> str:
     ]
     said = f" Beyond limits of the script, as the record says: {', '.join(beyond)}." * bool(beyond)
     machine = f"{record['ranks']} {record['gpu']}, {record['created'][:10]}"
+    for step in record["steps"]:
+        if "created" in step:
+            machine += f"; {step['name']}: {step['created'][:10]}, another run"
     return f"{table(header, cells, text=[0])}\n{machine}.{said}\n"
 
 
