@@ -95,7 +95,7 @@ test-core: lint ## of those, the tests of what an engine holds
 	$(BIN)/pytest $(PYTEST_ARGS) --sample $(SAMPLE) tests/kernels tests/taxfree tests/tuning_db tests/models
 
 # One run: each process collects seven thousand tests, and long files overlap with short ones.
-test-all: lint instructions ## the same with all of the long lists, and instructions: which a release needs
+test-all: lint instructions ## the same with all of the long lists, and instructions: what CI runs
 	$(BIN)/pytest $(PYTEST_ARGS) --sample all
 
 lint: $(ENV) ## ruff and the import layers

@@ -22,7 +22,6 @@ from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.launch import Kernel
 from taxfree_kernels.matmul_all_reduce.problem import MatmulAllReduce
 from taxfree_kernels.matmul_all_reduce.rms_norm import NormAfter
-from taxfree_kernels.matmul_all_reduce.two_shot import most_sent
 from taxfree_kernels.matmul_reduce_scatter import overlap
 from taxfree_kernels.matmul_reduce_scatter.problem import MatmulReduceScatter
 from taxfree_kernels.reduction import spaces
@@ -91,7 +90,7 @@ class Overlap(Variant):
         }
 
     def seed_configs(self, problem: MatmulAllReduce, hardware: Hardware) -> list[dict[str, Any]]:
-        space, send_block = self.space(problem, hardware), most_sent(problem)
+        space, send_block = self.space(problem, hardware), spaces.most_sent(problem)
         needed = problem.elements // (problem.world_size * send_block)
         counts = [count for count in space["CHUNKS"][-2:] if count <= needed]
         guess = {"SEND_BLOCK": send_block, "num_warps": 8}

@@ -61,15 +61,6 @@ def _sixteens(problem: MatmulAllReduce) -> tuple[int, int]:
     return -(-num_vec16 // problem.world_size), num_vec16
 
 
-def most_sent(problem: MatmulAllReduce) -> int:
-    """The most elements that 8 warps send at once without spilling.
-
-    Twice as many spill with an addend under Triton 3.7, and of two ranks under 3.6; of eight ranks
-    this many do, for 8 bytes a thread, and twice as many do not.
-    """
-    return 4096 if problem.world_size == 2 or problem.bias or problem.residual else 8192
-
-
 class TwoShot(Variant):
     """Vendor matmul, our two-shot all-reduce."""
 
@@ -87,7 +78,7 @@ class TwoShot(Variant):
     def seed_configs(self, problem: MatmulAllReduce, hardware: Hardware) -> list[dict[str, Any]]:
         sent = spaces.partial_bytes(problem) // problem.world_size
         configs = spaces.first_sends(self.space(problem, hardware), sent, problem.n)
-        most = most_sent(problem)
+        most = spaces.most_sent(problem)
         return [{**config, "SEND_BLOCK": min(config["SEND_BLOCK"], most)} for config in configs]
 
 

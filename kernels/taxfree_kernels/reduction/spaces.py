@@ -200,6 +200,15 @@ def first_sends(space: Space, sent_bytes: int, row_elements: int) -> list[dict[s
     return [spaces.within(space, guess | {"CHUNKS": count}) for count in order]
 
 
+def most_sent(problem: Any) -> int:
+    """Elements that 8 warps send at once in a sum of two shots, at most.
+
+    8192 spill with an addend under Triton 3.7, and of two ranks under 3.6; without one 4096 of
+    eight ranks spill there.
+    """
+    return 4096 if problem.world_size == 2 or problem.bias or problem.residual else 8192
+
+
 def words_illegal_reason(
     hardware: Hardware, config: Config, words: int, world_size: int, most: int = 32
 ) -> str | None:
