@@ -240,8 +240,11 @@ def test_each_file_of_gpu_tests_is_run_once_and_what_measures_is_alone() -> None
     )
     assert len({step.name for step in steps}) == len(steps)
     alone = [step.name for step in steps if step.at_once == 1]
-    assert alone == [path for path, at_once in accept.AT_ONCE.items() if at_once == 1]
-    assert steps[-len(alone) :] == [step for step in steps if step.at_once == 1]
+    assert alone == [
+        "tests/taxfree/test_faults.py", "tests/taxfree/test_life.py",
+        "tests/tune/test_autotune.py", "tests/tune/test_taxes_gpu.py",
+    ]  # fmt: skip
+    assert steps[-4:] == [step for step in steps if step.at_once == 1]
 
 
 def test_how_many_tests_have_passed_is_in_the_record() -> None:

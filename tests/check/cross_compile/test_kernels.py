@@ -78,13 +78,13 @@ def test_each_case_gets_its_own_report() -> None:
     ]
 
 
-@pytest.mark.timeout(1800)
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("triton", TRITONS)
 def test_defaults_and_corners_pass_the_checks(triton: str, sample: Sample) -> None:
     """The oldest has all examples, each other one every variant on one of them.
 
     Those between the oldest and the newest come with releases of torch, and have faults of their
-    own: see `forgets_acquires`. All have a part of the corners, so that no part is met twice.
+    own, as 3.8's atomics of buffers. All have a part of the corners, so that no part is met twice.
     """
     wanted: list[Case] = []
     with assuming(triton):
