@@ -563,6 +563,19 @@ class TestSearching:
         _, trials, _ = tune(db, time_of, trials=1)
         assert (trials[0].variant, trials[0].config, trials[0].version) == ("push", config, 1)
 
+    @pytest.mark.parametrize("place", ["user", "shipped"])
+    def test_what_is_served_today_is_measured_beside_the_named_variants(
+        self, db, tmp_path, monkeypatch, place
+    ):
+        first = db if place == "user" else tmp_path / "first.sqlite"
+        record, _, _ = tune(first, time_of, trials=4, only=["push"])
+        if place == "shipped":
+            monkeypatch.setattr("taxfree_tune.tuning.first.shipped_records", lambda: (record,))
+        again, _, _ = tune(db, time_of, trials=1, only=["pull"])
+        measured = [(each.variant, each.config) for each in (again.winner, *again.runners_up)]
+        assert (record.winner.variant, record.winner.config) in measured
+        assert again.winner.median_us["graph"] <= record.winner.median_us["graph"]
+
     def test_only_the_named_variants_are_tried(self, db):
         _, _, tried = tune(db, time_of, trials=4, only=["push"])
         assert {each.variant for each in tried} == {"push"}

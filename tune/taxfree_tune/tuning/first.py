@@ -13,7 +13,7 @@ from taxfree_kernels.variant import Problem, op_of
 from taxfree_tune.measuring.trial import Candidate, key
 from taxfree_tune.tuning.candidates import first_candidates, is_legal, variants_for
 from taxfree_tune.tuning.history import trials_that_hold
-from taxfree_tuning_db import Database, neighbours, record_key, shipped_records
+from taxfree_tuning_db import Database, Record, neighbours, record_key, shipped_records
 
 _NEIGHBOURS = 3
 
@@ -66,11 +66,9 @@ class FirstCandidates:
 
     def _winners_of_other_versions(self, database: Database, problem: Problem) -> list[Candidate]:
         """What the problem's own records name, measured with another version of its variant."""
-        op, own_key = op_of(problem), self._key(problem)
+        op = op_of(problem)
         versions = fingerprints.versions(op)
-        alike = (record for record in shipped_records() if record.op == op)  # keys take a while
-        shipped = (record for record in alike if record.key == own_key)
-        winners = [record.winner for record in (database.get(own_key), *shipped) if record]
+        winners = (record.winner for record in own_records(database, op, self._key(problem)))
         return [
             Candidate(winner.variant, winner.config)
             for winner in winners
@@ -99,3 +97,10 @@ class FirstCandidates:
                 if measured.variant != "baseline":
                     winners.append(Candidate(measured.variant, measured.config))
         return winners
+
+
+def own_records(database: Database, op: str, key: str) -> list[Record]:
+    """The records of a problem on this hardware: the user's, then the shipped one."""
+    alike = (record for record in shipped_records() if record.op == op)  # keys take a while
+    shipped = (record for record in alike if record.key == key)
+    return [record for record in (database.get(key), *shipped) if record]

@@ -25,7 +25,7 @@ from taxfree_kernels.variant import Problem, op_of
 from taxfree_tune.measuring.results import Mode
 from taxfree_tune.measuring.trial import Candidate, Outcome, key
 from taxfree_tune.tuning.candidates import is_legal, variants_for
-from taxfree_tune.tuning.first import FirstCandidates
+from taxfree_tune.tuning.first import FirstCandidates, own_records
 from taxfree_tune.tuning.history import trials_that_hold
 from taxfree_tune.tuning.search import Search
 from taxfree_tune.tuning.together import ATTEMPTS, BASELINE, Together
@@ -309,11 +309,11 @@ class Tuner:
         return [*finalists, *(candidate for candidate in known if candidate not in finalists)]
 
     def _known(self, study: _Study) -> list[Candidate]:
-        """The candidates of the problem's record that are still valid, of any version."""
-        record = self._database.get(study.key)
-        if record is None:
+        """The candidates of what is served today that are still valid, of any version."""
+        records = own_records(self._database, study.op, study.key)
+        if not records:
             return []
-        measured = (record.winner, *record.runners_up)
+        measured = (records[0].winner, *records[0].runners_up)
         names = [measurement.variant for measurement in measured]
         variants, problem = variants_for(study.problem, self.hardware, names), study.problem
         return [
