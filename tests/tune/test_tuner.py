@@ -482,10 +482,22 @@ class TestAhead:
             tuner.tune(first, Budget(12), following=second)
             assert [problem for problem, _ in screen.asked] == [first]
             tuner.tune(second, Budget(12))
-        (problem, begun), (_, asked) = screen.begun[0], screen.asked[1]
-        assert problem == second
-        assert begun == asked[: len(begun)]
-        assert len(begun) > 3
+        (of_first, at_once), (of_second, ahead) = screen.begun
+        assert (of_first, of_second) == (first, second)
+        for begun, (_, asked) in zip((at_once, ahead), screen.asked, strict=True):
+            assert begun == asked[: len(begun)]
+            assert len(begun) > 3
+
+    def test_no_more_than_will_be_tried(self, db):
+        from taxfree_tune.tuning.tuner import Budget, Tuner
+        from taxfree_tune.workers.group import Workers
+
+        first, second = (problem_class(OP)(**PROBLEM | {"m": m}) for m in (5, 6))
+        screen, group = BeginningScreen(), ScriptedGroup(time_of, KNOWN["h200"])
+        with Database(db) as database:
+            tuner = Tuner(database, Workers(lambda: group), group.hardware, screen)
+            tuner.tune(first, Budget(3), following=second)
+        assert [len(begun) for _, begun in screen.begun] == [3, 3]
 
     def test_what_is_known_already_is_not(self, db):
         from taxfree_tune.tuning.tuner import Budget, Tuner
@@ -497,7 +509,7 @@ class TestAhead:
             tuner = Tuner(database, Workers(lambda: group), group.hardware, screen, only=["push"])
             tuner.tune(second, Budget(12))
             tuner.tune(first, Budget(12), following=second)
-        (_, tried), (_, begun) = screen.asked[0], screen.begun[0]
+        (_, tried), (_, begun) = screen.asked[0], screen.begun[-1]
         assert not [each for each in begun if each in tried]
 
 

@@ -135,7 +135,7 @@ class RankTuner:
                         if not _own_record(database, fabric, problem)
                     ]
                     for problem in new:
-                        tuner.compile_ahead(problem)
+                        tuner.compile_ahead(problem, TRIALS)
                     for problem in new[:1]:
                         _open(ranks, fabric, problem)
                 took = 0.0

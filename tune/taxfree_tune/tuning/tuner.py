@@ -21,7 +21,7 @@ from taxfree import fingerprints
 from taxfree.errors import WorkerLost, WrongResult
 from taxfree_check.cross_compile.screen import Screen
 from taxfree_kernels.hardware import Hardware
-from taxfree_kernels.variant import Problem, op_of
+from taxfree_kernels.variant import Config, Problem, op_of
 from taxfree_tune.measuring.results import Mode
 from taxfree_tune.measuring.trial import Candidate, Outcome, key
 from taxfree_tune.tuning.candidates import is_legal, variants_for
@@ -182,11 +182,12 @@ class Tuner:
                 self._store_trial(study, candidate, Outcome("refused", reason))
             if not batch:
                 break  # the space is exhausted
+            if following is not None:  # behind this batch, on cores that it leaves idle
+                self._screen.begin(study.op, problem, _named(batch))
+                self.compile_ahead(following, budget.trials)
+                following = None
             batch = self._screened(study, batch)
             tried += len(batch)
-            if following is not None:
-                self.compile_ahead(following)
-                following = None
             began_batch = time.monotonic()
             outcomes = self._together.search(problem, [BASELINE, *batch])
             self._batch_s = time.monotonic() - began_batch
@@ -215,9 +216,9 @@ class Tuner:
             self._pace_s = (time.monotonic() - begun) / asked
         return record
 
-    def compile_ahead(self, problem: Problem) -> None:
-        """Let the screen compile what the search of a problem will ask for first."""
-        self._first.compile_ahead(self._database, problem, self._batch)
+    def compile_ahead(self, problem: Problem, trials: int) -> None:
+        """Let the screen compile what a search of so many trials will ask for first."""
+        self._first.compile_ahead(self._database, problem, min(self._batch, trials))
 
     def _affordable(self, budget: Budget, spent: float, asked: int) -> int:
         """How many candidates the next batch may have, at the pace of the last problem.
@@ -259,8 +260,7 @@ class Tuner:
 
     def _screened(self, study: _Study, batch: list[Candidate]) -> list[Candidate]:
         begun = time.monotonic()
-        asked = [(candidate.variant, candidate.config) for candidate in batch]
-        verdicts = self._screen.verdicts(study.op, study.problem, asked)
+        verdicts = self._screen.verdicts(study.op, study.problem, _named(batch))
         seconds = (time.monotonic() - begun) / len(batch)
         self._compile_s = max(verdict.seconds for verdict in verdicts)
         for candidate, verdict in zip(batch, verdicts, strict=True):
@@ -369,6 +369,10 @@ class Tuner:
         best_us, best = next(iter(study.search.best(1)), (None, None))
         done = study.search.measured, budget.trials
         self._progress(Event(study.problem, *done, best_us, best, baseline_us, note))
+
+
+def _named(candidates: Sequence[Candidate]) -> list[tuple[str, Config]]:
+    return [(candidate.variant, candidate.config) for candidate in candidates]
 
 
 def _tell(search: Search, candidate: Candidate, outcome: Outcome, mode: Mode) -> None:
