@@ -182,6 +182,7 @@ class TestEightRanks:
 
 
 class TestBackToBack:
+    @pytest.mark.dealt("op")
     @pytest.mark.parametrize(("op", "variant"), OURS)
     def test_calls_without_a_barrier_see_only_their_own_inputs(self, ranks, op, variant):
         """Also where generations cross the wrap of 32 bits; slots and turns come round twice."""
@@ -198,6 +199,7 @@ class TestBackToBack:
         assert back_to_back(ranks, 3, cases, generations=60, seed=seed) == []
 
     @on_every_fabric
+    @pytest.mark.dealt("op")
     @pytest.mark.parametrize("op", operation_names())
     def test_variants_take_turns_on_one_pool_also_with_another_operation(self, ranks, op):
         world_size = ranks.several
@@ -227,6 +229,7 @@ REPEATED += [(DECODE, *tried) for tried in WORDS]
 
 
 @on_every_fabric
+@pytest.mark.dealt("op")
 @pytest.mark.parametrize(("op", "variant", "config"), REPEATED)
 def test_results_repeat_bit_for_bit(ranks, op, variant, config):
     fields = PROBLEMS[op].repeated | ways(op, variant)[-1]

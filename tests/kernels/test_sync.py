@@ -112,6 +112,7 @@ class TestTimeouts:
 
 
 @on_every_fabric
+@pytest.mark.dealt("op")
 @pytest.mark.parametrize(
     ("op", "variant", "fields"),
     [

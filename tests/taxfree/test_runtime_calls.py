@@ -396,6 +396,7 @@ def run(ranks: Ranks, task: str, **arguments: Any) -> list[Any]:
 
 
 @on_every_fabric
+@pytest.mark.dealt("op")
 @pytest.mark.parametrize(("op", "fields", "variant"), CALLED)
 def test_calls_are_right_and_counted_also_in_compiled_code(
     ranks: Ranks, op: str, fields: dict[str, Any], variant: str

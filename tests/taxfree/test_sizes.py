@@ -428,6 +428,7 @@ def capture_in_private_pools(fabric: Any) -> list[bool]:
 
 
 class TestSizes:
+    @pytest.mark.dealt("op")
     @pytest.mark.parametrize(("op", "fields", "variant"), list(served_by_each_variant()))
     def test_a_variant_serves_all_sizes_below_that_of_its_plan(
         self, ranks: Ranks, op: str, fields: dict[str, Any], variant: str

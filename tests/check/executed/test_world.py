@@ -29,6 +29,7 @@ def executed(target: str, *options: str) -> tuple[int, str, str]:
 
 
 @needs_3_8
+@pytest.mark.dealt("target")
 @pytest.mark.parametrize("architecture", ["gfx942", "gfx950"])
 @pytest.mark.parametrize(
     "target", [f"{RING}::ring", f"{HERE}::grid_of_three", f"{HERE}::by_barriers"]
@@ -43,6 +44,7 @@ def test_what_is_right_is_right_when_executed(target: str, architecture: str) ->
     assert max(each["instructions"] for each in runs) < 30_000
 
 
+@pytest.mark.dealt("function")
 @pytest.mark.parametrize(
     ("function", "code", "said"),
     [
