@@ -6,9 +6,9 @@
 Each step is a command with a limit, which imports while the step before runs. Tests, which mostly
 start processes and compile, share the GPUs: several files run at the same time. The record says
 what each step found, and holds the figures. It is written to ``benchmarks/results/accept`` after
-every step, and names the sources of each; with ``--long`` steps that passed with the same sources
+every step, and names the sources of each. With ``--long`` steps that passed with the same sources
 are not run again, so that a run that was cut short goes on, and the repair of a test repeats that
-test alone.
+test alone; with ``--only`` they stay beside those that are run.
 """
 
 from __future__ import annotations
@@ -440,7 +440,7 @@ def main() -> int:
     made.add_argument("--gpus", type=positive, default=2)
     made.add_argument("--long", action="store_true", help="the tests, and whole models")
     made.add_argument("--seconds", type=positive, default=100_000, help="end what runs after them")
-    made.add_argument("--only", action="append", help="a step by name; repeatable")
+    made.add_argument("--only", action="append", help="run this step, by name, again; repeatable")
     made.add_argument("--keep", action="store_true", help="also what passed with other sources")
     made.add_argument("--out", type=Path, help="file of the record")
     options = made.parse_args()
@@ -454,13 +454,12 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         listed = list((long_steps if options.long else steps)(options.gpus, Path(folder)))
         sources = {step.name: digest_of(step) for step in listed}
-        kept = _passed(path, sources, options.keep) if options.long else {}
+        wanted = set(options.only or sources)
+        kept = _passed(path, sources, options.keep) if options.long or options.only else {}
+        if options.only:
+            kept = {name: step for name, step in kept.items() if name not in wanted}
         record["steps"] = list(kept.values())
-        left = [
-            step
-            for step in listed
-            if step.name not in kept and step.name in (options.only or sources)
-        ]
+        left = [step for step in listed if step.name in wanted - kept.keys()]
         with contextlib.closing(entries(left, begin + options.seconds)) as ended:
             for entry in ended:
                 record["steps"].append(entry | {"sources": sources[entry["name"]]})
@@ -496,13 +495,19 @@ def _product() -> hashlib._Hash:
 
 
 def _passed(path: Path, sources: Mapping[str, str], of_all: bool) -> dict[str, Any]:
-    """The steps of an earlier run that passed, by name: `of_all` sources, or of those of today."""
+    """The steps of earlier runs that passed, by name, each with its run's time.
+
+    Args:
+        path: of the record.
+        sources: of today's steps, by name.
+        of_all: also those of other sources.
+    """
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return {}
     return {
-        step["name"]: step
+        step["name"]: {"created": record["created"]} | step
         for step in record["steps"]
         if not step["failures"]
         and step["name"] in sources

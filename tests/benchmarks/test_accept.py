@@ -272,3 +272,18 @@ def test_a_long_run_goes_on_where_it_was_cut(tmp_path, monkeypatch, capsys) -> N
     monkeypatch.setattr("sys.argv", sys.argv[:-1])
     assert accept.main() == 0
     assert file.read_text() == "xxx"
+
+
+def test_a_step_that_is_run_alone_leaves_the_others_on_record(tmp_path, monkeypatch) -> None:
+    path, made = tmp_path / "accept.json", [Step(name, ("-c", ""), 60) for name in "ab"]
+    monkeypatch.setattr(accept, "steps", lambda *_: iter(made))
+    monkeypatch.setattr("sys.argv", ["accept", "--out", str(path)])
+    assert accept.main() == 0
+    first = json.loads(path.read_text())
+    path.write_text(json.dumps(first | {"created": "yesterday"}))
+    monkeypatch.setattr("sys.argv", [*sys.argv, "--only", "b"])
+    assert accept.main() == 0
+    kept, again = json.loads(path.read_text())["steps"]
+    assert kept == {"created": "yesterday"} | first["steps"][0]
+    assert again["name"] == "b"
+    assert "created" not in again
