@@ -61,8 +61,9 @@ class StreamOrder:
 
     def follow(self) -> bool:
         """Make the current stream wait for the last call; returns whether it is captured."""
-        is_captured = torch.cuda.is_current_stream_capturing()
         handle = torch._C._cuda_getCurrentRawStream(self._device)
+        # Nobody can capture the default stream, 0; of others the driver is asked.
+        is_captured = handle != 0 and torch.cuda.is_current_stream_capturing()
         last_handle, last = self._last.get(is_captured, _NONE)
         if handle != last_handle:
             stream = torch.cuda.current_stream(self._device)
