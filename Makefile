@@ -8,7 +8,7 @@ TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 PYTEST_ARGS ?= -n 3 --dist loadfile --no-loadscope-reorder --durations 20
 GPUS ?=
 CALLS ?= 1000000
-BASE ?= main
+BASE ?=
 
 # Tests start hundreds of processes, of which each would compile the sources anew.
 export PYTHONDONTWRITEBYTECODE :=
@@ -141,7 +141,7 @@ site: $(ENV) ## the documents as a site in site/, as they are
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 instructions: $(COMPILERS) ## compare compiled instructions with those of the base commit BASE; some minutes
-	$(BIN)/python -m benchmarks.instructions --base $(BASE)
+	$(BIN)/python -m benchmarks.instructions $(addprefix --base ,$(BASE))
 
 wheel: $(ENV) ## a wheel in dist/
 	$(BIN)/python -m build --wheel --no-isolation

@@ -43,6 +43,7 @@ FILE = "benchmarks/digests.json"
 OLDEST_TRITON = ROOT / ".tritons" / "3.6.0"
 _TARGETS = {"h200": 3, "mi300x": 1}  # target -> problems of a variant that are compiled for it
 _TIMEOUT_S = 600.0
+_COMMAND = "python -m benchmarks.instructions"
 
 Digest = dict[str, str]  # "ttir" and "assembly"; of what did not compile "error" and why
 Pools = Mapping[str, CompilePool]  # by version of Triton
@@ -191,12 +192,29 @@ def silent_changes(before: Digests, now: Digests) -> list[str]:
             if was is not None and not _same(was, digest):
                 lines = changed.setdefault(f"{case.op} {case.variant}", [])
                 lines.append(f"  {case}, Triton {triton}")
-    return [
-        f"instructions of {kernel} changed for these recorded problems: raise its version, or "
-        f"state why its times stay good (--write, --because)\n" + "\n".join(lines)
+    silent = {
+        kernel: lines
         for kernel, lines in changed.items()
         if not _is_explained(before.statements.get(kernel), *now.statements[kernel])
+    }
+    told = [
+        f"instructions of {kernel} changed for these recorded problems: raise its version, or "
+        f"state why its times stay good\n" + "\n".join(lines)
+        for kernel, lines in silent.items()
     ]
+    reasons = " ".join(f"--because '{kernel}' 'REASON'" for kernel in silent)
+    return [*told, f"{_COMMAND} --write {reasons}"] if silent else []
+
+
+def other_variants(before: Digests, now: Digests) -> list[str]:
+    """What to tell the author of variants or versions that the file does not have."""
+    kernels = before.statements.keys() | now.statements.keys()
+    changed = [
+        kernel
+        for kernel in sorted(kernels)
+        if before.statements.get(kernel) != now.statements.get(kernel)
+    ]
+    return [f"not as in {FILE}: {', '.join(changed)}: run {_COMMAND} --write"] if changed else []
 
 
 def failures(now: Digests) -> list[str]:
@@ -239,9 +257,19 @@ def base_digests(ref: str) -> Digests | None:
 
 def main() -> int:
     """Run the command line; returns the exit status."""
-    options = _parser().parse_args()
+    parser = _parser()
+    options = parser.parse_args()
     path = ROOT / FILE
     before = Digests.load(path.read_text(encoding="utf-8")) if path.exists() else Digests()
+    now = today(before, reasons := dict(options.because))
+    if unknown := reasons.keys() - now.statements.keys():
+        parser.error(f"--because {sorted(unknown)}: one of {', '.join(now.statements)}")
+    if not options.write and (told := other_variants(before, now)):
+        print(*told)
+        return 1
+    base = base_digests(options.base or "main")
+    if base is None and options.base:
+        parser.error(f"--base {options.base}: there is no such commit, or it has no digests")
     folders = [None, OLDEST_TRITON] if (OLDEST_TRITON / "triton").is_dir() else [None]
     here = {triton_version(folder): folder for folder in folders}
     recorded = {triton for digests in before.cases.values() for triton in digests}
@@ -253,18 +281,15 @@ def main() -> int:
             for triton, folder in here.items()
             if options.write or triton in recorded
         }
-        now = today(before, dict(options.because))
         now.cases = compiled(now.cases, pools)
     told = failures(now) + silent_changes(before, now)
     if options.write:
         if not told:
             files.write(path, now.text())
-    elif (base := base_digests(options.base)) is None:
-        _say(f"NOT COMPARED with {options.base}: there is no such commit, or it has no digests")
+    elif base is None:
+        _say("NOT COMPARED with main, which is not here: only with the file")
     else:
         told += silent_changes(base, before)
-    if not options.write and now.statements != before.statements:
-        told.append("variants and versions differ from those of the file: run --write")
     print("\n\n".join(told) or "the same instructions, or it is said why not")
     return int(bool(told))
 
@@ -278,7 +303,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         "python -m benchmarks.instructions", description=__doc__, formatter_class=form
     )
-    parser.add_argument("--base", default="main", metavar="REF", help="the base commit (main)")
+    parser.add_argument("--base", metavar="REF", help="the base commit; main, if it is here")
     parser.add_argument("--write", action="store_true", help="write the digests of now")
     parser.add_argument(
         "--because", action="append", nargs=2, default=[], metavar=("'OP VARIANT'", "REASON"),

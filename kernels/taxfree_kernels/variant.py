@@ -443,7 +443,7 @@ class Variant:
         return False
 
     def signals(self, problem: Problem, config: Config) -> Signals | None:
-        """The signals of a call, or None for a variant whose programs cannot share them."""
+        """The signals of a call, for accounts; None where a variant does not state them."""
         return None
 
     def plan(self, problem: Problem, fabric: Fabric, config: Config) -> Plan:

@@ -40,7 +40,9 @@ class TestCommittedFile:
         assert recorded.text() == (ROOT / FILE).read_text()
 
     def test_is_of_todays_versions(self, recorded: Digests) -> None:
-        assert today(recorded, {}).statements == recorded.statements, "run `make instructions`"
+        assert today(recorded, {}).statements == recorded.statements, (
+            "run `python -m benchmarks.instructions --write`"
+        )
 
     def test_kernels_of_both_vendors_are_in_it(self, recorded: Digests) -> None:
         assert {case.target for case in recorded.cases} == {"h200", "mi300x"}
@@ -103,9 +105,10 @@ class TestTrees:
         tree = copy_of_kernels(tmp_path)
         signal, scope = r'(atomic_xchg\(word, .*scope=)"sys"', r'\1"gpu"'
         replace_in(tree / "taxfree_kernels" / "device" / "sync.py", signal, scope)
-        (told,) = self.told(tree, case, recorded, pools, monkeypatch)
+        told, command = self.told(tree, case, recorded, pools, monkeypatch)
         assert told.startswith(f"instructions of {OP} push changed for these recorded problems")
         assert f"{case}, Triton {TRITON}" in told
+        assert f"--write --because '{OP} push' 'REASON'" in command
 
 
 class TestSilentChanges:
@@ -162,6 +165,34 @@ def test_what_did_not_compile_in_time_is_not_written(
     assert (
         f"{CASE} does not compile under Triton {TRITON}: {late['error']}" in capsys.readouterr().out
     )
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--write", "--because", f"{OP} pusj", "a reason"], f"{OP} pusj"),
+        (["--base", "nowhere"], "no such commit"),
+    ],
+)
+def test_what_is_misspelt_is_refused_before_anything_is_compiled(
+    options: list[str],
+    said: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr("sys.argv", ["instructions", *options])
+    monkeypatch.setattr(instructions, "compiled", lambda *_: pytest.fail("compiled"))
+    with pytest.raises(SystemExit):
+        instructions.main()
+    assert said in capsys.readouterr().err
+
+
+def test_a_new_variant_and_a_raised_version_are_told_by_name() -> None:
+    before = Digests({f"{OP} push": (1, ""), f"{OP} pull": (1, "")})
+    now = Digests({f"{OP} push": (2, ""), f"{OP} pull": (1, ""), f"{OP} new": (1, "")})
+    (told,) = instructions.other_variants(before, now)
+    assert f"{OP} new, {OP} push: run " in told
+    assert instructions.other_variants(now, now) == []
 
 
 def test_digests_are_found_under_new_names(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -197,4 +197,5 @@ class TestTables:
     def test_the_documents_are_up_to_date(self):
         command = [sys.executable, "benchmarks/tables.py", "--check"]
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stdout + done.stderr
+        advice = "run `python -m benchmarks.tables`"
+        assert done.returncode == 0, f"{done.stdout}{done.stderr}: {advice}"

@@ -353,7 +353,7 @@ class Exchange(NamedTuple):
 
 
 @triton.jit
-def running_slot(inbox, control_ptr, generation, PACKED: tl.constexpr):
+def slot_of_parts(inbox, control_ptr, generation, PACKED: tl.constexpr):
     """The slot of this call, and the number that selects it: the generation; the turn if PACKED."""
     turn, number = generation, generation % 2
     if PACKED:

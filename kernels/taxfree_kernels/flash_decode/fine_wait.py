@@ -19,7 +19,7 @@ from taxfree_kernels.device import sync
 from taxfree_kernels.device.peers import Peers
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.flash_decode import plans
-from taxfree_kernels.flash_decode.exchange import combine, running_slot, send_chunk
+from taxfree_kernels.flash_decode.exchange import combine, send_chunk, slot_of_parts
 from taxfree_kernels.flash_decode.problem import FlashDecode
 from taxfree_kernels.flash_decode.spaces import chunk_rows
 from taxfree_kernels.launch import Kernel, compile_options
@@ -33,7 +33,7 @@ def _send(
 ):  # fmt: skip
     generation = sync.running_generation(control_ptr)
     peers = Peers(control_ptr, heap_bases, rank, generation)
-    slot_ptr, _ = running_slot(inbox, control_ptr, generation, PACKED=False)
+    slot_ptr, _ = slot_of_parts(inbox, control_ptr, generation, PACKED=False)
     send_chunk(
         tl.program_id(0), part_ptr, slot_ptr, inbox.stride_part, rows, peers, GROUP, CHUNK_ROWS,
         V_DIM, SEND_BLOCK,
@@ -47,7 +47,7 @@ def _combine(
 ):  # fmt: skip
     generation = sync.running_generation(control_ptr)
     peers = Peers(control_ptr, heap_bases, rank, generation)
-    slot_ptr, _ = running_slot(inbox, control_ptr, generation, PACKED=False)
+    slot_ptr, _ = slot_of_parts(inbox, control_ptr, generation, PACKED=False)
     combine(tl.program_id(0), slot_ptr, out_ptr, inbox.stride_part, rows, peers, GROUP, EXCHANGE)
     sync.leave(control_ptr)
 

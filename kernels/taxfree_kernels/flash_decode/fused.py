@@ -28,7 +28,7 @@ from taxfree_kernels.device.peers import Peers
 from taxfree_kernels.device.sync import gdc_launch_dependents, gdc_wait
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.flash_decode import plans, spaces
-from taxfree_kernels.flash_decode.exchange import combine, merge_and_push, running_slot
+from taxfree_kernels.flash_decode.exchange import combine, merge_and_push, slot_of_parts
 from taxfree_kernels.flash_decode.problem import FlashDecode
 from taxfree_kernels.flash_decode.spaces import chunk_rows
 from taxfree_kernels.hardware import Hardware
@@ -46,7 +46,7 @@ def _push_and_combine(
     program = tl.program_id(0)
     generation = sync.running_generation(control_ptr)
     peers = Peers(control_ptr, heap_bases, rank, generation)
-    slot_ptr, turn = running_slot(inbox, control_ptr, generation, EXCHANGE.PACKED)
+    slot_ptr, turn = slot_of_parts(inbox, control_ptr, generation, EXCHANGE.PACKED)
     gdc_wait(GROUP)
     if CHAINED:
         gdc_launch_dependents(GROUP)
@@ -99,7 +99,7 @@ class FusedDecodePlan(plans.DecodePlan):
 
 
 def _pushers(problem: FlashDecode, config: Config) -> int:
-    """The number of programs that signal, each a chunk; none with LL packets."""
+    """The number of programs that signal, each a chunk; none where words are sent."""
     return 0 if config["LL"] else -(-problem.rows // chunk_rows(problem, config))
 
 

@@ -183,7 +183,10 @@ class LocalAttention:
 
 
 def _is_aligned(cache: torch.Tensor) -> bool:
-    """Whether compilers see that rows of a head start at multiples of 16 bytes."""
+    """Whether compilers see that rows of a head start at multiples of 16 bytes.
+
+    Of strides they know only whether 16 divides the number of elements.
+    """
     return cache.data_ptr() % 16 == 0 and all(stride % 16 == 0 for stride in cache.stride()[:3])
 
 
@@ -333,8 +336,8 @@ class PartsExchange:
         chunk_rows: rows that share a signal.
 
     Attributes:
-        chunks: number of chunks, each with a channel. Smaller problems have the same number, some
-            of them empty.
+        chunks: number of chunks, each with a channel unless words are sent. Smaller problems have
+            the same number, some of them empty.
         constants: GROUP and EXCHANGE.
         sending_constants: those of a kernel that sends chunks of a part.
     """

@@ -267,7 +267,7 @@ def illegal_reason(problem: FlashDecode, hardware: Hardware, config: Config) -> 
         loads = 1 if config["PACKED"] else 2  # for each value
         words = loads * spaces.power_of_2(problem.world_size, 1) * config["OUT_ROWS"] * values
         if words > _MOST_WORDS:
-            return f"{words} LL packets are polled at a time"
+            return f"{words} words are polled at a time"
     threads = config["num_warps"] * hardware.warp_size
     held = config["BLOCK_H"] * (dims + 2 * config["BLOCK_N"])
     if held > spaces.accumulators(hardware) * threads:

@@ -71,8 +71,6 @@ class Overlap(Variant):
     copies = True
 
     def unsupported_reason(self, problem: MatmulAllReduce, hardware: Hardware) -> str | None:
-        if problem.rms_norm:
-            return "no rank has whole rows of the sum"
         scattered = _scattered(problem)
         blocks = problem.world_size * scattered.kept_elements
         if (blocks + problem.elements) * ITEM_BYTES[problem.dtype] > problem.slot_bytes:

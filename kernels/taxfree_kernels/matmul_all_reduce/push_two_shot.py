@@ -159,7 +159,7 @@ def add_piece(
     OWNED_PER_SIGNAL: tl.constexpr = SCHEDULE.TILES_PER_SIGNAL // GROUP.WORLD
     owned_tile, piece = number // SCHEDULE.PIECES, number % SCHEDULE.PIECES
     tile = owned_tile * GROUP.WORLD + peers.rank
-    tile_m, tile_n = swizzle2d(
+    tile_m, tile_n = swizzle2d(  # the last adders may have no tile
         min(tile, counts.tiles - 1), counts.tiles_m, counts.tiles_n, TILE.GROUP_M
     )
     row = piece * ROWS + tl.arange(0, ROWS)
@@ -235,7 +235,7 @@ def scales_of_rows(tile_ptr, row, stride_row, TILE: tl.constexpr):
 
 
 class PushTwoShotPlan(fused.FusedReductionPlan):
-    """The plan's arguments for a sum without RMSNorm."""
+    """A plan whose kernel takes a bias and a residual, but no norm: `NormAfter` launches that."""
 
     def _epilogue(
         self, addends: Sequence[torch.Tensor | None], out: torch.Tensor
@@ -248,11 +248,6 @@ class PushTwoShot(fused.FusedReductionVariant):
     """One kernel: tiles go to their owners, sums to all ranks."""
 
     sends_fp8 = True
-
-    def unsupported_reason(self, problem: MatmulAllReduce, hardware: Hardware) -> str | None:
-        if problem.rms_norm:
-            return "no rank has whole rows of the sum"
-        return super().unsupported_reason(problem, hardware)
 
     def space(self, problem: MatmulAllReduce, hardware: Hardware) -> Space:
         is_gpu = hardware.backend != "interpreter"
@@ -327,7 +322,7 @@ class PushTwoShot(fused.FusedReductionVariant):
         return PushTwoShotPlan(problem, fabric, config, _push_two_shot, layout, constants)
 
 
-_ALL_WAVES = 64  # more waves of tile programs than there are
+_ALL_WAVES = 64  # all waves of tile programs, but of the largest problems in the smallest tiles
 _SCALE_BYTES = 4
 
 

@@ -547,7 +547,7 @@ class FusedReductionPlan(Plan):
 
     Args:
         problem: with m, n and k of a rank's own matmul.
-        function: the kernel. It takes x and the weight (see ``tile.partial_tile``), the strides of
+        function: the kernel. It takes x and the weight (see :func:`partial_tile`), the strides of
             the weight, the addends of the sum, the output, the arguments of `_of_size`, and the
             layout's sizes.
         layout: of the problem, or of a smaller one.

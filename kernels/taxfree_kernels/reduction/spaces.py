@@ -258,7 +258,11 @@ def tiles_per_signal(tiles: int, config: Config) -> int:
 
 
 def staggered_tiles(hardware: Hardware, config: Config) -> int:
-    """Number of tiles that two programs share if tiles are staggered, else 0."""
+    """Number of tiles that two programs share if tiles are staggered, else 0.
+
+    Tiles of the plan's problem are more than compute units, and a plan is dispatched for no fewer
+    rows than half of its problem's: there always are so many tiles.
+    """
     return max(1, hardware.compute_units // 2) if config["STAGGERED"] else 0
 
 

@@ -241,7 +241,7 @@ GROUPS = {
         (
             decode_plans._attend,
             fused._push_and_combine,
-            decode_exchange.running_slot,
+            decode_exchange.slot_of_parts,
             decode_exchange.merge_into_inboxes,
             decode_exchange.merge_and_push,
             decode_exchange.combine,

@@ -20,7 +20,7 @@ from taxfree_kernels.device.peers import Peers
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.flash_decode import plans
 from taxfree_kernels.flash_decode.attend import store_rows
-from taxfree_kernels.flash_decode.exchange import running_slot, send_chunk
+from taxfree_kernels.flash_decode.exchange import send_chunk, slot_of_parts
 from taxfree_kernels.flash_decode.problem import FlashDecode
 from taxfree_kernels.flash_decode.spaces import chunk_rows
 from taxfree_kernels.launch import Kernel, compile_options
@@ -53,7 +53,7 @@ def _gather(
     program = tl.program_id(0)
     generation = sync.running_generation(control_ptr)
     peers = Peers(control_ptr, heap_bases, rank, generation)
-    slot_ptr, _ = running_slot(inbox, control_ptr, generation, PACKED=False)
+    slot_ptr, _ = slot_of_parts(inbox, control_ptr, generation, PACKED=False)
     if program < SENDERS:
         send_chunk(
             program, part_ptr, slot_ptr, inbox.stride_part, rows, peers, GROUP, CHUNK_ROWS, V_DIM,

@@ -23,7 +23,7 @@ from taxfree_kernels.device.peers import CHANNELS, Peers
 from taxfree_kernels.fabric.base import Fabric
 from taxfree_kernels.flash_decode import plans, spaces
 from taxfree_kernels.flash_decode.attend import Inputs, attend
-from taxfree_kernels.flash_decode.exchange import combine, merge_and_push, running_slot
+from taxfree_kernels.flash_decode.exchange import combine, merge_and_push, slot_of_parts
 from taxfree_kernels.flash_decode.problem import FlashDecode
 from taxfree_kernels.hardware import Hardware
 from taxfree_kernels.launch import Kernel
@@ -63,7 +63,7 @@ def _decode(
             if sync.arrive(counters_ptr + chunk, members, GROUP):
                 generation = sync.running_generation(control_ptr)
                 peers = Peers(control_ptr, heap_bases, rank, generation)
-                target_ptr, _ = running_slot(inbox, control_ptr, generation, EXCHANGE.PACKED)
+                target_ptr, _ = slot_of_parts(inbox, control_ptr, generation, EXCHANGE.PACKED)
                 merge_and_push(
                     chunk, parts, target_ptr, inbox.stride_part, rows, peers, GROUP, EXCHANGE, MERGE
                 )
@@ -71,7 +71,7 @@ def _decode(
         generation = sync.running_generation(control_ptr)
         peers = Peers(control_ptr, heap_bases, rank, generation)
         tile = program - ROLES.ATTENDING
-        slot_ptr, turn = running_slot(inbox, control_ptr, generation, EXCHANGE.PACKED)
+        slot_ptr, turn = slot_of_parts(inbox, control_ptr, generation, EXCHANGE.PACKED)
         if EXCHANGE.PACKED:
             packets.empty_last_turn(
                 control_ptr, inbox.ptr, inbox.stride_slot, turn, GROUP.WORLD * inbox.stride_part,
