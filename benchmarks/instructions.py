@@ -264,12 +264,12 @@ def main() -> int:
     now = today(before, reasons := dict(options.because))
     if unknown := reasons.keys() - now.statements.keys():
         parser.error(f"--because {sorted(unknown)}: one of {', '.join(now.statements)}")
-    if not options.write and (told := other_variants(before, now)):
-        print(*told)
-        return 1
     base = base_digests(options.base or "main")
     if base is None and options.base:
         parser.error(f"--base {options.base}: there is no such commit, or it has no digests")
+    if not options.write and (told := other_variants(before, now)):
+        print(*told)
+        return 1
     folders = [None, OLDEST_TRITON] if (OLDEST_TRITON / "triton").is_dir() else [None]
     here = {triton_version(folder): folder for folder in folders}
     recorded = {triton for digests in before.cases.values() for triton in digests}

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
-from taxfree.fingerprints import versions
 from taxfree_kernels.variant import operation_names
 from taxfree_tune.measuring.results import load
 from taxfree_tune.tuning.winner import adopted
-from taxfree_tuning_db import Table, shipped_records
+from taxfree_tuning_db import shipped_records
 
 RESULTS = Path(__file__).parents[2] / "benchmarks/results"
 FILES = [
@@ -24,7 +24,8 @@ FILES = [
 @pytest.mark.parametrize("path", FILES, ids=lambda path: f"{path.parent.name}-{path.stem}")
 def test_each_problem_has_a_record(path: Path) -> None:
     """Else `taxfree db adopt` makes it; exports of the database are the shipped tables."""
-    table, found = Table(shipped=shipped_records()), adopted(load(path))
-    known = {record.key for op in operation_names() for record in table.serving(versions(op))}
+    known, found = {record.key for record in shipped_records()}, adopted(load(path))
     assert [record.problem for record in found.records if record.key not in known] == []
-    assert all("is already faster" in reason for _, reason in found.left_out)
+    # The latter two where a version was raised since.
+    expected = r"is already faster|has changed since|no other variant is of this version's kernels"
+    assert [each for each in found.left_out if not re.search(expected, each[1])] == []
