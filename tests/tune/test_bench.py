@@ -36,6 +36,7 @@ SPACE = variants(OP)["push"].space(PROBLEM, CPU)
 DEFAULT = variants(OP)["push"].seed_configs(PROBLEM, CPU)[0]
 TUNED = {name: values[-1] for name, values in SPACE.items()} | {"SPLIT_K": 1}
 OTHER = DEFAULT | {"CHUNKS": TUNED["CHUNKS"]}
+TODAYS = variants(OP)["push"].version
 
 
 def measurement(variant: str, config: dict) -> Measurement:
@@ -46,7 +47,7 @@ def measurement(variant: str, config: dict) -> Measurement:
 BASELINE = measurement("baseline", {})
 
 
-def trial(config: dict, us: float | None = None, state="measured", version=1) -> TrialRecord:
+def trial(config: dict, us: float | None = None, state="measured", version=TODAYS) -> TrialRecord:
     times = {} if us is None else {"eager": us}
     return TrialRecord("push", config, state, "", times, 1.0, version)
 
