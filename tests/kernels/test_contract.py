@@ -112,6 +112,7 @@ class TestEveryVariant:
         ]
         assert complaints(ranks, ranks.few, cases) == []
 
+    @pytest.mark.dealt("op")
     def test_is_right_for_few_and_ragged_rows_and_odd_sizes(self, ranks, op, variant):
         if (op, variant) == (STENCIL, "baseline"):
             require(

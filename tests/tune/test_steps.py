@@ -39,6 +39,7 @@ def made(fabric: Any, records: list[Any]) -> list[str]:
 
 
 @pytest.mark.timeout(600)
+@pytest.mark.dealt("scales")
 @pytest.mark.parametrize("scales", ["channel", "block"])
 def test_a_step_in_fp8_is_tuned(ranks: Ranks, tmp_path: Path, scales: str) -> None:
     """Kernel, operations and library quantise inputs; none errs more than the library may."""
