@@ -5,7 +5,6 @@ from __future__ import annotations
 import fcntl
 import json
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,24 +16,14 @@ from taxfree_check.cross_compile.screen import ScreenVerdict
 from taxfree_cli import tune_search
 from taxfree_cli.exits import ExitCode, failure
 from taxfree_kernels.all_gather_matmul.problem import AllGatherMatmul
-from taxfree_kernels.variant import variants
 from taxfree_tune.measuring.trial import Candidate
 from taxfree_tune.tuning.tuner import Event
-from taxfree_tuning_db import Database, Record, shipped_records
+from taxfree_tuning_db import Database
 from tests.check.cross_compile.conftest import run_python
+from tests.shipped import shipped_as_of_today
 from tests.tritons import needs_3_8
 
 SHAPE = ("--shapes", "m=5 n=32 k=32", "--gpus", 2, "--fabric", "host")
-
-
-def shipped_as_of_today() -> tuple[Record, ...]:
-    """The shipped records, as if no version had been raised since."""
-
-    def current(record: Record) -> Record:
-        version = variants(record.op)[record.winner.variant].version
-        return replace(record, winner=replace(record.winner, version=version))
-
-    return tuple(map(current, shipped_records()))
 
 
 def test_nothing_but_candidates_that_hang_is_a_failure() -> None:

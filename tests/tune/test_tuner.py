@@ -470,45 +470,48 @@ class TestBudget:
 
 
 class TestAhead:
-    def test_the_next_problems_first_batch_is_compiled_while_this_one_is_timed(self, db):
-        """Also where this one's winner would come first in a search of the next."""
-        from taxfree_tune.tuning.tuner import Budget, Tuner
+    FIRST, SECOND = (problem_class(OP)(**PROBLEM | {"m": m}) for m in (5, 6))
+
+    @staticmethod
+    def tuner(database, screen, **options):
+        from taxfree_tune.tuning.tuner import Tuner
         from taxfree_tune.workers.group import Workers
 
-        first, second = (problem_class(OP)(**PROBLEM | {"m": m}) for m in (5, 6))
-        screen, group = BeginningScreen(), ScriptedGroup(time_of, KNOWN["h200"])
+        group = ScriptedGroup(time_of, KNOWN["h200"])
+        return Tuner(database, Workers(lambda: group), group.hardware, screen, **options)
+
+    def test_the_next_problems_first_batch_is_compiled_while_this_one_is_timed(self, db):
+        """Also where this one's winner would come first in a search of the next."""
+        from taxfree_tune.tuning.tuner import Budget
+
+        screen = BeginningScreen()
         with Database(db) as database:
-            tuner = Tuner(database, Workers(lambda: group), group.hardware, screen)
-            tuner.tune(first, Budget(12), following=second)
-            assert [problem for problem, _ in screen.asked] == [first]
-            tuner.tune(second, Budget(12))
+            tuner = self.tuner(database, screen)
+            tuner.tune(self.FIRST, Budget(12), following=self.SECOND)
+            assert [problem for problem, _ in screen.asked] == [self.FIRST]
+            tuner.tune(self.SECOND, Budget(12))
         (of_first, at_once), (of_second, ahead) = screen.begun
-        assert (of_first, of_second) == (first, second)
+        assert (of_first, of_second) == (self.FIRST, self.SECOND)
         for begun, (_, asked) in zip((at_once, ahead), screen.asked, strict=True):
             assert begun == asked[: len(begun)]
             assert len(begun) > 3
 
     def test_no_more_than_will_be_tried(self, db):
-        from taxfree_tune.tuning.tuner import Budget, Tuner
-        from taxfree_tune.workers.group import Workers
+        from taxfree_tune.tuning.tuner import Budget
 
-        first, second = (problem_class(OP)(**PROBLEM | {"m": m}) for m in (5, 6))
-        screen, group = BeginningScreen(), ScriptedGroup(time_of, KNOWN["h200"])
+        screen = BeginningScreen()
         with Database(db) as database:
-            tuner = Tuner(database, Workers(lambda: group), group.hardware, screen)
-            tuner.tune(first, Budget(3), following=second)
+            self.tuner(database, screen).tune(self.FIRST, Budget(3), following=self.SECOND)
         assert [len(begun) for _, begun in screen.begun] == [3, 3]
 
     def test_what_is_known_already_is_not(self, db):
-        from taxfree_tune.tuning.tuner import Budget, Tuner
-        from taxfree_tune.workers.group import Workers
+        from taxfree_tune.tuning.tuner import Budget
 
-        first, second = (problem_class(OP)(**PROBLEM | {"m": m}) for m in (5, 6))
-        screen, group = BeginningScreen(), ScriptedGroup(time_of, KNOWN["h200"])
+        screen = BeginningScreen()
         with Database(db) as database:
-            tuner = Tuner(database, Workers(lambda: group), group.hardware, screen, only=["push"])
-            tuner.tune(second, Budget(12))
-            tuner.tune(first, Budget(12), following=second)
+            tuner = self.tuner(database, screen, only=["push"])
+            tuner.tune(self.SECOND, Budget(12))
+            tuner.tune(self.FIRST, Budget(12), following=self.SECOND)
         (_, tried), (_, begun) = screen.asked[0], screen.begun[-1]
         assert not [each for each in begun if each in tried]
 

@@ -279,7 +279,7 @@ class Tuner:
             return  # an earlier run has stored it
         self._database.add_trial(study.key, trial_of(study.op, candidate, outcome))
 
-    def _finalists(self, study: _Study) -> list[Candidate]:
+    def _finalists(self, study: _Study, known: Sequence[Candidate]) -> list[Candidate]:
         """The fastest in the deciding mode, then in the other, where dispatch may run them too.
 
         In each mode the fastest of those that can run several weights is one of them. So is the
@@ -305,8 +305,8 @@ class Tuner:
             fastest = [] if mode == self.mode else ranked[:OTHER_FINALISTS]
             fastest += [candidate for candidate in ranked if candidate.variant in several][:1]
             finalists += [candidate for candidate in fastest if candidate not in finalists]
-        known = self._known(study)[: 1 if self._only is None else None]
-        return [*finalists, *(candidate for candidate in known if candidate not in finalists)]
+        kept = known[: 1 if self._only is None else None]
+        return [*finalists, *(candidate for candidate in kept if candidate not in finalists)]
 
     def _known(self, study: _Study) -> list[Candidate]:
         """The candidates of what is served today that are still valid, of any version."""
@@ -325,8 +325,8 @@ class Tuner:
 
     def _decide(self, study: _Study, seconds: float) -> Record | None:
         """The record of the finals; None if they were disturbed."""
-        incumbent = next(iter(self._known(study)), None)
-        measured = self._side_by_side(study, [BASELINE, *self._finalists(study)])
+        known = self._known(study)
+        measured = self._side_by_side(study, [BASELINE, *self._finalists(study, known)])
         if self.disturbed:
             return None
         trials = study.search.measured
@@ -340,7 +340,7 @@ class Tuner:
             trials=trials,
             seconds=seconds,
             created=datetime.now(UTC).isoformat(timespec="seconds"),
-            incumbent=incumbent,
+            incumbent=next(iter(known), None),
             **({} if commit is None else {"commit": commit}),
         )
 
