@@ -41,6 +41,9 @@ class OneThread:
         return self._owner == get_ident()
 
 
+_NONE = None, None
+
+
 class StreamOrder:
     """Lets each call follow the last one, when they come on different streams.
 
@@ -56,18 +59,21 @@ class StreamOrder:
         #: whether it was captured -> its stream, with the handle, which is faster to read
         self._last: dict[bool, tuple[int, torch.cuda.Stream]] = {}
 
-    def follow(self, capturing: bool) -> None:
-        """Make the current stream wait for the last call."""
+    def follow(self) -> bool:
+        """Make the current stream wait for the last call; returns whether it is captured."""
         handle = torch._C._cuda_getCurrentRawStream(self._device)
-        last_handle, last = self._last.get(capturing, (None, None))
-        if handle == last_handle:
-            return
-        stream = torch.cuda.current_stream(self._device)
-        self._last[capturing] = handle, stream
-        if last is None:
-            return
-        if capturing:
-            with torch.cuda.stream(last):
-                if not torch.cuda.is_current_stream_capturing():
-                    return  # it was another graph's
-        stream.wait_stream(last)
+        # Nobody can capture the default stream, 0; of others the driver is asked.
+        is_captured = handle != 0 and torch.cuda.is_current_stream_capturing()
+        last_handle, last = self._last.get(is_captured, _NONE)
+        if handle != last_handle:
+            stream = torch.cuda.current_stream(self._device)
+            self._last[is_captured] = handle, stream
+            if last is not None and (not is_captured or _is_capturing(last)):
+                stream.wait_stream(last)
+        return is_captured
+
+
+def _is_capturing(stream: torch.cuda.Stream) -> bool:
+    """Whether it still is, or again; else what it was given last is in another graph."""
+    with torch.cuda.stream(stream):
+        return torch.cuda.is_current_stream_capturing()

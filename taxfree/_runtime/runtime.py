@@ -338,18 +338,18 @@ class Runtime(Operations, contextlib.AbstractContextManager["Runtime"]):
 
     def _plan_of(self, entry: Entry) -> Ready:
         """The plan that a call of this moment runs, on this stream."""
-        capturing = self._follow()
-        return entry.plan if capturing or entry.eager is None else entry.eager
+        return entry.plan if self._follow() or entry.eager is None else entry.eager
 
     def _follow(self) -> bool:
         """Let what this stream is given now follow the last call; whether it is captured."""
-        self._fabric.pool.check()
-        capturing = self._is_capturing()
-        if self._fabric.has_graphs:
-            self._streams.follow(capturing)
-        if capturing:
-            self._fabric.keep_memory()
-        return capturing
+        fabric = self._fabric
+        fabric.pool.check()
+        if not fabric.has_graphs:
+            return False
+        is_captured = self._streams.follow()
+        if is_captured:
+            fabric.keep_memory()
+        return is_captured
 
     @contextlib.contextmanager
     def _launching(self) -> Iterator[None]:

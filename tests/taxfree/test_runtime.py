@@ -141,7 +141,7 @@ def faster_in_graphs_only(fabric: Any) -> Any:
     generations = [int(fabric.pool.control[0])]
     right = []
     for capturing in (False, True):
-        with mock.patch.object(type(rt), "_is_capturing", lambda _, is_so=capturing: is_so):
+        with mock.patch.object(type(rt), "_follow", lambda _, is_so=capturing: is_so):
             right.append(torch.equal(rt.all_gather_matmul(a, weight, gather_dim=1), expected))
         rt.check()
         generations.append(int(fabric.pool.control[0]))

@@ -121,7 +121,7 @@ class Pool:
         self.slot_bytes = slot_bytes
         self._slots = fabric.heap.empty(2 * slot_bytes, torch.uint8)
         self._report = fabric.host_words(peers.REPORT_WORDS)
-        self._code = self._report.numpy()  # indexing a tensor costs a microsecond a call
+        self._code = self._report.numpy().data  # indexing a tensor takes a microsecond
         self.bound_waits(timeout_s)
 
     def slots(self, count: int, dtype: torch.dtype) -> tuple[torch.Tensor, int]:
