@@ -39,6 +39,7 @@ from taxfree_kernels.vendor import all_gather, multiplies_fp8, scaled_mm
 _Factor = tuple[torch.Tensor, torch.Tensor | None]
 _OF_OPERATIONS = (torch.float16, torch.bfloat16)
 _LOCAL_SLOT_BYTES = 8 << 20  # of attention: 64 sequences with 64 heads of 256 values
+_TOKEN = 0x7FFFFFFF  # bits of a token in the numbers of `best_of`
 _local_runtimes: weakref.WeakValueDictionary[Any, Runtime] = weakref.WeakValueDictionary()
 
 
@@ -134,7 +135,7 @@ class ModelStep:
         ]
         self._taken = {name: self._taken_along(name) for name in ("o", "down")}
         self._next_norms = [layer.input_norm for layer in decoder.layers[1:]] + [decoder.norm]
-        self._parts: tuple[Callable[..., Any], ...] = self._begun, self._behind_layer
+        self._parts: tuple[Callable[..., Any], ...] = self._begun, self._behind_layer, best_of
         if decoder.embedding.is_cuda:  # one by one: equal layers share their code
             compiled = partial(torch.compile, dynamic=False, fullgraph=True)
             self._parts = tuple(map(compiled, self._parts))
@@ -279,7 +280,7 @@ class ModelStep:
 
         On GPUs its parts are compiled code: the first call compiles.
         """
-        begun, behind_layer = self._parts
+        begun, behind_layer, _ = self._parts
         normalised, x, turns, index, lengths, masks = begun(tokens, positions)
         for layer, joint, keys, values, next_norm in zip(
             self.decoder.layers, self._joint, *self._tensors(), self._next_norms, strict=True
@@ -484,13 +485,10 @@ class ModelStep:
         return self._normalised(x, norm), x
 
     def _largest(self, logits: torch.Tensor) -> torch.Tensor:
-        values, tokens = logits.max(dim=1)
-        if self._group is None:
-            return tokens
-        own = torch.stack((values.double(), (tokens + self.decoder.vocab_start).double()))
-        everyone = self._gathered(own)
-        best = everyone[:, 0].argmax(dim=0, keepdim=True)
-        return everyone[:, 1].gather(0, best)[0].long()
+        best: torch.Tensor = self._parts[-1](logits, self.decoder.vocab_start)
+        if self._group is not None:
+            dist.all_reduce(best, dist.ReduceOp.MAX, group=self._group)
+        return ~best & _TOKEN
 
     def _gathered(self, own: torch.Tensor) -> torch.Tensor:
         """All ranks' tensors of one shape, [world_size, *shape]."""
@@ -499,6 +497,24 @@ class ModelStep:
         everyone = own.new_empty(world_size * own.shape[0], *own.shape[1:])
         all_gather(everyone, own, self._group)
         return everyone.view(world_size, *own.shape)
+
+
+def best_of(logits: torch.Tensor, first: int) -> torch.Tensor:
+    """The largest logit of each row and its token, as one number, int64 [batch].
+
+    Numbers are ordered as the logits are, NaN above all, and of equal ones as tokens, the lowest
+    first: so the largest number of all ranks has the token, as ``~number & _TOKEN``.
+
+    Args:
+        logits: float [batch, tokens of this rank].
+        first: the first of these tokens.
+    """
+    bits = logits.float().view(torch.int32)
+    bits = bits ^ ((bits >> 31) & 0x7FFFFFFF)
+    bits = torch.where(bits == -1, 0, bits)  # -0.0 equals 0.0
+    bits = torch.where(logits.isnan(), 0x7FFFFFFF, bits)
+    tokens = torch.arange(first, first + logits.shape[1], device=logits.device)
+    return ((bits.long() << 32) | (_TOKEN - tokens)).amax(dim=1)
 
 
 def _scaled(layer: Layer, name: str) -> _Factor:

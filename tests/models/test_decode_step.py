@@ -172,6 +172,28 @@ def test_weights_are_read_where_they_are() -> None:
         assert {each.data_ptr() for each in tensors} == held | {rotary}
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_the_first_of_the_largest_logits_is_chosen(dtype: torch.dtype) -> None:
+    big = float("inf")
+    logits = torch.tensor(
+        [
+            [-3.0, 1.5, 1.5, -0.0],
+            [-0.0, 0.0, -1.0, -big],
+            [-1.5, -2.0, -1.0, -1.0],
+            [-big, -big, -big, -big],
+            [1.0, big, float("nan"), big],
+        ],
+        dtype=dtype,
+    )
+    parts = [decode.best_of(part, 2 * rank) for rank, part in enumerate(logits.split(2, dim=1))]
+    for best, columns in (
+        (decode.best_of(logits, 0), 4),
+        (parts[0], 2),
+        (torch.maximum(*parts), 4),
+    ):
+        assert torch.equal(~best & 0x7FFFFFFF, logits[:, :columns].argmax(dim=1))
+
+
 def test_sequences_may_stand_at_different_positions() -> None:
     step = taxfree.decode_step(made("Mistral"), BATCH, 16)
     for tensor in (*step.cache.keys, *step.cache.values):
