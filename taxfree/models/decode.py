@@ -237,10 +237,12 @@ class ModelStep:
             raise UsageError("there are no logits before the first call", "call the step")
         if self._group is None:
             return self._logits
-        vocab = len(self.decoder.embedding)
-        own = self._logits.new_zeros(self.batch, -(-vocab // dist.get_world_size(self._group)))
+        ranks, vocab = dist.get_world_size(self._group), len(self.decoder.embedding)
+        own = self._logits.new_zeros(self.batch, -(-vocab // ranks))
         own[:, : self._logits.shape[1]] = self._logits  # the last rank has fewer
-        return self._gathered(own).movedim(0, 1).flatten(1)[:, :vocab]
+        everyone = own.new_empty(ranks, *own.shape)
+        all_gather(everyone.flatten(0, 1), own, self._group)
+        return everyone.movedim(0, 1).flatten(1)[:, :vocab]
 
     def take(self, cache: Any) -> int:
         """Copy the keys and values of a prompt.
@@ -489,14 +491,6 @@ class ModelStep:
         if self._group is not None:
             dist.all_reduce(best, dist.ReduceOp.MAX, group=self._group)
         return ~best & _TOKEN
-
-    def _gathered(self, own: torch.Tensor) -> torch.Tensor:
-        """All ranks' tensors of one shape, [world_size, *shape]."""
-        assert self._group is not None
-        world_size = dist.get_world_size(self._group)
-        everyone = own.new_empty(world_size * own.shape[0], *own.shape[1:])
-        all_gather(everyone, own, self._group)
-        return everyone.view(world_size, *own.shape)
 
 
 def best_of(logits: torch.Tensor, first: int) -> torch.Tensor:
