@@ -352,25 +352,32 @@ def acceptance(record: Mapping[str, Any], where: Mapping[str, str]) -> str:
             fields = {name: v for name, v in row["problem"].items() if name not in _COMMON}
             theirs, ours = f" ({row['library']})", f" ({row['config']['variant']})"
             problem = f"{row['op']} {format_problem(row['op'], fields)}"
-            lines.append((problem, row["library_us"], theirs, row["median_us"], ours))
+            lines.append((problem, row["library_us"], theirs, row["median_us"], ours, 0.0))
     for phase, rows in groupby(figures["PyTorch"], key=lambda row: row["phase"]):
-        times = {(row["path"], row["mode"]): row["median_us"] for row in rows}
-        mode = "graph" if ("torch", "graph") in times else "eager"
+        timed = {(row["path"], row["mode"]): row for row in rows}
+        mode = "graph" if ("torch", "graph") in timed else "eager"
+        library = timed["torch", mode]
         called = f"Llama 8B's shape, 2 layers: {phase['name']} batch={phase['batch']} "
         called += f"length={phase['length']}{', in a graph' if mode == 'graph' else ''}"
         for way, said in ((mode, ""), ("step", ", by `decode_step`")):
-            if ("taxfree", way) in times:
-                ours = times["taxfree", way]
-                lines.append((called + said, times["torch", mode], "", ours, ""))
+            if row := timed.get(("taxfree", way)):
+                times = library["median_us"], "", row["median_us"], ""
+                lines.append((called + said, *times, max(library["iqr_us"], row["iqr_us"])))
     for row in figures["Transformers"]["rows"]:
         called = f"Transformers, a token of `generate`: {row['cache']} cache, batch={row['batch']}"
-        lines.append((called, row["library_us"], "", row["taxfree_us"], ""))
+        least, most = row["library_range_us"]
+        lines.append((called, row["library_us"], "", row["taxfree_us"], "", (most - least) / 2))
     for row in figures.get("training", {"rows": ()})["rows"]:
         called = f"a training step of an MLP: {'compiled' if row['is_compiled'] else 'eager'}"
-        lines.append((called, row["torch_us"], "", row["taxfree_us"], ""))
+        lines.append((called, row["torch_us"], "", row["taxfree_us"], "", row["torch_iqr_us"]))
     cells = [
-        [called, f"{us(theirs)}{whose}", f"{us(ours)}{ran}", f"{theirs / ours:.2f}"]
-        for called, theirs, whose, ours, ran in lines
+        [
+            called,
+            f"{us(theirs)}{whose}",
+            f"{us(ours)}{ran}",
+            f"{theirs / ours:.2f}{' (within spread)' * (abs(theirs - ours) <= spread)}",
+        ]
+        for called, theirs, whose, ours, ran, spread in lines
     ]
     header = ["", "library, us", "taxfree, us", "speed-up"]
     beyond = [

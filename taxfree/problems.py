@@ -43,13 +43,16 @@ def field_specs(problem: type[Problem]) -> Mapping[str, FieldSpec]:
     return {field.name: FieldSpec(types[field.name], field.default) for field in fields(problem)}
 
 
-def require_operation(op: str) -> None:
+def require_operation(op: str, *others: str) -> None:
     """Check the name of an operation.
+
+    Args:
+        others: names that may stand for one.
 
     Raises:
         UsageError: there is no such operation; the hint names those that there are.
     """
-    known = operation_names()
+    known = [*operation_names(), *others]
     if op not in known:
         raise UsageError(f"there is no operation {quoted(op)}", f"one of: {', '.join(known)}")
 

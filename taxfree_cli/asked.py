@@ -98,17 +98,21 @@ _DEMO = "--shapes demo"
 
 
 def announce(
-    problems: Sequence[Any], repeated: str = "a candidate several calls", small: str = _DEMO
+    problems: Sequence[Any],
+    repeated: str = "a candidate several calls",
+    small: str = _DEMO,
+    flops_per_s: float = _FLOPS_PER_S,
 ) -> None:
     """Say that times are not those of a GPU, and how long the largest problem takes.
 
     Args:
         repeated: how often it is called.
         small: options that take less time.
+        flops_per_s: of what is interpreted.
     """
     note("host fabric: times are of interpreted kernels on a CPU, not of a GPU, and not compared")
     largest = max(problems, key=lambda problem: problem.cost.flops)
-    seconds = largest.cost.flops / _FLOPS_PER_S
+    seconds = largest.cost.flops / flops_per_s
     if seconds > _LONG_S:
         minutes = f"{seconds / 60:.0f} minutes" if seconds < 86400 else "more than a day"
         times = f"{seconds:.0f} s" if seconds < 120 else minutes

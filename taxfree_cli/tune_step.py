@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from taxfree.errors import UsageError
+from taxfree.problems import require_operation
+from taxfree_cli.asked import announce
 from taxfree_cli.bench_views import us
 from taxfree_cli.options import ShapeOptions, database_path, refuse
 from taxfree_cli.output import note, print_json, print_table
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
 
 STEP = "decode_step"
 _TRIALS = 16
+_FLOPS_PER_S = 2e7  # of the interpreted twin with one sequence, on the cores of a laptop
 
 
 def is_for_step(
@@ -25,8 +28,10 @@ def is_for_step(
     """Whether a step is asked for; what was given must be for it, or for what else is.
 
     Raises:
-        UsageError: an option is not.
+        UsageError: an option is not, or there is nothing of that name.
     """
+    if op is not None:
+        require_operation(op, STEP)
     if op == STEP:
         refuse(of_others, f"is not for --op {STEP}", "give --model, --layers, --batch, --context")
     else:
@@ -56,6 +61,9 @@ def tune_step(
     from taxfree_tuning_db import Database
 
     asked, fabric = step_asked(shape_options, layers, batch, context, fabric)
+    is_interpreted = fabric == "host"
+    if is_interpreted:
+        announce([asked.problem], "a candidate several", "a small config.json", _FLOPS_PER_S)
     path = database_path(db)
     with Database(path) as database:
         record = tune(asked, fabric, database, trials or _TRIALS, seconds, seed, note)
@@ -85,7 +93,7 @@ def tune_step(
                 "library" if way is baseline else way.variant,
                 " ".join(f"{name}={value}" for name, value in way.config.items()),
                 us(way.median_us[mode]),
-                f"{baseline.median_us[mode] / way.median_us[mode]:.2f}",
+                "" if is_interpreted else f"{baseline.median_us[mode] / way.median_us[mode]:.2f}",
             ]
             for way in (*ways, baseline)
         ],

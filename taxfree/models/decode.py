@@ -6,6 +6,7 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import dropwhile
+from types import FunctionType, MethodType
 from typing import Any
 
 import torch
@@ -137,8 +138,7 @@ class ModelStep:
         self._next_norms = [layer.input_norm for layer in decoder.layers[1:]] + [decoder.norm]
         self._parts: tuple[Callable[..., Any], ...] = self._begun, self._behind_layer, best_of
         if decoder.embedding.is_cuda:  # one by one: equal layers share their code
-            compiled = partial(torch.compile, dynamic=False, fullgraph=True)
-            self._parts = tuple(map(compiled, self._parts))
+            self._parts = tuple(map(_compiled, self._parts))
 
     def _unsupported_reason(self) -> str | None:
         """Open runtimes, and make the kernel; the reason why it does not serve; collective."""
@@ -491,6 +491,16 @@ class ModelStep:
         if self._group is not None:
             dist.all_reduce(best, dist.ReduceOp.MAX, group=self._group)
         return ~best & _TOKEN
+
+
+def _compiled(part: Callable[..., Any]) -> Callable[..., Any]:
+    """A part of one step, compiled: of a code object, which others would share, Dynamo keeps 8."""
+    function = getattr(part, "__func__", part)
+    own: Any = FunctionType(function.__code__.replace(), function.__globals__)
+    if isinstance(part, MethodType):
+        own = MethodType(own, part.__self__)
+    compiled: Callable[..., Any] = torch.compile(own, dynamic=False, fullgraph=True)
+    return compiled
 
 
 def best_of(logits: torch.Tensor, first: int) -> torch.Tensor:

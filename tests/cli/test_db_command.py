@@ -169,7 +169,9 @@ class TestList:
         (only,) = documents(cli("db", "list", "--gpu", "mi300", "--json"))
         assert only["hardware"]["gpu"] == "AMD MI300X"
         assert documents(cli("db", "list", "--op", "flash_decode", "--json")) == []
-        assert cli("db", "list", "--op", "flash_decode").out == "records: none\n"
+        for op in ("flash_decode", "decode_step"):
+            assert cli("db", "list", "--op", op).out == "records: none\n"
+            assert cli("db", "show", "--op", op, "--all").out == "records: none\n"
         assert cli("db", "list", "--op", "atention").code == 2
 
     def test_json_holds_whole_records(self, cli, stored):
@@ -505,7 +507,7 @@ class TestVerify:
         stored(replace(RECORD, hardware=MI300X), replace(RECORD, problem=PROBLEM | {"m": 0}))
         outcome = cli("db", "verify")
         assert outcome.code == 1
-        assert "none of 2 records is of this machine" in outcome.err
+        assert "none of 2 records of operations is of this machine" in outcome.err
 
 
 class TestAdopt:

@@ -507,6 +507,21 @@ class TestSaved:
         assert error in outcome.err
 
 
+@pytest.mark.parametrize("command", ["explain", "tune"])
+def test_a_decode_step_is_among_the_names(cli, command) -> None:
+    wrong = cli(command, "--op", "decode_stp", "--model", "llama-3.1-8b")
+    assert wrong.code == 2
+    assert "decode_step" in wrong.err
+
+
+def test_no_model_is_made_for_a_step_that_keeps_no_times(cli, monkeypatch) -> None:
+    monkeypatch.setattr("taxfree_tune.tuning.steps.Workers", None)
+    step = ("--op", "decode_step", "--model", "llama-3.1-70b", "--gpus", 2, "--fabric", "host")
+    outcome = cli("explain", *step)
+    assert outcome.code == 1
+    assert "interpreted kernels keep no times" in outcome.err
+
+
 def test_scale_prints_modelled_calls_of_records_and_the_error(cli) -> None:
     shown = cli("explain", "--scale", "8..32", "--link", "50,5", "--op", "matmul_all_reduce",
                  "--shapes", "m=1024 n=8192 k=3584")  # fmt: skip

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -192,6 +193,16 @@ def test_the_first_of_the_largest_logits_is_chosen(dtype: torch.dtype) -> None:
         (torch.maximum(*parts), 4),
     ):
         assert torch.equal(~best & 0x7FFFFFFF, logits[:, :columns].argmax(dim=1))
+
+
+def test_more_steps_are_compiled_than_dynamo_keeps_versions(monkeypatch: Any) -> None:
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
+    for batch in range(2, 12):
+        step = taxfree.decode_step(made("Llama"), batch, 8)
+        step._parts = tuple(map(decode._compiled, step._parts))
+        tokens, positions = torch.arange(batch), torch.arange(batch).int() % 8
+        plain = taxfree.decode_step(made("Llama"), batch, 8)
+        assert torch.equal(step(tokens, positions), plain(tokens, positions))
 
 
 def test_sequences_may_stand_at_different_positions() -> None:

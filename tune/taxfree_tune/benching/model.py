@@ -250,6 +250,7 @@ def _rows(bench: ModelBench, result: PhaseResult) -> Iterator[dict[str, Any]]:
                 "tokens_per_s": result.tokens_per_s(outcome),
                 "speedup": result.speedup(outcome),
                 "relative_error": outcome.relative_error,
+                "allowed_error": outcome.allowed_error,
                 "samples_us": outcome.timing.samples_us,
                 **({"ran": outcome.reason} if outcome.reason else {}),
             }

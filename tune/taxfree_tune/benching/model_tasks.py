@@ -83,6 +83,7 @@ class ModeOutcome:
         relative_error: of the logits, against the same weights in float64: Frobenius norm of the
             difference over that of the reference; the worst rank's. None where there are none.
         timing: of a call; None where it is not measured.
+        allowed_error: what `relative_error` may be, by that of PyTorch's eager mode.
     """
 
     path: str
@@ -91,6 +92,7 @@ class ModeOutcome:
     reason: str = ""
     relative_error: float | None = None
     timing: Timing | None = None
+    allowed_error: float | None = None
 
 
 def measure_phase(
@@ -296,9 +298,9 @@ class Bench:
         error = self.error(logits, exact)
         if error <= allowed:
             ran = self._ran if mode == "step" else ""
-            return ModeOutcome(path, mode, "measured", ran, error)
+            return ModeOutcome(path, mode, "measured", ran, error, allowed_error=allowed)
         reason = f"relative error {error:.3g}, {allowed:.3g} is allowed"
-        return ModeOutcome(path, mode, "wrong", reason, error)
+        return ModeOutcome(path, mode, "wrong", reason, error, allowed_error=allowed)
 
     def _unsupported_reason(self, mode: str) -> str:
         """The reason why a mode does not serve the phase; empty if it does."""

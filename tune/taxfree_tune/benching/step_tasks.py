@@ -123,8 +123,6 @@ def explain_step(
     run, _, step = bench.step()
     if not step.ran.startswith(_KERNEL):
         return step.ran
-    if not fabric.has_graphs:
-        return "the twin of the kernel keeps no times"
     from taxfree_kernels.decode_step.step import DecodeStep  # needs a Triton with Gluon
 
     problem = problem_of(step.decoder, step.batch, step.capacity, fabric.world_size)

@@ -88,6 +88,10 @@ def explain(asked: StepToTune, fabric: str, records: Sequence[Record]) -> StepAc
     Raises:
         TaxfreeError: they choose operations, or no kernel serves.
     """
+    if fabric == "host":
+        raise TaxfreeError(
+            "no account of a step: interpreted kernels keep no times", "explain it on GPUs"
+        )
     with Workers(lambda: group_for([asked.sums], fabric)) as workers:
         account = workers.group().call(
             step_tasks.explain_step, _DEADLINE_S, model=asked.model, dtype=asked.dtype,
@@ -96,7 +100,7 @@ def explain(asked: StepToTune, fabric: str, records: Sequence[Record]) -> StepAc
         )[0]  # fmt: skip
     if isinstance(account, str):
         raise TaxfreeError(
-            f"no account of a step: {account}", "taxfree explain --model, of problems"
+            f"no account of a step: {account}", "taxfree explain --model NAME, without --op"
         )
     return account
 
