@@ -448,7 +448,7 @@ FILES = [
     Row("two tables to verify", "db verify tuning.sqlite --db tuning.sqlite", USAGE,
         "a table and --db are given", "give one of them"),
     Row("records of other machines to verify", "db verify tuning.sqlite --fabric host", FAILED,
-        "none of 1 records is of this machine", "taxfree db list"),
+        "none of 1 records of operations is of this machine", "taxfree db list"),
     _import("an import is deeply nested", "[" * 100_000, "it is not JSON"),
     _import("an import is another document", '{"records": []}', "it has no 'taxfree_tuning_db'"),
     _import("an import is of a newer version", '{"taxfree_tuning_db": 2}', "version 2 is not 1"),
