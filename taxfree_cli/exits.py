@@ -49,7 +49,7 @@ class CommandFailure:
 MEANINGS: Mapping[ExitCode, str] = {
     ExitCode.DONE: "done",
     ExitCode.FAILED: "failed: the database, a file, no record, slower than `--min-speedup`",
-    ExitCode.USAGE: "invalid arguments, or an invalid environment variable",
+    ExitCode.USAGE: "invalid arguments, or an invalid environment variable, which `doctor` lists",
     ExitCode.NO_HARDWARE: "the fabric or the hardware is missing, or does not work",
     ExitCode.WRONG_RESULT: "a kernel gives wrong results, or breaks its protocol",
     ExitCode.PEER_LOST: "a rank died or hung",
