@@ -23,8 +23,6 @@ from taxfree_tune.shapes import expand, parse_counts
 _DEFAULT_GPUS = (2, 3)
 _DEFAULT_SEEDS = 100
 _DEFAULT_EXECUTED_SEEDS = 3
-#: a kernel of a whole step, which is checked by its twin in plain Triton
-_STEP = "decode_step"
 _ARCHITECTURES = ("gfx942", "gfx950")
 
 _Target = Annotated[
@@ -163,7 +161,7 @@ def check(
             "it compiles the default configs of built-in problems",
         )
     _require_compilers(compiled, triton, executed, arch)
-    is_step = op == _STEP and not (compiled or executed or shapes or dtype)
+    is_step = op == options.STEP and not (compiled or executed or shapes or dtype)
     if op is not None and not is_step:
         require_operation(op)
     ops = operation_names() if op is None else [op]

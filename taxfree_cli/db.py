@@ -26,7 +26,6 @@ from taxfree_cli.record_views import (
     print_verdicts,
     print_winners,
 )
-from taxfree_cli.tune_step import STEP
 from taxfree_kernels.hardware import KNOWN, Hardware
 from taxfree_kernels.variant import operation_names
 from taxfree_tune.measuring import results
@@ -289,13 +288,13 @@ def verify_command(
 
     chosen = devices.fabric_for(fabric)
     records = list(_table(db).records() if table is None else read_table(table))
-    of_ops = [record for record in _selected(Table(records), op, None) if record.op != STEP]
+    of_ops = [record for record in _selected(Table(records), op, None) if record.op != options.STEP]
     of_machine = verification.of_this_machine(of_ops, chosen)
     if not of_machine:
         raise NoRecord(
             f"none of {len(of_ops)} records of operations is of this machine",
             "`taxfree db list` shows their GPUs; world sizes must fit too; records of decode steps "
-            f"are measured by `taxfree tune --op {STEP}` alone",
+            f"are measured by `taxfree tune --op {options.STEP}` alone",
         )
     taken = verification.sample(of_machine, sample, seed)
     note(f"verifying {len(taken)} of {len(of_machine)} records of this machine")
@@ -394,7 +393,7 @@ def _selected(table: Table, op: str | None, gpu: str | None) -> list[Record]:
     """
     records = list(table.records())
     if op is not None and all(record.op != op for record in records):
-        require_operation(op, STEP)
+        require_operation(op, options.STEP)
     return [
         record
         for record in records

@@ -26,6 +26,8 @@ from taxfree_tune.shapes import (
 from taxfree_tuning_db import default_path
 
 DEFAULT_OP = "all_gather_matmul"
+#: given in place of an operation: a whole step of a model
+STEP = "decode_step"
 MODELLED_GPUS: tuple[int, ...] = (8,)  # world sizes without --gpus where nothing is measured
 
 Op: TypeAlias = Annotated[

@@ -11,13 +11,12 @@ from taxfree.errors import UsageError
 from taxfree.problems import require_operation
 from taxfree_cli.asked import announce
 from taxfree_cli.bench_views import us
-from taxfree_cli.options import ShapeOptions, database_path, refuse
+from taxfree_cli.options import STEP, ShapeOptions, database_path, refuse
 from taxfree_cli.output import note, print_json, print_table
 
 if TYPE_CHECKING:
     from taxfree_tune.tuning.steps import StepToTune
 
-STEP = "decode_step"
 _TRIALS = 16
 _FLOPS_PER_S = 2e7  # of the interpreted twin with one sequence, on the cores of a laptop
 
